@@ -47,7 +47,6 @@ _MODULES = {
     **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "state.kinds.aggregate"),
 }
 _IMPORTED = ("errors", "testing")
-"""Modules that programs import by name."""
 # Names in Spark, SQL and Kafka Streams, for suggestions.
 _OTHER_NAMES = {
     **dict.fromkeys(("avg", "average"), "mean"),
@@ -60,7 +59,6 @@ _OTHER_NAMES = {
 
 
 def __dir__() -> list[str]:
-    """List only the names that programs use, for `dir` and completion."""
     return sorted(__all__)
 
 
@@ -79,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Finder:
-    """Finds modules as Python does, but lists only those that programs import, for `help`."""
+    """Finds modules as Python does, but lists only the public ones, for `help`."""
 
     def __init__(self, finder: FileFinder) -> None:
         self._finder = finder
@@ -88,7 +86,6 @@ class _Finder:
         return getattr(self._finder, name)
 
     def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
-        """Yield name and `is_package` of each module, for `pkgutil.iter_modules`."""
         yield from ((prefix + name, False) for name in _IMPORTED)
 
 

@@ -1,4 +1,4 @@
-"""Errors, grouped by how a handler would respond.
+"""Errors, grouped by the response of a handler.
 
 Every message says what failed, what was expected and what was found; `hint` says the next step. The command line prints
 both and exits 1. Any other exception is a bug.
@@ -17,10 +17,9 @@ __all__ += ["AnotherTopic", "Unstorable", "Usage"]
 
 
 class SlackwaterError(Exception):
-    """Base of all errors a user may see. `hint` is the next step, or empty.
+    """Base of all errors that users may see. `hint` is the next step, or empty.
 
-    `quoted` is text to show below the `sentence`, line by line and verbatim: a query, the end of a log. `message` is
-    both together.
+    `quoted` is text shown verbatim below the `sentence`: a query, the end of a log. `message` has both.
     """
 
     def __init__(self, sentence: str, *, quoted: str = "", hint: str = "") -> None:
@@ -32,7 +31,7 @@ class SlackwaterError(Exception):
 
     @property
     def hint(self) -> str:
-        """Next step, or empty. Python and notebooks show it as a note below the error's message."""
+        """Next step, or empty. Python and notebooks show it below the error's message."""
         return self._hint
 
     @hint.setter
@@ -45,14 +44,14 @@ class SlackwaterError(Exception):
             self.add_note(f"hint: {hint}")
 
     def begin_with(self, subject: str) -> None:
-        """Begin the message with its subject, such as "stage 'legs'", unless the message contains it."""
+        """Begin the message with a subject, such as "stage 'legs'", unless it contains the subject."""
         if subject not in self.message:
             self.sentence = f"{subject}: {self.sentence}"
             self.message = f"{self.sentence}\n{self.quoted}" if self.quoted else self.sentence
             self.args = (self.message,)
 
     def _render_traceback_(self) -> list[str]:
-        """Render a traceback that ends in the user's code and omits slackwater's own. IPython's hook."""
+        """Return a traceback that omits slackwater's frames and ends in the user's code. IPython's hook."""
         shown = _user_traceback(self.__traceback__)
         ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         if ipython is None:
@@ -66,7 +65,6 @@ class SlackwaterError(Exception):
 
 
 def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first to the last frame of the user's code; all of it if there is none."""
     frames = [trace] if trace is not None else []
     while frames and (following := frames[-1].tb_next) is not None:
         frames.append(following)
@@ -78,7 +76,6 @@ def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _is_user_code(frame: FrameType) -> bool:
-    """Return True if a frame's code belongs neither to slackwater, the standard library nor an installed package."""
     if str(frame.f_globals.get("__name__", "")).partition(".")[0] == __name__.partition(".")[0]:
         return False
     file = frame.f_code.co_filename
@@ -91,7 +88,7 @@ def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> Slackwater
 
 
 def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
-    """Recreate an error that another process raised, from its class and attributes."""
+    """Recreate an error of another process from its class and attributes."""
     error = cls.__new__(cls)
     error.__dict__.update(state)
     error.args = (state["message"],)
@@ -106,7 +103,7 @@ class NotFound(SlackwaterError, LookupError):
     """A named thing (app, stage, ref, table, column, topic) does not exist."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = "") -> None:
-        """Use `found` to describe what exists, if a list of names (`known`) does not."""
+        """`found` describes what exists if no list of names (`known`) does."""
         self.what = what
         self.name = name
         self.known = tuple(sorted(known))
@@ -124,7 +121,7 @@ class NotFound(SlackwaterError, LookupError):
 
 
 class MomentGone(NotFound):
-    """A moment that existed and was removed by garbage collection. The message says what remains."""
+    """A moment that was removed by garbage collection. The message says what remains."""
 
 
 class Refused(SlackwaterError):
@@ -132,35 +129,35 @@ class Refused(SlackwaterError):
 
 
 class Protected(Refused):
-    """The app is protected: destructive operations must repeat its name."""
+    """The app is protected, and the caller did not confirm by repeating its name."""
 
 
 class TooMuch(Refused):
-    """The request exceeds a limit of time, memory or rows. Request less at once."""
+    """The request exceeds a limit of time, memory or rows."""
 
 
 class Forbidden(Refused):
-    """A server, or the file system, does not permit this to the user."""
+    """The user lacks permission on a server or in the file system."""
 
 
 class BadRecord(Refused):
-    """A record has content that cannot be used; only the record is at fault."""
+    """One record has content that cannot be used; other records are not affected."""
 
 
 class Gone(Refused):
-    """Records to read are no longer in Kafka."""
+    """Records to read were deleted from Kafka."""
 
 
 class AnotherTopic(Refused):
-    """A topic was deleted and created again under its name, so that stored offsets refer to other records."""
+    """A topic was deleted and re-created under its name, so that stored offsets refer to different records."""
 
 
 class KeysForgotten(Gone):
-    """Records to read had keys that were forgotten, so fewer records remain, as expected."""
+    """Keys of the records to read were forgotten, so fewer records remain."""
 
 
 class Unstorable(Refused, ValueError):
-    """A value cannot be written, because it could not be read back. Nothing was written."""
+    """A value could not be read back, so it was not written."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):
@@ -173,7 +170,7 @@ class Unavailable(SlackwaterError, ConnectionError):
 class Corruption(SlackwaterError):
     """Stored bytes are missing or differ from the manifest. `object_key` names the object.
 
-    Any read of stored data may raise it; docstrings mention it only if it has another meaning.
+    Any read of stored data may raise it.
     """
 
     def __init__(self, message: str, *, object_key: str, hint: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Settings of the command line and the Python API: arguments, then the environment, then the nearest slackwater.toml.
+"""Settings of the command line and the Python API, from arguments, the environment and slackwater.toml.
 
 `Settings` is the schema of the file: its fields are the names that the file may set, with their types and defaults.
 """
@@ -39,7 +39,7 @@ _Bytes = Annotated[int, Meta(ge=0, description="a whole number of bytes")]
 
 
 class _Rules(Struct, frozen=True):
-    """A table of rules in `[retention]`; durations are parsed by `parse_ms`."""
+    """A table of rules in `[retention]`. `parse_ms` parses durations."""
 
     all: Any = None
     hourly: Any = None
@@ -49,7 +49,7 @@ class _Rules(Struct, frozen=True):
 
 
 class _Invariant(Struct, frozen=True):
-    """A table `[invariants.NAME]`; `every` is parsed by `parse_ms`."""
+    """A table `[invariants.NAME]`. `parse_ms` parses `every`."""
 
     check: _Text | None = None
     where: _Text | None = None
@@ -60,45 +60,39 @@ class _Invariant(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything needed to reach store and brokers. A missing part raises an error only when it is used."""
+    """Everything needed to reach store and brokers. A missing part raises an error when it is used."""
 
     store: _Text | None = None
-    """Store root, or None if not configured."""
     brokers: _Text | None = msgspec.field(default=None, name="kafka")
     kafka_properties: dict[str, Any] = {}
-    """Client properties of librdkafka. They may contain secrets: never print them."""
+    """Client properties of librdkafka, which may contain secrets: never print them."""
     cache: _Text = ""
     """Folder of the local SST cache; empty for the user's default folder."""
     cache_max_bytes: _Bytes = 10 << 30
     prefetch: Annotated[bool, Meta(description="true or false")] = True
-    """True if `run` fetches SSTs in the background."""
     retention: dict[str, Any] = {}
-    """`Retention` by app, for apps with rules of their own; "" has the common rules."""
     invariants: dict[str, Any] = {}
-    """`Invariant` by name."""
     forget: dict[str, Any] = {}
-    """Fields of records that contain a table's key, by table; `registry` has the URL of a schema registry."""
     prices: Any = Prices()
-    """Prices of the store; S3's prices for those that the file does not set."""
+    """Prices of the store; S3's list prices where the file sets none."""
     s3: Any = S3Settings()
-    """Settings of the S3 client."""
     programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
-    """Python file of the program that declares the app, by app; replays use this file by default."""
+    """Python file that declares the app, by app; the default of replays."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **overrides: Any) -> "Retention":
-        """Return an app's own rules, else the common ones, with `overrides`. Raises `Usage` for a bad number."""
+        """Return an app's own rules, or the common rules, with `overrides`. Raises `Usage` for a bad number."""
         from .snapshot.gc.reachable import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
         return replace(rules, **{rule: value for rule, value in overrides.items() if value is not None})
 
     def declared_fields(self, options: Iterable[str] = ()) -> "DeclaredFields":
-        """Return the fields that contain keys: from `[forget]`, and from `options` of the form `TABLE=FIELD`.
+        """Return the fields that contain keys, from `[forget]` and from `options` of the form `TABLE=FIELD`.
 
-        Raises `Usage` for an option of another form.
+        Raises `Usage` for an invalid option.
         """
         from .operations.erasure.key_fields import DeclaredFields
 
@@ -112,19 +106,16 @@ class Settings(Struct, frozen=True, kw_only=True):
         return DeclaredFields(fields, json.dumps({"registry": registry}) if registry else "")
 
     def store_root(self) -> str:
-        """Return the store root. Raises `Usage` if none is configured."""
         return self.store or _missing(
             "store", "no store root is configured", "s3://bucket/prefix or a folder", "--store ROOT"
         )
 
     def open_store(self) -> "ObjectStore":
-        """Open the store. Raises `Usage` if none is configured, or if its root is invalid."""
         from .store.objects.open import open_store
 
         return open_store(self.store_root(), settings=self.s3)
 
     def open_cache(self) -> "SstCache":
-        """Open the local SST cache that all verbs share."""
         from .store.read.cache import SstCache
 
         return SstCache(self._cache_folder, self.cache_max_bytes)
@@ -134,12 +125,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return Path(self.cache or _cache(os.environ))
 
     def kafka(self) -> dict[str, str]:
-        """Return client properties, including `bootstrap.servers`. Raises `Usage` if no brokers are configured."""
         brokers = self.brokers or _missing("kafka", "no Kafka brokers are configured", "host:port", "--kafka HOST:PORT")
         return {**self.kafka_properties, "bootstrap.servers": brokers}
 
     def open_kafka(self) -> "Kafka":
-        """Create a Kafka client, which connects at its first request. Raises `Usage` if no brokers are configured."""
+        """Create a Kafka client, which connects at its first request. Raises `Usage` without brokers."""
         from .pipeline.kafka.open import open_kafka
 
         return open_kafka(self.kafka())
@@ -153,7 +143,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return KafkaChannels(self.open_kafka())
 
     def run_options(self, kafka: Mapping[str, str] | None = None) -> "Options":
-        """Return the options of a run; `kafka` replaces the client properties. Raises `Usage` for missing settings."""
+        """Return the options of a run; `kafka` replaces the client properties. Raises `Usage`."""
         from .pipeline.run.options import Options
 
         return Options(
@@ -174,11 +164,11 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Load settings from arguments, `environ` (default: this process's), and the nearest file from `folder` upwards.
+    """Load settings from arguments, `environ` (by default this process's), and the nearest file from `folder` upwards.
 
-    Relative paths in the file are relative to the file. Kafka client properties come from the file's
-    `[kafka_properties]` and, with higher precedence, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is
-    `sasl.password`. Raises `Usage` if the file is not TOML, or has an unknown setting.
+    Paths in the file are relative to the file. Kafka client properties come from `[kafka_properties]` of the file and,
+    with higher precedence, from variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`. Raises
+    `Usage` if the file is not TOML, or has an unknown setting.
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
@@ -249,9 +239,9 @@ def _table(path: Path, name: str, value: object) -> dict[str, Any]:
 
 
 def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
-    """Return a table's values by the fields of `kind`, converted to their types; inner tables are not checked.
+    """Return a table's values, converted to the types of the fields of `kind`; inner tables are not checked.
 
-    Raises `Usage` for an unknown field, which the message calls a `term`, and for a value of another type.
+    Raises `Usage` for an unknown field, which the message calls a `term`, and for an invalid value.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     checked = {}
@@ -272,7 +262,6 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str
 
 
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
-    """Parse `[retention]`: the common rules, and a table for each app with rules of its own."""
     from .snapshot.gc.reachable import Retention
 
     entries = _table(path, "retention", table)
@@ -309,7 +298,7 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
-    """Yield properties as librdkafka expects them; TOML reads `sasl.password = …` without quotes as a table."""
+    """Yield librdkafka's properties; TOML reads an unquoted `sasl.password = …` as a table."""
     for key, value in _table(path, "kafka_properties", table).items():
         if isinstance(value, dict):
             yield from _properties(path, f"{prefix}{key}.", value)

@@ -31,11 +31,10 @@ class SparkSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return Spark's name of the format."""
         return "slackwater"
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for a missing table."""
+        """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for an unknown table."""
         super().__init__(options)
         from .common import instants
         from .common.validation import nearest
@@ -60,20 +59,18 @@ class SparkSource(DataSource):
             self._at = VersionedTable.find(place, path, at, instants.now_ms())
 
     def schema(self) -> StructType:
-        """Return the visible columns. Spark's hook."""
         from .pipeline.spark.table_reader import columns_of
 
         return columns_of(self._at)
 
     def reader(self, schema: StructType) -> TableReader:
-        """Return the reader. Spark's hook."""
         from .pipeline.spark.table_reader import reader_for
 
         return reader_for(self._at, schema)
 
 
 def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
-    """Return a table of a cut in the store `root`, or some of its columns. Raises `NotFound` if it does not exist."""
+    """Return a table of a cut in the store at `root`, or some of its columns. Raises `NotFound`."""
     from .errors import NotFound
     from .pipeline.spark.table_reader import StorePlace, VersionedTable, columns_of
     from .settings import load
@@ -90,7 +87,7 @@ def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Co
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format with a session, unless Spark has found it itself."""
+    """Register the format with a Spark session, unless Spark has found it."""
     from pyspark.errors import AnalysisException
 
     try:

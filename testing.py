@@ -1,4 +1,4 @@
-"""Tools for tests of an app: run it over given rows, without Kafka and S3, and replay batches of history.
+"""Tools for tests of an app: run it over given rows without Kafka and S3, and replay batches of its history.
 
 `run` and `replayed` need Spark on this machine; `MemoryKafka` needs nothing.
 """
@@ -40,22 +40,21 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of replaying a batch with a program. NaN is always the object `math.nan`, so that it compares equal."""
+    """Result of replaying a batch. NaN is always the object `math.nan`, so that it compares equal."""
 
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
-    """Keys that the original or the replay changed, each with its row after the replay; None without a row."""
+    """Keys that the original or the replay changed, with each key's row after the replay, or None."""
     sent: dict[str, list[Row]]
-    """Rows sent, by channel, sorted by their representations."""
+    """Rows sent, by channel, sorted by `repr`."""
     comparison: Comparison
-    """Comparison with what was committed."""
 
     @property
     def same(self) -> bool:
-        """True if the replay equals what was committed."""
+        """True if the replay equals the committed version."""
         return self.comparison.same
 
     def row(self, *key: object) -> Row | None:
-        """Return the row of a key, by column values, or None. Raises `NotFound` if the batch did not change the key."""
+        """Return a key's row, or None. Raises `NotFound` if neither the batch nor the replay changed the key."""
         for candidate, row in self.keys:
             if candidate == key:
                 return row
@@ -95,7 +94,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
 
 
 class _Folder:
-    """A temporary folder, removed with the last result that uses it, without `TemporaryDirectory`'s warning."""
+    """A temporary folder, removed with the last result that uses it. Without the warning of `TemporaryDirectory`."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="slackwater-run-"))
@@ -103,20 +102,18 @@ class _Folder:
 
 
 class Ran(Mapping[str, "pa.Table"]):
-    """Tables of an app after a run over given rows: Arrow tables by name, with rows in the order of their keys.
+    """Tables of an app after a run over given rows: Arrow tables by name, with rows in key order.
 
-    Rejected and late rows are tables, too: `<stage>_rejected`, `<stage>_late`.
+    Tables of rejected and late rows are included: `<stage>_rejected`, `<stage>_late`.
     """
 
     def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _Folder) -> None:
         self.declared = declared
-        """The app as the program declares it."""
         self.app = app
-        """The stored app, with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
+        """Stored app with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
         self.moment: Moment = app.at()
         """Final state of all stages: `ran.moment.query("FROM countries")`."""
         self.kafka = kafka
-        """The app's topics."""
         self.folder = folder
         weakref.finalize(self, app._client.close)
 
@@ -135,7 +132,7 @@ class Ran(Mapping[str, "pa.Table"]):
 
     @property
     def sent(self) -> dict[str, list[Record]]:
-        """Records of each topic that the app writes for others: sinks, rejected records."""
+        """Records of each topic that the app writes for others: sinks and rejected records."""
         return {topic: _records(self.kafka, topic) for topic in _written(self.declared)}
 
     def rows(self, table: str) -> list[Row]:
@@ -144,7 +141,7 @@ class Ran(Mapping[str, "pa.Table"]):
         return rows
 
     def row(self, table: str, *key: object) -> Row | None:
-        """Return the row of a key, given by its column values, or None. Raises `NotFound` if there is no such table."""
+        """Return the row of a key, or None. Raises `NotFound` for an unknown table."""
         return self.moment.get(table, key)
 
 
@@ -217,7 +214,6 @@ def run(
 def _send(
     kafka: MemoryKafka, app: App, topics: Mapping[str, Iterable[object]], partitions: int | Mapping[str, int]
 ) -> None:
-    """Create the topics of an app, and send the records of those that it reads. Raises `NotFound` and `Usage`."""
     for topic in topics:
         if topic not in app.topics:
             raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
@@ -229,11 +225,10 @@ def _send(
 
 
 _spark = ExitStack()
-"""Exit stack that, when this process ends, stops the Spark session that `run` started."""
+"""Stops, when this process ends, the Spark session that `run` started."""
 
 
 def _start_spark(conf: Mapping[str, str]) -> None:
-    """Start Spark, unless a session exists, and stop it when this process ends."""
     from .pipeline.spark.session import running_session, spark_session
 
     if running_session() is None:
@@ -245,7 +240,6 @@ def _start_spark(conf: Mapping[str, str]) -> None:
 
 
 def _written(app: App) -> list[str]:
-    """Return the topics that an app writes for others."""
     stages = app.stages.values()
     sinks = {sink.name for stage in stages for sink in stage.sinks if sink.kind == "topic"}
     return sorted(sinks | {stage.rejects for stage in stages if stage.rejects})
@@ -262,7 +256,6 @@ def _records(kafka: MemoryKafka, topic: str) -> list[Record]:
 
 
 def _record(row: object) -> Record:
-    """Convert a row to a record. Raises `Usage`."""
     record = row if isinstance(row, Record) else Record(_value(row))
     return record._replace(value=_value(record.value))
 
@@ -295,7 +288,6 @@ def _as_json(value: object) -> object:
 
 
 def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:
-    """Assign records with neither a key nor a partition to the partitions in turns."""
     turns = cycle(range(partitions))
     return [
         record._replace(partition=next(turns)) if record.key is None and record.partition is None else record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class ProtocolError(Exception):
-    """A step that the protocol does not allow: a bug of the caller. The object that was called is unchanged.
+    """A step that the protocol does not allow: a bug of the caller. The called object is unchanged.
 
     The message says what was being done, what would have been legal, and what was found.
     """
@@ -23,7 +23,7 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The snapshot was requested. Only for a process without channel inputs, where the protocol starts."""
+    """A snapshot was requested. Only for a process without channel inputs, where the protocol starts."""
 
     snapshot: str
 
@@ -38,14 +38,14 @@ class BatchArrived:
 
     channel: str
     records: object
-    """Address range, opaque to the protocol; returned in a `Capture`."""
+    """Range of offsets, opaque to the protocol; returned in a `Capture`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkerArrived:
     """The channel was consumed up to this snapshot's marker, in every partition.
 
-    After the process's first marker of a snapshot, the same commit may contain no other event.
+    After the process's first marker of a snapshot, that commit may contain no other event.
     """
 
     snapshot: str
@@ -60,12 +60,11 @@ class Forgotten:
 
 
 Event = Requested | BatchArrived | MarkerArrived | Forgotten
-"""Event that a process receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordState:
-    """The version being committed is this process's part of the cut."""
+    """Make the version being committed this process's part of the cut."""
 
     snapshot: str
 
@@ -80,7 +79,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Records sent before the cut and consumed after it: part of the channel's state."""
+    """Store records that were sent before the cut and consumed after it as part of the channel's state."""
 
     snapshot: str
     channel: str

@@ -1,7 +1,4 @@
-"""Global states (the paper's cuts), and whether they are consistent. Pure.
-
-Also decides when a snapshot of a network is complete, and whether markers can reach each stage.
-"""
+"""Global states (the paper's cuts): their consistency, and the completion of a snapshot of a network. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -22,13 +19,11 @@ class ChannelCounts:
     sender: str
     receiver: str
     sent: tuple[int, ...]
-    """Records sent by the sender up to its version, inclusive."""
     consumed: tuple[int, ...]
-    """Records consumed by the receiver up to its version, inclusive."""
     in_flight: tuple[int, ...]
     """Records stored with the cut as the channel's state."""
     lost: tuple[int, ...] = ()
-    """Records sent and skipped by the receiver up to its version, because they were gone. Empty for none."""
+    """Records that the receiver skipped up to its version, because they were deleted. Empty for none."""
 
     def __post_init__(self) -> None:
         counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}
@@ -87,7 +82,7 @@ def violations(state: GlobalState) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Channels of one stage, without users' topics."""
+    """Channels that one stage reads and writes, without users' topics."""
 
     inputs: frozenset[str]
     outputs: frozenset[str]

@@ -1,4 +1,4 @@
-"""A process: one stage's part of the protocol, independent of the stage."""
+"""`Process`: one stage's part of the protocol of Chandy and Lamport, independent of the stage's code."""
 
 from collections.abc import Iterable, Mapping
 
@@ -48,11 +48,11 @@ class Process:
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:
-        """Channels whose marker is awaited, by snapshot, for all snapshots that are recorded and not forgotten.
+        """Channels whose marker is awaited, by snapshot, for all snapshots that are recorded and not ended.
 
         This is the complete state to store. A snapshot without awaited channels is finished. The caller owes a
-        `Forgotten` event for every snapshot that is no longer requested, even after an earlier such event, because a
-        later marker begins the snapshot anew.
+        `SnapshotEnded` event for every snapshot that is no longer requested, even after an earlier such event, because
+        a later marker begins the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 

@@ -81,7 +81,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
 
 
 def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Effect, ...]]:
-    """Look up the new phase and the effects. Raises `ProtocolError`, with `snapshot` in the message, without a row."""
+    """Look up the new phase and the effects of a signal. Raises `ProtocolError` if the table has no such row."""
     rows = TRANSITIONS[role, phase]
     if signal not in rows:
         raise ProtocolError(
@@ -93,12 +93,10 @@ def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple
 
 
 def marker_signal(channel: str, awaited: frozenset[str]) -> Signal:
-    """Classify a marker that arrives on `channel`; `awaited` are the channels whose markers are missing."""
     if channel not in awaited:
         return Signal.REPEATED_MARKER
     return Signal.MARKER if awaited - {channel} else Signal.LAST_MARKER
 
 
 def records_signal(channel: str, awaited: frozenset[str]) -> Signal:
-    """Return the signal that records on `channel` mean, while markers are awaited on the channels `awaited`."""
     return Signal.RECORDS if channel in awaited else Signal.LATER_RECORDS

@@ -1,4 +1,4 @@
-"""Groups of commands: how their help lists commands, and suggestions for an unknown command."""
+"""Command groups of typer: their help, subcommands, and suggestions for an unknown command."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,20 @@ from ..errors import NotFound, Usage
 from .synonyms import SYNONYMS, commands_for
 
 _FIRST_WORD = "slackwater.first_word"
-"""Key under which a context stores the first word after the verb."""
 
 
 _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE | re.DOTALL)
-"""A negative number or a relative time such as -5m, which is an argument and not an option."""
+"""Pattern of a negative number or a relative time such as -5m, which is an argument and not an option."""
 
 
 class Verb(TyperCommand):
-    """A verb that accepts negative numbers as arguments, since no option has a number as its name."""
+    """Command that accepts negative numbers as arguments, since no option has a number as its name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with negative numbers moved behind the options."""
         return super().parse_args(ctx, self._options_first(args) if any(map(_NEGATIVE.fullmatch, args)) else args)
 
     def _options_first(self, args: list[str]) -> list[str]:
-        """Reorder the words: options with their values first, then `--` and the arguments."""
+        """Move options with their values to the front, followed by `--` and the arguments."""
         with_value = {name for param in self.params if not getattr(param, "is_flag", False) for name in param.opts}
         options, arguments, remaining = list[str](), list[str](), list(args)
         while remaining:
@@ -43,13 +41,12 @@ class Verb(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Named group of commands. Its help truncates no line, and an unknown command gets a suggestion."""
+    """Group of commands whose help truncates no line, and which suggests a command for an unknown word."""
 
     sections: Mapping[str, Sequence[str]] = {}
     """Command names by heading of the help. If empty, all commands are under one heading."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the whole first sentence of each command's help."""
         names = self.list_commands(ctx)
         width = max(map(len, names), default=0)
         for title, some in (self.sections or {"Commands": names}).items():
@@ -59,7 +56,6 @@ class Group(TyperGroup):
                 formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of the first word. Raises `Usage` for an unknown command, with suggestions."""
         word = args[0]
         if not ctx.resilient_parsing and not word.startswith("-") and self.get_command(ctx, word) is None:
             path = f"slackwater {_path(ctx)}".strip()
@@ -68,13 +64,12 @@ class Group(TyperGroup):
 
 
 class Either(Group):
-    """Verb with arguments and options of its own, and with subcommands."""
+    """Verb that has arguments and options itself, and also subcommands."""
 
     allow_interspersed_args = True
     allow_extra_args = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the first word as a subcommand, or all words as arguments and options."""
         if args and args[0] in self.commands:
             ctx.invoked_subcommand, ctx.args = args[0], args[1:]
             return args[1:]
@@ -82,7 +77,7 @@ class Either(Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb or its subcommand. If the first word is no app, suggest the subcommand that may be meant."""
+        """Run the verb or its subcommand. If the first word is no app, suggest a subcommand."""
         if ctx.invoked_subcommand is None:
             try:
                 return super().invoke(ctx)
@@ -99,12 +94,11 @@ class Either(Group):
 
 
 def _path(ctx: Any) -> str:
-    """Return the words that lead to a group. Empty for the root group."""
     return str(ctx.command_path.removeprefix(ctx.find_root().command_path).strip())
 
 
 def _hint(ctx: Any, word: str, group: TyperGroup, *, own: bool = False) -> str:
-    """Return the commands that a word may mean; empty without a match. A single command has its description.
+    """Return the commands that a word may mean; empty without a match. A single command comes with its description.
 
     With `own`, considers only commands of this group.
     """
@@ -130,6 +124,5 @@ def _describe(ctx: Any, root: Any, path: str) -> str:
 
 
 def _sentence(command: Any) -> str:
-    """Return the first sentence of a command's help, in one line."""
     first, end, _ = " ".join((command.help or "").strip().partition("\n\n")[0].split()).partition(". ")
     return f"{first}{end.strip()}"

@@ -1,4 +1,4 @@
-"""The `slackwater` command: its verbs, and the boundary that prints any error as one sentence with an exit code.
+"""The `slackwater` command: finds the verb, and prints any error as one sentence with an exit code.
 
 Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of the output went away.
 """
@@ -25,7 +25,6 @@ _PIPE_CLOSED = 141
 
 
 def _print_usage(error: Any, args: Sequence[str]) -> None:
-    """Print a usage error that typer found in a command line. `args` are the words of that command line."""
     if "--json" in args:
         terminal.Printer(as_json=True).failure(Usage(error.format_message()))
         return
@@ -42,12 +41,12 @@ def _print_usage(error: Any, args: Sequence[str]) -> None:
 
 
 class _Verbs(Group):
-    """Group that imports its verbs on demand and runs them inside the error boundary."""
+    """Group that imports its verbs on demand, prints their errors, and sets the exit code."""
 
     sections = SECTIONS
 
     _args: tuple[str, ...] = ()
-    """Words of the command line, to see whether errors are printed as JSON."""
+    """Words of the command line, to find out whether errors are printed as JSON."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
@@ -129,7 +128,6 @@ def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
 
 
 def main() -> None:
-    """Run the command line of this process and exit with its code."""
     terminal.install_handlers()
     quick.own_process()
     quick.install_fast_params()

@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, so that each is spelled and explained once."""
+"""Options and arguments of verbs: builders, the options that several verbs share, and parsers of values."""
 
 import inspect
 import re
@@ -14,16 +14,14 @@ from ..errors import Usage
 
 A = TypeVar("A")
 Many = list[str] | None
-"""Values of an option that may be repeated."""
 
 
 def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
-    """Return a positional argument. Without a default, the argument is required."""
+    """Return a positional argument; it is required unless it has a default."""
     return typer.Argument(default, metavar=metavar, help=explanation, show_default=False)
 
 
 def flag(name: str, explanation: str, *short: str) -> Any:
-    """Return an option without a value, False by default."""
     return typer.Option(False, name, *short, help=explanation)
 
 
@@ -34,7 +32,7 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
 
 
 def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a declared parameter as a typer option. Returns any other parameter unchanged."""
+    """Return a declared parameter as a typer option. Returns other parameters unchanged."""
     if (param := param_of(parameter)) is None:
         return parameter
     kind, default = kind_of(parameter.annotation), parameter.default
@@ -57,7 +55,6 @@ def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def value_of(parameter: inspect.Parameter, value: Any) -> Any:
-    """Convert the value that a user gave for a declared parameter to the declared type. Raises as `pairs` does."""
     if (param := param_of(parameter)) is None:
         return value
     if param.pair:
@@ -72,7 +69,7 @@ def _is_repeated(parameter: inspect.Parameter, param: Param) -> bool:
 
 
 def _unit_ms(parameter: inspect.Parameter, param: Param) -> int:
-    """Return the milliseconds in one unit of a parameter that is a time span; 0 for any other parameter."""
+    """Return the milliseconds in one unit of a parameter that is a time span; 0 for other parameters."""
     unit = parameter.name.rpartition("_")[2] if param.metavar is None else ""
     return {"s": 1_000, "ms": 1}.get(unit, 0)
 
@@ -105,19 +102,17 @@ PY_FILES = option("FILES", "Python files and zips that the program imports, comm
 
 
 def program(explanation: str, otherwise: str = "") -> Any:
-    """Return the option for a program's file. `otherwise` extends the sentence about the default."""
+    """Return the option for a program's file; `more_about_default` ends the sentence about the default."""
     text = f"{explanation} Default: [programs] of slackwater.toml{otherwise}."
     return option("FILE", text, callback=_check_files)
 
 
 def programs(explanation: str) -> Any:
-    """Return the option for the files of several programs."""
     text = f"{explanation} May be repeated. Default: [programs] of slackwater.toml."
     return option("FILE", text, name="--code", callback=_check_files)
 
 
 def _check_files(value: A) -> A:
-    """Check that the option's files exist, and return its value. Raises as `program_file` does."""
     files: list[Any] = value if isinstance(value, list) else [value] if value is not None else []
     for file in files:
         program_file(file)
@@ -127,7 +122,7 @@ def _check_files(value: A) -> A:
 def span(
     explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
 ) -> Any:
-    """Return an option that parses a time span of at least `least_ms` into milliseconds.
+    """Return an option whose value is a time span of at least `min_ms`, parsed to milliseconds.
 
     With `bare_seconds`, a plain number is accepted as seconds. The help shows how spans are written.
     """
@@ -172,7 +167,7 @@ KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 
 
 def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
-    """Return keys as the client takes them, from `--key` options or from `APP/TABLE KEY`.
+    """Return keys in the form that the client takes, from `--key` options or from `APP/TABLE KEY`.
 
     Raises `Usage` if both are given, for a table without a key, and for a key without a table. Also raises `Usage` for
     a ref with a moment, since the verb covers all versions.
@@ -195,19 +190,19 @@ def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files:
 
 
 def key_values(key: list[str]) -> tuple[str | None, ...]:
-    """Parse the words of a key argument. None stands for a null value."""
+    """Parse the words of a key argument; None stands for null."""
     from ..snapshot.query.key_text import value_of
 
     return tuple(map(value_of, key))
 
 
 _WIDTH = 76
-"""Maximum characters in a line of an example: indented by the help, a line fits 80 columns."""
+"""Maximum number of characters in a line of an example, so that the indented line fits 80 columns."""
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 def examples(*lines: str) -> str:
-    """Return an epilog of examples for a verb's help.
+    """Return the examples at the end of a verb's help.
 
     A backspace in the first line keeps the help formatter from refilling the text. An example that is too long for a
     line gets its comment above it and is broken with backslashes.

@@ -1,4 +1,4 @@
-"""Progress of a run besides its commits: its current activity, whether it is idle, and what a stop waits for.
+"""Progress lines of a run besides its commits: the current activity, idleness, and a stop in progress.
 
 On a terminal, the progress is one live line on stderr. Elsewhere, lines are printed when an activity takes a
 second, when no records come in, and every minute after that.
@@ -30,7 +30,7 @@ _STOPPING_AGAIN_S = 2.0
 
 
 class Reporter(Listener):
-    """Listener that takes events from any thread and prints progress from a thread of its own.
+    """Listener that takes events from any thread, and prints progress from a thread of its own.
 
     With `live`, stderr is a terminal on which a line can be redrawn.
     """
@@ -43,7 +43,6 @@ class Reporter(Listener):
         self._since = time.monotonic()
         self._last_commit: float | None = None
         self._last_doing = ""
-        """Last printed line about the current activity."""
         self._last_idle: dict[str, float] = {}
         """Time of the last idle line of each kind, by the line's first word."""
         self._batches = False
@@ -53,45 +52,37 @@ class Reporter(Listener):
         self._drawn = ""
 
     def doing(self, activity: str) -> None:
-        """Set the current activity. If empty, only idle lines are printed."""
         with self._lock:
             if activity != self._doing:
                 self._doing, self._since = activity, time.monotonic()
 
     def running(self, *_args: object) -> None:
-        """Note that batches run, so that a stop waits for them."""
         self._batches = True
 
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
-        """Set the lag of each stage, which idle lines show."""
         self._lags = stages
 
     def committed(self, batch: "BatchReport") -> None:
-        """Print a line for a committed batch."""
         from ..client.show.programs import commit_line
 
         self.show(batch, commit_line(batch))
 
     def show(self, data: object, line: str) -> None:
-        """Print a line for a commit."""
         with self._lock:
             self._last_commit = time.monotonic()
             self.draw("")
             self._output.show(Result(data, line))
 
     def note(self, line: str) -> None:
-        """Print a line between the commits."""
         with self._lock:
             self.draw("")
             self._output.note(line)
 
     def collected(self, done: "Collected") -> None:
-        """Print what garbage collection deleted, if anything."""
         if done.objects:
             self.note(f"gc: collected {formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}")
 
     def asked(self, stop: "Stop") -> None:
-        """Print that a stop was requested."""
         if stop.now.is_set():
             self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
@@ -99,7 +90,6 @@ class Reporter(Listener):
         self._stop_asked = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:
-        """Print the progress line that is due."""
         with self._lock:
             now = time.monotonic()
             if self._stop_asked is not None:
@@ -131,7 +121,7 @@ class Reporter(Listener):
 
 
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
-    """Return the line for a run without a commit for `quiet_s` seconds, or without any commit if `quiet_s` is None."""
+    """Return the line for a run without a commit for `quiet_s` seconds; None means that it has made no commit yet."""
     stopped = [stage.stage for stage in stages if stage.running is False]
     lagging = [f"{stage.stage} {formats.plural(stage.records, stage.unit)}" for stage in stages if stage.records]
     all_read = stages and all(stage.records is not None for stage in stages)

@@ -1,4 +1,4 @@
-"""Session of a verb: settings, store, output, and the decorator that makes a command of a function."""
+"""Session of a verb (settings, client, output), and the decorator that makes a command of a function."""
 
 import inspect
 import sys
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Session(Printer):
-    """A verb's output and shared options. Settings and store are read on first use."""
+    """Output and shared options of a verb. Settings and store are opened on first use."""
 
     def __init__(self, store: str | None, kafka: str | None, message: str = "", *, as_json: bool) -> None:
         super().__init__(as_json=as_json)
@@ -35,11 +35,10 @@ class Session(Printer):
         self._kafka, self._message = kafka, message
 
     def show(self, result: "Result") -> None:
-        """Show the result; suggested commands in it get this session's --store. Raises as `Printer.show` does."""
         super().show(result.with_flags(store_flag(self.store_option)))
 
     def recording(self) -> AbstractContextManager[None]:
-        """Return a context in which operations are logged with --message. Raises `Usage` for an invalid message."""
+        """Return a context in which operations are logged with --message. Raises `Usage` if it is invalid."""
         if not self._message:
             return nullcontext()
         from ..snapshot.take.audit_log import because
@@ -48,14 +47,12 @@ class Session(Printer):
 
     @cached_property
     def settings(self) -> "Settings":
-        """Settings from options, environment and slackwater.toml. Raises `Usage` if they are invalid."""
         from ..settings import load
 
         return load(store=self.store_option, kafka=self._kafka)
 
     @cached_property
     def client(self) -> "Client":
-        """Python API over the store that the settings name. Raises `Usage` without a store."""
         from ..client import Client
 
         return Client(self.settings, note=self.note, flags=store_flag(self.store_option))
@@ -65,14 +62,12 @@ class Session(Printer):
         return self.client.called(ref.partition("@")[0].partition("/")[0])
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
-        """Return the app and the stage name of `APP/STAGE`. Raises `Usage`."""
         from ..client.backends import names_of_stage
 
         app, stage = names_of_stage(text)
         return self.app(app), stage
 
     def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
-        """Return the app and the table name of `APP/TABLE`. Raises `Usage`, also if a moment follows."""
         from ..client.backends import names_of_stage
 
         check_table(text, key)
@@ -80,20 +75,19 @@ class Session(Printer):
         return self.app(app), table
 
     def prompt_for_name(self, error: Protected) -> str:
-        """Prompt for the name of a protected app and return the answer. Without a terminal, raises `error`."""
+        """Ask the user for the name of a protected app. Without a terminal, raises `error`."""
         if not (sys.stdin.isatty() and is_terminal(stderr=True)):
             raise error
         self.note(error.message)
         return str(typer.prompt("type the app's name to confirm", err=True)).strip()
 
     def close(self) -> None:
-        """Close open files."""
         if "client" in self.__dict__:
             self.client.close()
 
 
 def check_table(text: str, key: Sequence[str]) -> None:
-    """Raise `Usage` if `text` names an app but no table, and `key` has words; the first may be meant as the table."""
+    """Raise `Usage` if `text` names no table but a key is given, whose first word may be meant as the table."""
     app, at, moment = text.partition("@")
     if "/" not in app and key:
         table, *values = key
@@ -102,7 +96,6 @@ def check_table(text: str, key: Sequence[str]) -> None:
 
 
 _PROGRESS_S = 1.0
-"""Minimum seconds between two progress lines; a person reads no faster."""
 
 
 def throttled(progress: Callable[[str], None]) -> Callable[[str], None]:
@@ -121,7 +114,7 @@ def throttled(progress: Callable[[str], None]) -> Callable[[str], None]:
 def group(explanation: str = "", *examples: str) -> typer.Typer:
     """Return a typer app for a group of verbs.
 
-    Without an explanation, the group is a verb as well, which is declared with `verb(of=…, whole=True)`.
+    Without an explanation, the group is also a verb, which `verb(parent=…, is_group_command=True)` declares.
     """
     if not explanation:
         metavar = "| COMMAND [ARGS]..."
@@ -132,7 +125,6 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
 
 
 _LAST_OPTIONS = {"yes_really": 2, "dry_run": 3}
-"""Options that come last in each verb's help, with their sort keys."""
 
 
 def verb(
@@ -146,14 +138,14 @@ def verb(
     goes_on: bool = False,
     declared_first: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a command of a function whose first parameter is its `Session`.
+    """Make a command of a function whose first parameter is its `Session`. Returns the typer app.
 
     The command gets an option for each parameter of a declaration (`**options: Unpack[…]`), listed after its own
     options unless `declared_first`. In place of the session it gets the shared options: --json; --store and --kafka
-    with `store` and `kafka`; --message if it `changes` something, for the log of operations; --log-format if it
-    `goes_on` for long. If the function has `yes_really` and the app is protected, the user is asked for the app's name,
-    and the function is called again with it. The help ends with `examples`. `of` is the group that the command belongs
-    to, `whole` makes it the group's own command, and `name` overrides the function's name. Returns the typer app.
+    with `store` and `kafka`; --message with `changes`, for the log of operations; --log-format with `runs_long`. If the
+    function has `yes_really` and the app is protected, the user is asked for the app's name, and the function is called
+    again with it. The help ends with `examples`. `parent` is the group that the command belongs to, `is_group_command`
+    makes it the group's own command, and `name` overrides the function's name.
     """
     app = of or typer.Typer(add_completion=False)
 
@@ -211,7 +203,6 @@ def verb(
 
 
 _RETRY_S = 5.0
-"""Seconds between retries after an error."""
 
 
 def repeat(
@@ -222,10 +213,10 @@ def repeat(
     *,
     ends: tuple[type[SlackwaterError], ...] = (),
 ) -> None:
-    """Call `act` whenever it is due, until a stop is requested.
+    """Call `action` whenever it is due, until a stop is requested.
 
-    An error is printed once and `act` is retried: the store may come back and nothing is lost meanwhile. Raises only
-    errors of the types in `ends`.
+    Prints an error once and repeats the call, since the store may come back. Raises only errors of the types in
+    `fatal_errors`.
     """
     last_error = ""
     while not stop.wait(max(0.0, (due_ms() - instants.now_ms()) / 1_000)):

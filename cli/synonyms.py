@@ -1,4 +1,4 @@
-"""Words that people know from git, docker, kubectl or SQL, and the verbs of this command line that they may mean."""
+"""Words that users know from git, docker, kubectl or SQL, and the verbs of slackwater that they may mean."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -65,7 +65,7 @@ SYNONYMS = {word: commands for synonyms, commands in _SYNONYMS.items() for word 
 
 
 def commands_for(word: str, group: str, commands_of_group: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands that an unknown word may mean. `group` is the group it was typed in, empty for the root.
+    """Return the commands that an unknown word may mean; `group` is the group it was typed in, empty for none.
 
     Commands of the group come first (`delete` in `snapshot` means `snapshot rm`), then commands of similar spelling.
     """

@@ -1,4 +1,4 @@
-"""The only way to the terminal: results as text and tables or as JSON, errors, notes and progress.
+"""Terminal output: results as text and tables or as JSON, errors, notes and progress.
 
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 QUOTED = "  | "
-"""Prefix of each line of text that is quoted unchanged, such as a query or the end of a log."""
+"""Prefix of each line of quoted text, such as a query or the end of a log."""
 
 _PIECE = select.PIPE_BUF // 4
-"""Characters per piece, each of up to four bytes: a pipe takes a piece of this size as a whole or not at all."""
+"""Maximum characters per write, each of up to four bytes: a pipe takes such a write as a whole or not at all."""
 
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
@@ -41,7 +41,7 @@ _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
 LogFormat = Literal["text", "json"]
 Progress = Callable[..., None]
-"""Callable that takes a line about the last event (may be empty), and blocks that a terminal shows in one place."""
+"""Function that takes a line about the last event (may be empty), and blocks that a terminal redraws in place."""
 
 
 class Printer:
@@ -51,13 +51,12 @@ class Printer:
         self.as_json = as_json
 
     def show(self, result: Result) -> None:
-        """Show the result. Raises `typer.Exit` with 1 if the result is a failure."""
+        """Print a result. Raises `typer.Exit` with 1 if the result is a failure."""
         self._print(result)
         if result.failed:
             raise typer.Exit(1)
 
     def _print(self, result: Result) -> None:
-        """Print the blocks, with the notes on stderr; or the data as JSON, indented on a terminal."""
         if logs_json() and not self.as_json:
             _write_log("INFO", "".join(map(plain, result.blocks)).rstrip("\n"), stderr=False, **_about(result.data))
         elif not self.as_json:
@@ -74,7 +73,7 @@ class Printer:
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Result], None]]:
-        """Yield a function that shows results: each replaces the previous one on a terminal, else all are printed."""
+        """Yield a function that prints results; on a terminal, each replaces the previous one."""
         if self.as_json or logs_json() or not is_terminal():
             yield self._print
             return
@@ -82,13 +81,13 @@ class Printer:
             yield lambda result: draw((*result.blocks, *result.notes))
 
     def note(self, line: str) -> None:
-        """Print a line on stderr. With --json nothing is printed, unless logs are JSON."""
+        """Print a line on stderr. With --json, prints only if log lines are JSON."""
         if not self.as_json or logs_json():
             print_note(line)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
-        """Yield a function for progress: on a terminal it redraws blocks in one place, elsewhere it prints lines."""
+        """Yield a function for progress: on a terminal it redraws blocks in place, elsewhere it prints lines."""
         if self.as_json or logs_json() or not is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
@@ -117,12 +116,10 @@ class Printer:
 
 
 def is_terminal(*, stderr: bool = False) -> bool:
-    """Return True if stdout (or stderr) is a terminal."""
     return (sys.stderr if stderr else sys.stdout).isatty()
 
 
 def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
-    """Print blocks one after the other: drawn by rich on a terminal, plain text elsewhere."""
     if is_terminal(stderr=stderr):
         console = _console(stderr)
         for part in parts:
@@ -133,7 +130,6 @@ def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
 
 
 def print_note(line: str) -> None:
-    """Print a line on stderr."""
     if logs_json():
         _write_log("INFO", line)
     else:
@@ -145,13 +141,11 @@ _ABOUT = ("app", "stage", "version")
 
 
 def log_as(log_format: LogFormat) -> None:
-    """Set the format of log lines: text, or one JSON object per line."""
     global _log_format
     _log_format = log_format
 
 
 def logs_json() -> bool:
-    """Return True if log lines are JSON."""
     return _log_format == "json"
 
 
@@ -165,18 +159,15 @@ def _write_log(level: str, message: str, *, stderr: bool = True, **more: object)
 
 
 def _about(data: object) -> dict[str, object]:
-    """Return the app, stage and version of a result, as far as the result has them."""
     about = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
     return {name: value for name, value in about.items() if value is not None}
 
 
 def _print_json(document: str, *, stderr: bool = False) -> None:
-    """Print JSON, with control characters escaped."""
     _write(f"{escaped_in_json(document)}\n", stderr)
 
 
 def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = "") -> None:
-    """Print `label: sentence` on stderr, then quoted text line by line, then the hint."""
     if is_terminal(stderr=True) and "NO_COLOR" not in os.environ:
         label = f"\x1b[1;31m{label}\x1b[0m"
     lines = [f"{label}: {printable(sentence)}", *_quoted(quoted)]
@@ -186,7 +177,6 @@ def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = ""
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print an exception's traceback on stderr."""
     text = "".join(traceback.format_exception(error))
     if logs_json():
         _write_log("ERROR", str(error), error=type(error).__qualname__, stacktrace=text)
@@ -196,7 +186,6 @@ def print_traceback(error: BaseException) -> None:
 
 @contextmanager
 def _live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[[Sequence[Block]], None]]:
-    """Yield a function that redraws blocks in one place of a terminal."""
     from rich.console import Group
     from rich.live import Live
 
@@ -211,7 +200,7 @@ def redraw(line: str) -> None:
 
 
 def flush() -> None:
-    """Flush stdout. Raises `BrokenPipeError` if the reader has gone."""
+    """Flush stdout. Raises `BrokenPipeError` if no process reads it any more."""
     sys.stdout.flush()
 
 
@@ -237,7 +226,6 @@ class Lines(logging.Handler):
         self._quoting = quoting
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a log record."""
         try:
             if logs_json():
                 error = record.exc_info[1] if record.exc_info else None

@@ -1,4 +1,4 @@
-"""The Python API over stored apps, for notebooks, scripts and tests.
+"""Python API of slackwater for notebooks, scripts and tests: reads and changes stored apps.
 
 `slackwater.open()` is the entry point. Methods call the same functions as the command line's verbs, take Python values
 as arguments, and return values with a readable repr. Not here: terminal output (typer, rich), and a second way to do

@@ -1,4 +1,4 @@
-"""A stored app, and the operations on it: its history, and repairs from a rewind to an edit and compaction."""
+"""`StoredApp`: a stored app with all its operations, such as rewind, reset, edit, forget, compaction and gc."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -61,7 +61,7 @@ class StoredApp(AppFailover):
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Request that a runner process waiting rejected records again, of `stage` or, if empty, of all stages."""
+        """Request that a runner process the rejected records that wait, of one stage or, if empty, of all stages."""
         client, now_ms = self._client, instants.now_ms()
         waiting = stages.rejected_waiting(client.store, self.name, stage)
         running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
@@ -241,7 +241,7 @@ class StoredApp(AppFailover):
         on_progress: Callable[[str], None] = lambda _line: None,
         **options: Unpack[LookOptions],
     ) -> Result:
-        """Search everything that the app and its clones have stored for keys that should be gone. Read-only.
+        """Search all stored objects of the app and its clones for keys that `forget` deleted. Read-only.
 
         With `deep`, every object is decoded in full, including objects of other tables. Takes `keys` and `key` as
         `forget` does, and raises the errors of `forget`.
@@ -385,9 +385,9 @@ class StoredApp(AppFailover):
     ) -> Result:
         """Delete versions that no retention rule keeps, and objects that have been unreferenced for `margin_ms`.
 
-        `margin_ms` is at least an hour. If `explained` names an object, only explain why gc keeps or deletes the
-        object. `rules` override the rules of the settings. Raises `Usage` for a shorter margin, and `NotFound` for the
-        app or the object.
+        `margin_ms` is at least an hour. `explained` is the key of an object: nothing is deleted, and the result says
+        why gc keeps or deletes that object. `rules` override the rules of the settings. Raises `Usage` for a shorter
+        margin, and `NotFound` for an unknown app or object.
         """
         client = self._client
         retention = client.settings.retention_of(self.called, **rules)

@@ -1,4 +1,4 @@
-"""Spark queries as apps: follow a query's state (`slackwater attach`), or turn a query into a stage (`adopt`)."""
+"""Conversion of Spark queries to apps: `slackwater attach` follows a running query, `adopt` makes it a stage."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def tail_of(
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """Yield a `Tail`, which follows a query by its checkpoint; a local Spark reads the checkpoint.
+    """Yield a `Tail`, which reads the query's batches from its checkpoint with a local Spark.
 
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
@@ -57,7 +57,7 @@ def tail_of(
 
 
 def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
-    """Return a loop that follows the checkpoint, sends heartbeats and merges SSTs. `tell` gets each new version."""
+    """Return a loop that follows the checkpoint, sends heartbeats and merges SSTs; `on_version` gets new versions."""
     from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
@@ -65,7 +65,10 @@ def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> 
 
 
 def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
-    """Read the batches that the checkpoint has; with `dry_run`, only describe them. `tell` gets each new version."""
+    """Commit the batches that the checkpoint has, one version per batch; with `dry_run`, only describe them.
+
+    `on_version` is called with the result for each new version.
+    """
     if dry_run:
         return shown.to_attach(tail.plan(), tail.checkpoint.where, tail.checkpoint.query)
     versions = follower(client, tail, tell).catch_up()
@@ -82,7 +85,7 @@ def query_of(
     last_batch: int | None = None,
     attached: str = "",
 ) -> "Query":
-    """Return a `Query`, which describes an adoption. Raises `Usage` for an invalid stage name."""
+    """Return the description of the query to adopt. Raises `Usage` for an invalid stage name."""
     from ..operations.from_spark.adopt.adopting import Query
 
     keys.check_name("stage", stage)
@@ -98,7 +101,7 @@ def adopt(
     spark_conf: Mapping[str, str] | None = None,
     dry_run: bool,
 ) -> Result:
-    """Turn the query into a stage, with a line to `tell` per version; with `dry_run`, only describe the conversion."""
+    """Turn the query into a stage; with `dry_run`, only describe that. `on_line` gets a progress line per version."""
     from ..operations.from_spark.adopt.adopting import opened
 
     kafka = client.known_channels("to look up offsets").kafka
@@ -123,7 +126,10 @@ def adopt(
 def shadow_of(
     client: Backends, query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
 ) -> "Iterator[Shadow]":
-    """Yield a comparison of the stage with the running query, from the query's last batch on. Writes nothing."""
+    """Yield a comparison of the program's stage with the running query, from the query's last batch on.
+
+    The comparison writes nothing.
+    """
     from ..operations.from_spark.adopt.adopting import opened
     from ..operations.from_spark.adopt.shadow import shadowing
 
@@ -136,7 +142,7 @@ def shadow_of(
 
 
 def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None) -> Result:
-    """Write a new program file that declares the stage.
+    """Write a new program file, a draft that declares the stage.
 
     Raises `Refused` if the file exists, or no declaration can take the state over.
     """

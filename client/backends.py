@@ -1,4 +1,4 @@
-"""Connections shared by a client, its apps and their moments: store, SST cache, settings, and Kafka."""
+"""Connections that a client shares with its apps and moments: store, SST cache, settings, and Kafka."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +43,6 @@ class Backends:
     ) -> None:
         self.settings = settings
         self.channels = channels or settings.open_channels
-        """Function that returns the repartition topics, or None without Kafka."""
         self.note = note
         self.flags = flags
         self._store = settings.open_store()
@@ -52,37 +51,37 @@ class Backends:
 
     @property
     def root(self) -> str:
-        """Store root."""
+        """Store root of the client."""
         return self._store.url
 
     @property
     def store(self) -> "ObjectStore":
-        """Objects under the root. Raises `Usage` once the client is closed."""
+        """Objects under the store root. Raises `Usage` once the client is closed."""
         if self._closed.is_set():
             raise Usage("this client is closed", hint="sw.open() opens another")
         return self._store
 
     @cached_property
     def cache(self) -> "SstCache":
-        """Local cache of SSTs of a remote store."""
+        """Local cache of SSTs, opened on first use."""
         return self.settings.open_cache()
 
     @property
     def by(self) -> str:
-        """Name in the log of operations, as user@host."""
+        """User who is recorded in the log of operations, as user@host."""
         from ..snapshot.take.audit_log import whoami
 
         return self._by or whoami()
 
     def on_behalf_of(self, who: str) -> Self:
-        """Return a copy that records operations under another name, such as a token owner's."""
+        """Return a copy that records operations under the name `who`, such as that of a token."""
         _ = self.cache  # open it before copying, so that both share it
         other = copy(self)
         other._by = who
         return other
 
     def channels_of(self, app: str) -> "KafkaChannels | None":
-        """Return the topics that an app reads, backed by its input archive; None without Kafka.
+        """Return the topics that an app reads, backed by its input archive; None if no Kafka is configured.
 
         If `app` is empty, only records that Kafka still has can be read.
         """
@@ -90,22 +89,22 @@ class Backends:
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def known_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics as `channels_of` does. Raises `Usage` without Kafka, with `what_for` as the reason."""
+        """Return the topics of an app. Raises `Usage` if no Kafka is configured; `what_for` is the reason."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
         return channels
 
     def channels_where_needed(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics as `channels_of` does; without Kafka, topics whose first use raises `Usage`."""
+        """Return the topics of an app; without Kafka, a stub whose first use raises `Usage`."""
         return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
 
     @contextmanager
     def channels_of_clone(self, app: str, *, asks: bool) -> "Iterator[KafkaChannels]":
         """Yield the topics for creating a clone; Kafka is needed only for the clone's own topics.
 
-        Without Kafka, the offsets in topics that the clone continues to read are not checked, and a note at the end
-        says so. With `asks`, these offsets must be checked. Any other use of the topics without Kafka raises `Usage`.
+        Without Kafka, the offsets in topics that the clone continues to read are not checked, and a note says so at the
+        end. If `must_check_offsets` is set, these checks raise `Usage` without Kafka, as does any other use of topics.
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
@@ -121,9 +120,10 @@ class Backends:
             )
 
     def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
-        """Return an app's program: `code`, or the one in the settings. Raises `Usage` if there is neither.
+        """Return the path of an app's program: `code`, or the path in the settings.
 
-        `what_for` continues the sentence "no program given …"; `ran` is the file name in the hint.
+        Raises `Usage` if there is neither: `what_for` continues the sentence "no program given …", and the hint names
+        `example_path`.
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
@@ -132,7 +132,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Note, unless `thinned` is None, that gc removed the moment of `ref` and the nearest kept moment is used."""
+        """Print a note that gc removed the moment of `ref` and a near one is used; nothing if None."""
         if thinned is None:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
@@ -141,7 +141,7 @@ class Backends:
         self.note(f"note: gc has thinned out the history at {ref}; using the nearest kept moment, {moment}")
 
     def beside(self, root: str | None) -> Self:
-        """Return a copy for the store at `root`, or this object itself if `root` is empty.
+        """Return a copy for the store at `root`, or this object if `root` is empty.
 
         The copy shares the cache, and both are closed together.
         """
@@ -153,7 +153,7 @@ class Backends:
         return other
 
     def close(self) -> None:
-        """Close the local cache's files. Later calls raise `Usage`; returned results stay valid."""
+        """Close the files of the local cache. Later calls raise `Usage`; returned results stay valid."""
         self._closed.set()
         if "cache" in self.__dict__:
             self.cache.close()
@@ -166,8 +166,6 @@ class Backends:
 
 
 class _UnknownChannels:
-    """Stand-in for topics without Kafka: any use raises `Usage`."""
-
     def __init__(self, what_for: str) -> None:
         self._what_for = what_for
 
@@ -176,18 +174,16 @@ class _UnknownChannels:
 
 
 class _UncheckedChannels(_UnknownChannels):
-    """Stand-in for topics without Kafka that records which topics would have been checked."""
+    """Stub of Kafka's topics for a clone: it skips checks of offsets, and records their topics."""
 
     def __init__(self, what_for: str) -> None:
         super().__init__(what_for)
         self.topics: dict[str, None] = {}
 
     def check_topic(self, topic: str, *_offsets: object) -> None:
-        """Record that the topic was not checked."""
         self.topics[topic] = None
 
     def topic_id(self, _topic: str) -> str:
-        """Return an empty id, for unknown."""
         return ""
 
     def announce(self, *_positions: object) -> None:
@@ -203,7 +199,7 @@ def _no_kafka(what_for: str) -> Usage:
 
 
 def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
-    """Split `APP/STAGE` or `APP/TABLE` into its two names. Raises `Usage`, also if a moment follows the names."""
+    """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage`, also if a moment is given."""
     app, name, moment = names_at(text, noun)
     if moment:
         raise Usage(
@@ -214,7 +210,7 @@ def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
 
 
 def names_at(text: str, noun: str = "table") -> tuple[str, str, str]:
-    """Split `APP/TABLE@MOMENT` into app, table and `@MOMENT`, which may be empty. Raises `Usage` without a table."""
+    """Split `APP/TABLE@MOMENT` into app, table and `@MOMENT` (empty if none). Raises `Usage` without a table."""
     where, at, moment = text.partition("@")
     app, _, name = where.partition("/")
     if not name:

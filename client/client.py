@@ -1,4 +1,4 @@
-"""Client of a store: the entry point for notebooks. It opens apps, and holds the connections to store and Kafka."""
+"""`Client` of a store, the entry point for notebooks: it opens apps and holds the connections."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ class Client(Backends, Shown):
         return self.called(name)
 
     def called(self, name: str) -> "StoredApp":
-        """Return the app that has this name, possibly by a promotion, without checking that the app exists.
+        """Return the app with this name, or the app that a promotion gave the name, without checking that it exists.
 
         Raises `Usage`, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
         """
@@ -87,13 +87,13 @@ class Client(Backends, Shown):
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, done: str) -> "Moment":
-        """Return the moment of a ref. `done` is a participle for the wording of notes, such as "read"."""
+        """Return the moment of a ref. `participle` completes notes about the moment, such as "read"."""
         from .moment import Moment
 
         return Moment.around(self, in_folder(self.store, ref), done)
 
     def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
-        """Return the moment and the table of a ref `APP/TABLE@MOMENT`.
+        """Return the moment and the table that the ref `APP/TABLE@MOMENT` names.
 
         Raises `NotFound` for an unknown table, and the errors of `moment`.
         """
@@ -258,7 +258,7 @@ class Client(Backends, Shown):
         return TOKENS.all(self.store)
 
     def digest_of(self, token: str) -> str:
-        """Return the digest by which the store knows a token."""
+        """Return the digest under which the store keeps a token."""
         from ..operations.maintenance.tokens import digest
 
         return digest(token)
@@ -291,7 +291,7 @@ class Client(Backends, Shown):
 
 
 def _typed_offsets(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Return start offsets in the command line's form: `TOPIC=earliest`, `TOPIC={"0":23}`."""
+    """Return start offsets as the command line has them: `TOPIC=earliest`, `TOPIC={"0":23}`."""
     if not isinstance(offsets, Mapping):
         return [*offsets]
     return [

@@ -1,4 +1,4 @@
-"""Clones of an app: creation, refresh and removal; and the removal of any app."""
+"""`AppClones`: methods of an app that create, refresh and remove clones, and that remove the app."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 Progress = Callable[[int, int], None]
-"""Function called with the number of SSTs copied so far, and the total number."""
+"""Function that is called with the number of SSTs copied so far, and with their total number."""
 
 
 @checked_methods
 class AppClones(AppHistory):
-    """Methods of an app that clone, refresh and remove."""
+    """Methods of an app that create, refresh and remove clones."""
 
     def clone(
         self,
@@ -85,7 +85,7 @@ class AppClones(AppHistory):
         dry_run: bool = False,
         on_progress: Progress = lambda _done, _all: None,
     ) -> Result:
-        """Clone the moment of the ref `source`, as `clone` does. With a `ttl_ms` of 0, the clone never expires."""
+        """Clone the moment of the ref `source`, and return the result to print. A `ttl_ms` of 0 means no expiry."""
         client, target = self._client, self._client.beside(store).store
         chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
         terms = Terms(**{"owner": client.by, **chosen}, ttl_ms=ttl_ms)
@@ -175,7 +175,7 @@ class AppClones(AppHistory):
 
 
 def listed(client: Backends, source: str) -> Result:
-    """List the clones that the store knows. See `Client.clones`."""
+    """List the clones under this root, and clones of its apps under other roots. See `Client.clones`."""
     return shown.listed(_clones(client, source), source, instants.now_ms(), client.root)
 
 
@@ -216,7 +216,7 @@ def _remove(client: Backends, name: str, options: ExpiredOptions, *, force: bool
 
 
 def remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
-    """Remove the topics and consumer groups of a removed app. Raises `Refused` if Kafka denies it."""
+    """Delete a removed app's topics and consumer groups. Raises `Refused` if Kafka denies the deletion."""
     if channels is None:
         return
     if refused := channels.kafka.delete_topics(removal.topics):

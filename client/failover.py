@@ -1,4 +1,4 @@
-"""Replicas of an app under other store roots, and recovery of an app from a replica."""
+"""`AppFailover`: methods of an app that replicate it to other store roots, and recover it from a replica."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 _GOES_ON = "to run the app"
 _LOOK_S = 5.0
-"""Seconds to wait for the original store, which may be lost."""
 
 
 @checked_methods
@@ -72,7 +71,7 @@ class AppFailover(AppReleases):
         return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
     def end_replica(self, to: str) -> Result:
-        """Stop tracking a replica; copied data is kept. One request."""
+        """Stop tracking a replica; data that was copied there stays. One request."""
         read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
         return shown.ended(self.called, root, was_known=forget_replica(self._client.store, self.name, root))

@@ -1,4 +1,4 @@
-"""Read access to an app's history: moments, snapshots, log, changes of keys, and the search for a bad commit."""
+"""`AppHistory`: an app's moments, snapshots, log, key histories, and the search for a bad commit."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -72,9 +72,8 @@ class AppHistory(HasMoments):
 
     def __init__(self, client: Backends, name: str, called: str = "") -> None:
         self.name = name
-        """Name of the app's folder: its original name, also after a promotion."""
+        """Name of the app's folder: the app's original name, which a promotion does not change."""
         self.called = called or name
-        """Name by which the app was opened."""
         self._client = client
 
     def status(self) -> Result:
@@ -87,7 +86,7 @@ class AppHistory(HasMoments):
         return list_snapshots(self._client.store, self.name)
 
     def all_snapshots(self) -> Result:
-        """List the app's snapshots and its open snapshot requests."""
+        """List the app's snapshots and its open requests for snapshots."""
         complete, requests = self.snapshots, open_requests(self._client.store, self.name)
         return snapshots.snapshots(self.name, complete, requests, waiting_for(self._client, self.name, requests))
 
@@ -115,7 +114,7 @@ class AppHistory(HasMoments):
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
     def of_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
-        """Return the moment with these versions by stage, as in `Moment.versions`. At most one request per stage.
+        """Return the moment with these versions by stage. At most one request per stage.
 
         Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` if a version was deleted.
         """
@@ -124,7 +123,7 @@ class AppHistory(HasMoments):
         return Moment(self._client, f"{self.name}@now", Cut(self.name, stages, seen_ms=seen_ms))
 
     def newer(self, moment: Moment) -> Moment | None:
-        """Return the newest moment if a stage has committed since `moment`, else None.
+        """Return the newest moment if a stage has committed since `moment`; otherwise None.
 
         Makes one request per stage, and the requests of `at` if there is a newer moment. Does not notice a stage that
         began after `moment`.
@@ -164,7 +163,10 @@ class AppHistory(HasMoments):
         wait: bool = True,
         on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
-        """Take a snapshot as `snapshot` does, with progress; without `wait`, only request it."""
+        """Take a snapshot as `snapshot` does, and return the result to print; without `wait`, only request it.
+
+        `on_poll` is called with the stages' answers after each look at the store.
+        """
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
         read_app(store, app)
@@ -193,9 +195,10 @@ class AppHistory(HasMoments):
         return snapshots.taken(snapshot, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
-        """Remove a snapshot, or withdraw a snapshot request. `force` also removes a snapshot that a clone uses.
+        """Remove a snapshot, or withdraw the request for one.
 
-        Raises `NotFound` for an unknown snapshot, and `Refused` if a clone uses it and `force` is not set.
+        `force` also removes a snapshot that a clone uses. Raises `NotFound` for an unknown snapshot, and `Refused` if a
+        clone uses the snapshot and `force` is not set.
         """
         client = self._client
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
@@ -217,15 +220,15 @@ class AppHistory(HasMoments):
         return Log(entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Return the commits from `from_ms` to `to_ms`, thinned out to about `points`.
+        """Return the commits from `from_ms` to `to_ms`, thinned out to about `points`, with annotations.
 
-        A `from_ms` of 0 is the first commit, a `to_ms` of 0 the newest. The result also has marks, such as snapshots.
-        The cost is proportional to the points, not to the commits.
+        A `from_ms` of 0 is the first commit, a `to_ms` of 0 the newest. Annotations are snapshots, deploys and
+        operations. The cost is proportional to `points`, not to the number of commits.
         """
         return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
 
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
-        """Return the stages at a moment, or now with lag, watermarks and open snapshots, as data for JSON."""
+        """Return the stages at a moment, or now with lag and open snapshots, as data for JSON."""
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
@@ -253,7 +256,7 @@ class AppHistory(HasMoments):
         return history.operations(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
-        """Parse a time as refs have it; `default` if empty. Raises `Usage` for a moment that is no time."""
+        """Parse a time as refs have it; `default` if it is empty. Raises `Usage` for a moment that is no time."""
         if not time:
             return default
         moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
@@ -264,7 +267,7 @@ class AppHistory(HasMoments):
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """Verify the moment of a whole ref, as `Moment.verify` does, even if manifests are damaged."""
+        """Verify the moment of a ref that includes the app's name, even if manifests are damaged."""
         client, now_ms = self._client, instants.now_ms()
         report = verify(
             client.store,
@@ -294,7 +297,7 @@ class AppHistory(HasMoments):
         return KeyHistory(again_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the offsets that versions of a stage were computed from, on its inputs and on users' topics.
+        """Return the offsets that versions of a stage were computed from, on the stage's inputs and users' topics.
 
         Covers the one version `version`, by default the newest; with `after`, all versions after `after` up to and
         including `version`. Raises `NotFound`.
@@ -357,9 +360,9 @@ class AppHistory(HasMoments):
         return Bisection(verdict, good_moment, bad_moment, explanation.guilty, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
-        """Search with any predicate.
+        """Search for the first bad commit with any predicate. `how` has further arguments of `search.bisect`.
 
-        `how` has further arguments of `search.bisect`; refs in `how` must include the app's name.
+        Refs in `how` must include the app's name.
         """
         client = self._client
         reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
@@ -385,7 +388,7 @@ class AppHistory(HasMoments):
         return check(self._client, code, self.name, options, on_progress)
 
     def note_input_gone(self) -> None:
-        """Note, if Kafka is configured, the versions that cannot be replayed because Kafka has deleted their input."""
+        """Print a note that names versions whose input Kafka has deleted, if Kafka is configured."""
         client = self._client
         if (topics := client.channels_of(self.name)) is None:
             return
@@ -402,7 +405,6 @@ class AppHistory(HasMoments):
             client.note(f"note: {note}")
 
     def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
-        """Return the predicate of a search. Raises `Usage` unless one is given, and `NotFound` for an unknown table."""
         question = Asked(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
             if not question.by_hand:
@@ -412,7 +414,7 @@ class AppHistory(HasMoments):
         raise Usage("give exactly one of where=, check=, python= and run=")
 
     def whole_ref(self, moment: When | None) -> str | None:
-        """Return a moment as a ref with the app's name, or `beginning`; None if no moment is given.
+        """Return a moment as a ref with the app's name, or `beginning`; None for None.
 
         Raises `Usage` for a moment of another app.
         """

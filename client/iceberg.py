@@ -1,4 +1,4 @@
-"""Export of a moment's tables as Iceberg tables, once or repeatedly."""
+"""Export of a moment's tables as Iceberg tables, which later exports bring up to date."""
 
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..operations.exchange.iceberg.export import WrittenTable
 
 KEEP_MS = HOUR_MS
-"""Default time in milliseconds for which a replaced Iceberg snapshot stays readable."""
 
 
 class IcebergTables:
@@ -52,7 +51,7 @@ class IcebergTables:
         self._export = IcebergExport(client.store, client.cache, target, client.by, keep_ms)
 
     def check_moves(self) -> None:
-        """Raise `Usage` for a ref that always names the same moment."""
+        """Raise `Usage` for a ref that always names one moment, such as a snapshot or a version."""
         if not parse(in_folder(self._client.store, self.ref), now_ms=instants.now_ms()).moves:
             raise Usage(
                 f"{self.ref!r} always names the same moment, so there is nothing to keep up to date",

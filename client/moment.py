@@ -1,4 +1,4 @@
-"""`Moment`, one version of each stage of an app, for queries; and `Bisection`, the result of a bisect."""
+"""`Moment`: one version of each stage of an app, for queries. `Bisection`: the result of a bisect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,6 @@ class Moment(Shown):
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
         self.ref = ref
-        """Ref by which the moment was requested."""
         self._cut = cut
         self._known: object = None
         self._client = client
@@ -89,9 +88,9 @@ class Moment(Shown):
 
     @classmethod
     def around(cls, client: Backends, ref: str, done: str) -> Moment:
-        """Return the moment of a ref, and note stages that cannot be read and history that gc has thinned out.
+        """Return the moment of a ref, and print notes about damaged stages and thinned-out history.
 
-        `done` is the participle in the notes, such as "read". Raises the errors of `StoredApp.at`.
+        `participle` completes the notes, such as "read". Raises the errors of `StoredApp.at`.
         """
         cut, damage = resolve_around(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
@@ -101,14 +100,14 @@ class Moment(Shown):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment, without keys that this process knows to be forgotten."""
+        """Manifests of the moment. Keys that this process knows to be forgotten are hidden."""
         index = forgotten.cached(self._client.store, self._cut.app, at_least=None)
         if index is not self._known:
             self._cut, self._known = as_known(self._client.store, self._cut), index
         return self._cut
 
     def current(self) -> Cut:
-        """Return the manifests without any key that has been forgotten up to now. One listing."""
+        """Return the manifests with all keys hidden that have been forgotten up to now. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
 
@@ -124,7 +123,7 @@ class Moment(Shown):
 
     @property
     def thinned_out(self) -> Thinned | None:
-        """Time asked for, and time of the moment used instead, if gc removed the moment asked for; else None."""
+        """Requested time, and time of the moment used instead, if gc removed the requested moment; else None."""
         return self.cut.thinned
 
     @property
@@ -157,10 +156,10 @@ class Moment(Shown):
         max_rows: int | None = None,
         on_moment: Callable[[Cut], None] = lambda _cut: None,
     ) -> tuple[pa.Table, dict[str, Cut]]:
-        """Return the rows of a query, and, by ref, the other moments that the query reads. Raises as `query` does.
+        """Return the rows of a query, and the other moments that it reads, by ref. Raises the errors of `query`.
 
         Notes name tables that did not exist yet or had another name. A query that exceeds `bounds` raises `TooMuch`.
-        `on_moment` is called with each other moment before it is read, and may raise.
+        `on_moment` is called with each other moment before it is read, and may raise an error.
         """
         from ..snapshot.query.answers import answer, shown_otherwise
         from ..snapshot.query.sql import names_channels
@@ -239,7 +238,7 @@ class Moment(Shown):
         force: bool = False,
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
-        """Export some tables or all, as `export` does; return the result to show. Raises the errors of `export`."""
+        """Export some tables or all, as `export` does, and return the result to print."""
         from ..snapshot.query.export import ENDINGS
         from .show import rows, values
 
@@ -261,9 +260,9 @@ class Moment(Shown):
         return rows.exported_table(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
-        """Write one table to a file of any format; return its name and number of rows.
+        """Write one table to a file of any format; return the table's name and number of rows.
 
-        Raises `Usage` if `table` is empty and the moment has no table or several, and `Refused` as `export` does.
+        Raises `Usage` if `table` is empty and the moment does not have one table, and `Refused` as `export` does.
         """
         from ..snapshot.query.export import check_free
         from ..store.read.duckdb_view import quoted
@@ -375,19 +374,16 @@ class Moment(Shown):
         return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
     def having(self, table: str) -> Moment:
-        """Return this moment with the table under the given name, also if it was renamed later. Raises `NotFound`."""
+        """Return this moment with the table under the given name, even if renamed since. Raises `NotFound`."""
         cut = having(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
 
     def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
-        """Parse keys, as `rows_of` needs them. Raises the errors of `get`.
-
-        A key is a sequence of values in the order of the key columns.
-        """
+        """Return keys, each a sequence of values, as an Arrow table for `read_rows`. Raises the errors of `get`."""
         return parse_keys(table, self.declared(table), keys)
 
     def declared(self, table: str) -> Table:
-        """Return a table's declaration: key and columns. Raises `NotFound`."""
+        """Return a table's key, columns and other declared properties. Raises `NotFound`."""
         manifest = self.having(table).cut.table(table)
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
         return manifest.table
@@ -395,10 +391,10 @@ class Moment(Shown):
     def rows_of(
         self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the visible columns of the keys' rows in order, nulls for a missing row, and a mask of found keys.
+        """Return the users' columns of the keys' rows, and a mask of the keys that were found.
 
-        Rows that expire by write time are seen as of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much
-        remote data is read.
+        The rows are in the order of the keys, with nulls for a missing row. Rows that expire by write time are seen as
+        of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much remote data is read.
         """
         client = self._client
 
@@ -411,7 +407,7 @@ class Moment(Shown):
         return again_if_forgotten(client.store, self._cut.app, read)
 
     def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
-        """Return the first `limit` rows of a table in stored order, from the hash `start` on.
+        """Return the first `limit` rows of a table in stored order, beginning at the key hash `start`.
 
         Reads little more than these rows, however large the table is. Raises `NotFound` for an unknown table.
         """
@@ -431,7 +427,7 @@ class Moment(Shown):
         return owner(table, self.cut.stages)
 
     def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the state partition of each key; `keys` comes from `keys_of`."""
+        """Return the state partition of each key; `keys` comes from `parse_key_values`."""
         return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
 
     def partitions(self, table: str) -> int:
@@ -442,8 +438,8 @@ class Moment(Shown):
     def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
         """Fetch and memory-map the SSTs of some state partitions, and return their rows.
 
-        Returns None if the SSTs exceed half of the cache, if more than `most_bytes` had to be fetched, or if an SST
-        cannot be mapped. Raises as `rows_of` does.
+        Returns None if the SSTs exceed half of the cache, if more than `max_fetch_bytes` would have to be fetched, or
+        if an SST cannot be mapped. Raises the errors of `read_rows`.
         """
         client, manifest = self._client, self.cut.tables[table]
         declared = manifest.table
@@ -462,7 +458,7 @@ class Moment(Shown):
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """Return, by users' topic, the offset of each partition below which all given tables include the input.
+        """Return, by users' topic, the next offset of each partition that all given tables have read up to.
 
         Without arguments, considers all tables.
         """
@@ -472,7 +468,7 @@ class Moment(Shown):
         return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
-        """Return a key's row as a table of 0 or 1 rows, the cut that was read, and the requests and bytes read."""
+        """Return a key's row (a table of 0 or 1 rows), the cut that was read, and the requests and bytes read."""
         self.current()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
@@ -550,44 +546,43 @@ def _not_replayed() -> Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bisection(Shown):
-    """Result of a bisect: the first bad commit, or the last candidate if skipped moments leave several."""
+    """Result of a bisect: the first bad commit, or the latest candidate if skipped moments leave several."""
 
     verdict: Verdict
-    """Full result of the search."""
     good: Moment | None
-    """Last good moment, right before the commit; None if no moment precedes the commit."""
+    """Last good moment, right before the bad commit; None if no moment precedes the bad commit."""
     bad: Moment
-    """First bad moment, right after the commit."""
+    """First bad moment, right after the bad commit."""
     record: Guilty | None = None
-    """Input record that caused the commit, and how it was found; None without a replay, or for another cause."""
+    """Input record that made the state bad, and how it was found; None if unknown or for another cause."""
     cause: Cause = field(default_factory=_not_replayed)
-    """Cause of the commit: its class, whether a replay proves it, the records, and the evidence."""
+    """Cause of the bad commit: its class, whether a replay proves it, the records, and the evidence."""
 
     @property
     def stage(self) -> str:
-        """Stage of the commit."""
+        """Stage of the bad commit."""
         return self.verdict.stage
 
     @property
     def version(self) -> int:
-        """Version of the commit."""
+        """Version of the bad commit."""
         return self.verdict.bad_version
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Offset ranges on users' topics that the commit was computed from."""
+        """Offset ranges on users' topics that the bad commit was computed from."""
         return self.verdict.lineage.sources
 
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
-        """Rows that the query returns at the bad moment, up to `verdict.MAX_ROWS`."""
+        """Rows that the predicate's query returns at the first bad moment, up to `verdict.MAX_ROWS`."""
         from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.rows)
 
     @property
     def keys(self) -> duckdb.DuckDBPyRelation | None:
-        """Keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        """Keys that the bad commit turned bad, with `before_…` and `after_…` values; None without a table."""
         from ..snapshot.query.answers import as_relation
 
         return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None

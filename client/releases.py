@@ -1,4 +1,4 @@
-"""Releases of a changed program: migration, trial on past input, and promotion."""
+"""`AppReleases`: methods of an app that release a changed program: migrate, trial and promote."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -186,7 +186,6 @@ class AppReleases(AppClones):
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
     ) -> "Options":
-        """Return the options to start Spark with, including Kafka's if configured. Raises `Usage`."""
         from ..pipeline.spark.conf import check_py_files, check_settings
 
         channels = self._client.channels()

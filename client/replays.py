@@ -1,4 +1,4 @@
-"""Replays of past batches: the program to replay with, and the record that caused a commit or a key's change."""
+"""Replays of past batches: opening the program and the batch, and finding the record that caused a change."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -33,7 +33,7 @@ STARTING = "starting Spark for the replay"
 
 
 Codes = Sequence[str | Path]
-"""Program files: the program that ran, and optionally the program that ran before it."""
+"""Paths of the program that ran, and optionally of the program that ran before a deploy."""
 
 
 def cause_behind(
@@ -42,9 +42,9 @@ def cause_behind(
     codes: Codes | None,
     progress: Callable[[str], None] = lambda _doing: None,
 ) -> Behind:
-    """Find the cause of a verdict, from the store or by replays with the programs in `codes`.
+    """Find the cause of a bisect's verdict, from the store or by replays with the programs in `codes`.
 
-    An error of a replay is not raised, because the commit is already found, but becomes the reason why the cause is
+    An error of a replay is not raised, because the commit is already found; it becomes the reason why the cause is
     unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
     """
     try:
@@ -87,14 +87,14 @@ def programs_of(client: Backends, verdict: Verdict, codes: Codes) -> Codes:
 
 
 def _sources(verdict: Verdict) -> str:
-    """Return the names of a query's sources if none of them is a Kafka topic; else an empty text."""
+    """Return the sources of an attached query that reads no Kafka topic, as text; otherwise an empty text."""
     bad = verdict.bad.stages[verdict.stage]
     other_sources = bad.attached.others if bad.attached is not None else ()
     return "" if bad.inputs.keys() - other_sources else ", ".join(other_sources)
 
 
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str:
-    """Return the reason why a replay is impossible, and note what to add; empty if a replay is possible."""
+    """Return the reason why a replay is impossible, and print a note about what to add; empty if possible."""
     if sources := _sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
@@ -112,7 +112,6 @@ def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str
 
 
 def _find_cause_traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
-    """Find the cause by replays; if tracing is configured, in a span with a link to the record's trace."""
     from ..pipeline.telemetry.spans import tracing_of
 
     if (tracing := tracing_of()) is None:
@@ -147,7 +146,10 @@ def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, prog
 def records_behind(
     client: Backends, key_history: RowHistory, code: Path | None, progress: Callable[[str], None]
 ) -> tuple[Guilty | None, ...]:
-    """Return the record that caused each change of a key; None if no batch made the change, or it is unknown."""
+    """Return, for each change of a key, the record that caused it.
+
+    The record is None if no batch made the change, or if the record is unknown.
+    """
     file = client.program_of(key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     progress(STARTING)
     with _open_program(client, key_history.app, file) as program:
@@ -163,7 +165,6 @@ def records_behind(
 
 
 def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
-    """Note that keys have been forgotten since the versions to replay were committed."""
     for app, at in {manifest.app: manifest.forgotten for manifest in chosen}.items():
         index = forgotten.newest(client.store, app)
         if index.number > at:
@@ -177,7 +178,7 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
 def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
     """Yield the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
 
-    Raises `Usage` if no program or no Kafka is configured, or a key is given for a stage without a table; and the
+    Raises `Usage` if no program or no Kafka is configured, or if a key is given for a stage without a table; and the
     errors of `StoredApp.at` and `StageReplay.of`.
     """
     app, stage = names_of_stage(ref.partition("@")[0])
@@ -202,7 +203,7 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
 
 @contextmanager
 def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
-    """Yield the batch of a bundle, the rows that it sent, and its keys. Raises as `open_bundle` does."""
+    """Yield the batch of a bundle file, the rows that it sent, and its keys. Raises the errors of `open_bundle`."""
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle
 
@@ -254,9 +255,9 @@ def check(
 
 
 def _open_program(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
-    """Load the program in a file, and return it with Spark for replays. `app` None means the program's own name.
+    """Load the program of a file for replays. If `app` is None, the program names the app.
 
-    Raises as `load_app` and `open_program` do.
+    Raises the errors of `load_app` and `open_program`.
     """
     kafka = client.known_channels("to read the records to replay").kafka
     # Importing PySpark takes a second or two.

@@ -1,4 +1,4 @@
-"""Results of methods: the log, a verification, differences between moments, and changes of a key."""
+"""Results of the Python API: the log, a verification, differences between moments, and changes of a key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Verification(Shown):
     """Result of verifying a moment."""
 
     report: Report
-    """Full report: the counts of each channel, and the checks that ran."""
 
     @property
     def consistent(self) -> bool:
@@ -61,7 +60,7 @@ class TableDifference(Shown):
     """Differing rows of one table between two moments."""
 
     found: TableDiff
-    """Full result: counts, agreement of each column, and parts that could not be compared."""
+    """Counts, agreement of each column, and the parts that could not be compared."""
 
     @property
     def equal(self) -> bool:
@@ -84,7 +83,6 @@ class Difference(Shown, dict[str, TableDifference]):
         super().__init__((diff.table, TableDifference(diff)) for diff in diffs)
         self.refs = refs
         self.cuts = cuts
-        """Manifests of both moments."""
 
     @property
     def equal(self) -> bool:
@@ -93,7 +91,7 @@ class Difference(Shown, dict[str, TableDifference]):
 
     @property
     def found(self) -> tuple[TableDiff, ...]:
-        """Full result for each table."""
+        """Full differences of each table."""
         return tuple(table.found for table in self.values())
 
     def _blocks(self) -> Iterator[Block]:
@@ -108,10 +106,9 @@ class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has
     """Changes of one key, newest first."""
 
     found: history.RowHistory
-    """Full history of the key."""
 
     def __new__(cls, row_history: history.RowHistory) -> KeyHistory:
-        """Create the tuple of changes, with the full history as `found`."""
+        """Create the tuple of changes, with the full history as `full_history`."""
         changes = super().__new__(cls, row_history.changes)
         changes.found = row_history
         return changes

@@ -1,4 +1,4 @@
-"""Searches for the first bad commit, as the command line runs them, with the app's search kept in a local file.
+"""Searches of `slackwater bisect`, saved per app in a local file; reports; and the evaluation of invariants.
 
 A manual search continues with the next command, and any search can be shown or printed as a log after its end.
 """
@@ -34,18 +34,18 @@ from .show.report import Case, Mask, document
 from .show.shown import Result
 
 _FOLDER = Path(".slackwater")
-"""Folder of the search files, shared with `dev`."""
+"""Folder of the files with saved searches, shared with `slackwater dev`."""
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
 def with_folders(client: Backends, question: Asked) -> Asked:
-    """Return the question with the app's folder instead of the app's name, also within the refs."""
+    """Return the question with the app's folder in place of the app's name, also within refs."""
     good, bad = (in_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
     return replace(question, app=folder_of(client.store, question.app), good=good, bad=bad)
 
 
 def start_search(client: Backends, question: Asked) -> KeptSearch:
-    """Return a new search; a manual search begins with the moments `good` and `bad` as answers.
+    """Create a search; a manual search begins with the moments `good` and `bad` as answers.
 
     Raises `Refused` if a manual search of the app is open.
     """
@@ -67,10 +67,10 @@ def start_search(client: Backends, question: Asked) -> KeptSearch:
 
 
 def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
-    """Return the app's search with a user's answer for `refs`, or else for the moment that the search asks about.
+    """Return the app's saved search with a user's answer for `refs`, or else for the moment that waits for one.
 
-    Raises `NotFound` for the search or a moment, and `Refused` if the search belongs to another store, or no moment
-    needs an answer.
+    Raises `NotFound` for an unknown search or moment, and `Refused` if the search belongs to another store, or no
+    moment waits for an answer.
     """
     search, refs = read_search(client, app), [in_folder(client.store, ref) for ref in refs]
     app = search.asked.app
@@ -88,7 +88,7 @@ def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> l
 
 
 def read_search(client: Backends, app: str) -> KeptSearch:
-    """Return the app's search. Raises `NotFound`, and `Refused` if the search belongs to another store."""
+    """Return the app's saved search. Raises `NotFound`, and `Refused` if it belongs to another store."""
     folder = folder_of(client.store, app)
     try:
         search = kept.read(_FOLDER, folder)
@@ -102,7 +102,7 @@ def read_search(client: Backends, app: str) -> KeptSearch:
 
 
 def search_of_log(client: Backends, file: Path) -> KeptSearch:
-    """Return the search recorded in a log file. Raises `NotFound` without the file, and `Usage` if it is no log."""
+    """Read a search from a log file. Raises `NotFound` without the file, and `Usage` if it is no log."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -111,13 +111,13 @@ def search_of_log(client: Backends, file: Path) -> KeptSearch:
 
 
 def log(client: Backends, app: str) -> Result:
-    """Return the commands that recreate the app's search."""
+    """Return the commands that recreate the app's saved search, as a result to print."""
     lines = tuple(kept.log_of(read_search(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
 
 
 def reset(app: str, opened: Callable[[], Backends]) -> Result:
-    """Delete the app's search. If there is none, raises `NotFound` unless the store has the app."""
+    """Delete the app's saved search. Without a search, raises `NotFound` unless the store has the app."""
     path = kept.path_of(_FOLDER, app)
     was_there = path.exists()
     if not was_there:
@@ -131,7 +131,7 @@ def reset(app: str, opened: Callable[[], Backends]) -> Result:
 def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
     """Continue a search, saving each answer. Returns the verdict, or a result that asks the user about a moment.
 
-    Raises as `StoredApp.bisect` does.
+    Raises the errors of `StoredApp.bisect`.
     """
     question = search.asked
 
@@ -164,7 +164,7 @@ def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Eva
 
 
 def _write(client: Backends, search: KeptSearch) -> None:
-    """Save the search. If that fails, raise `Refused` for a manual search, else add a note at the search's end."""
+    """Save the search. On failure, raises `Refused` for a manual search; otherwise prints a note once it is done."""
     try:
         search.write(_FOLDER)
     except Refused as error:
@@ -175,25 +175,22 @@ def _write(client: Backends, search: KeptSearch) -> None:
 
 
 def clone_name(client: Backends, verdict: Verdict) -> str:
-    """Return an unused name for a clone in which to inspect the verdict."""
+    """Return an unused name for a clone in which a user can inspect the verdict."""
     return free_name(client.store, f"{verdict.app}-staging")
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Report files of a verdict, and their options."""
+    """Report files that a user asked for, and their options."""
 
     report: Path | None
-    """HTML file, or None."""
     md: Path | None = None
-    """Markdown file, or None."""
     show_values: bool = False
-    """True to show values, False to hide them."""
     alone: bool = False
     """True if `show_values` also applies to terminal output, and so is accepted without a report file."""
 
     def check(self) -> None:
-        """Raise `Usage` for unusable options, `Refused` if a file's folder does not exist. To be called first."""
+        """Raise `Usage` for unusable options, and `Refused` if a file's folder does not exist. Call it first."""
         for option, path, endings in (("--report", self.report, _HTML), ("--md", self.md, _MARKDOWN)):
             if path is None:
                 continue
@@ -205,7 +202,7 @@ class Reports:
             raise Usage("--show-values applies to reports", hint="add --report FILE or --md FILE")
 
     def write(self, client: Backends, verdict: Verdict, explanation: Behind) -> None:
-        """Write the reports of a verdict and its cause, and note their paths.
+        """Write the reports of a bisect's verdict and its cause, and print a note with their paths.
 
         Raises `NotFound` if garbage collection has removed a manifest that the report needs, `Refused` for a file that
         cannot be written, `Corruption` and `Unavailable`.
@@ -218,7 +215,7 @@ class Reports:
         self.put(client, document(case, Mask(self.show_values)))
 
     def put(self, client: Backends, page: Page) -> None:
-        """Write a page to the files, and note their paths. Raises `Refused` for a file that cannot be written."""
+        """Write a page to the files, and print a note with their paths. Raises `Refused` if that is impossible."""
         for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
             if path is not None:
                 with whole_file(path, option) as temporary:
@@ -227,7 +224,7 @@ class Reports:
 
 
 class WatchedApp(Watcher):
-    """Evaluator of an app's invariants. Raises `Usage` if the settings have none for the app."""
+    """Evaluator of an app's invariants, for `slackwater watch`. Raises `Usage` if the settings have none."""
 
     def __init__(self, client: Backends, app: str) -> None:
         folder = folder_of(client.store, app)
@@ -255,11 +252,11 @@ class WatchedApp(Watcher):
             return None
 
     def cause(self, verdict: Verdict) -> Cause:
-        """Return the cause of the commit that broke an invariant, without a replay."""
+        """Return the cause of the commit that broke an invariant, found without a replay."""
         return cause_behind(self._client, verdict, None).cause
 
     def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
-        """Write a report of a failure into `folder` and return its path; None, with a note, if that is impossible."""
+        """Write a report about a broken invariant into `folder`; None, with a note, if that is impossible."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:
@@ -271,7 +268,7 @@ class WatchedApp(Watcher):
         return path
 
     def call(self, invariant: Invariant, look: Findings, verdict: Verdict | None, report: Path | None) -> None:
-        """Run the invariant's command, if it has one. Raises `Unavailable` as `watcher.call` does."""
+        """Run the `on_failure` command of an invariant, if it has one. Raises `Unavailable` as `watcher.call` does."""
         if not invariant.on_failure:
             return
         about = {

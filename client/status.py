@@ -1,4 +1,4 @@
-"""Status of the apps of a store, their cost, and stages that open snapshots wait for."""
+"""Status of a store's apps, their cost, and the stages that open snapshot requests wait for."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,6 @@ from .show import status as shown
 from .show.shown import Result, fields
 
 _ANSWERED_MS = 10_000
-"""Milliseconds within which a running stage normally answers a snapshot request."""
 _KAFKA_TIMEOUT_S = 3.0
 
 
@@ -60,7 +59,7 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
 
 
 def cost(client: Backends, app: str | None, since_ms: int) -> Result:
-    """Return requests, storage and price of all apps or one, measured over the versions of the last `since_ms`."""
+    """Return requests, storage and price of all apps or one, measured over the last `since_ms` milliseconds."""
     store, prices, began_ms = client.store, client.settings.prices, instants.now_ms() - since_ms
     costs = tuple(
         cost_of(store, name, began_ms, prices) for name in ((folder_of(store, app),) if app else list_apps(store))
@@ -69,7 +68,7 @@ def cost(client: Backends, app: str | None, since_ms: int) -> Result:
 
 
 def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iterator[str]:
-    """Yield a sentence for each open snapshot that waits for inactive stages."""
+    """Yield a sentence for each open snapshot request that waits for inactive stages."""
     if not requests:
         return
     # These import Arrow, which takes longer than the rest of `status`.

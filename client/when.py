@@ -1,4 +1,4 @@
-"""Moments as Python values: text, datetimes, dates and spans back from now; and methods of the newest moment."""
+"""Moments as Python values (text, datetimes, dates, spans), and methods that read the newest moment."""
 
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
@@ -29,7 +29,7 @@ def in_words(moment: When) -> str:
 
 @checked_methods
 class HasMoments(Shown):
-    """Base of an app of a store or a server: queries of its newest moment, and comparison of two moments."""
+    """Base of an app of a store or a server: methods that query its newest moment, and compare two moments."""
 
     def at(self, moment: When = "now", *, stage: str = "") -> Any:
         """Return a moment of the app."""
@@ -37,7 +37,7 @@ class HasMoments(Shown):
 
     @property
     def tables(self) -> "Tables":
-        """Current tables with their columns; `at(…).tables` has those of another moment."""
+        """Newest tables with their columns; `at(…).tables` has those of another moment."""
         tables: Tables = self.at().tables
         return tables
 

@@ -1,4 +1,4 @@
-"""Small modules for all rooms: times, durations, text, value checks, atomic files, warnings.
+"""Small modules for the whole product: times, durations, text, value checks, atomic files, warnings.
 
-Independent of the product: no stores, no manifests, no Spark.
+They import nothing of the product except its errors: no stores, no manifests, no Spark.
 """

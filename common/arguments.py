@@ -2,10 +2,10 @@
 
 Parameters of queries and operations are declared once for Python, the command line, HTTP and agents. A declaration is a
 `TypedDict` whose fields are `Annotated[type, Param(help, …)]`. A function takes all of them as
-`**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `parameters_of` lists them with their defaults.
+`**options: Unpack[DiffOptions]` (PEP 692): type checkers see them, and `all_parameters` lists them with their defaults.
 
-`checked` turns an argument of a wrong type into one sentence, not an error from deep inside. Annotations declare the
-types. Limits of numbers are in `validation`.
+`check_arguments` turns an argument of a wrong type into one sentence, not an error from deep inside. Annotations
+declare the types. Limits of numbers are in `validation`.
 """
 
 import inspect
@@ -32,11 +32,10 @@ class Param:
     """Help text and command line form of a parameter."""
 
     help: str
-    """Sentence for the command line, the OpenAPI document, an agent and `help()`."""
     metavar: str | None = None
     """Placeholder of the value in a verb's help. Without one, `…_s` and `…_ms` are durations on the command line."""
     default: Any = _OF_TYPE
-    """Default value; without one, the empty value of the type: None if allowed, `""`, False or `()`."""
+    """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
     """Command line name; if empty, made from the parameter's name without unit and plural: `--topic` for `topics`."""
     pair: str = ""
@@ -46,19 +45,16 @@ class Param:
 
 
 def param_of(parameter: inspect.Parameter) -> Param | None:
-    """Return the declared `Param` of a parameter; None if it has none."""
     return next(
         (annotation for annotation in get_args(parameter.annotation)[1:] if isinstance(annotation, Param)), None
     )
 
 
 def kind_of(annotation: Any) -> Any:
-    """Return the type inside `Annotated[…]`; any other type unchanged."""
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union; for any other type, the type itself."""
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
@@ -72,14 +68,13 @@ def declaration_of(function: Callable[..., Any]) -> Any:
 
 
 def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function's declaration, with their defaults."""
     declaration = declaration_of(function)
     hints = get_type_hints(declaration, include_extras=True) if declaration is not None else {}
     return [_field(name, annotation) for name, annotation in hints.items()]
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function; those of its declaration come before its own keywords."""
+    """Return the parameters of a function; declared parameters come before the function's own keywords."""
     own = [*inspect.signature(function).parameters.values()]
     if declaration_of(function) is None:
         return own
@@ -88,7 +83,6 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def explained(function: Callable[..., Any]) -> str:
-    """Return the docstring of a function, completed by the help of its declared parameters."""
     first, _, details = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
     declared_doc = inspect.cleandoc(declaration_of(function).__doc__ or "")
     params = [(parameter.name, param_of(parameter)) for parameter in declared_of(function)]
@@ -122,7 +116,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
 _MOST = 1_000
-"""Maximum number of list elements that are checked."""
 _MOMENT = "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
 _CALLS = {
     "Aggregate": "count(), sum(…)",
@@ -136,9 +129,7 @@ _CALLS = {
 }
 """Text for a class in messages: the call that creates a value of it."""
 _SPANS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
-"""Arguments that are durations."""
 _LEAST = {"limit": 0, "points": 1}
-"""Minimum of numeric arguments, by name."""
 
 
 def checked(function: F, *, declares: bool = True) -> F:
@@ -190,7 +181,6 @@ def checked(function: F, *, declares: bool = True) -> F:
 
 
 def checked_methods(cls: C) -> C:
-    """Wrap all public methods of a class with `checked`."""
     for name, value in vars(cls).copy().items():
         if inspect.isfunction(value) and not name.startswith("_"):
             setattr(cls, name, checked(value, declares=False))
@@ -202,7 +192,6 @@ def _makes_decorator(signature: inspect.Signature) -> bool:
 
 
 def _check_parentheses(function: Callable[..., Any], signature: inspect.Signature, args: tuple[Any, ...]) -> None:
-    """Raise `Usage` for a decorator without parentheses: `@app.stage` instead of `@app.stage(…)`."""
     bare = next(filter(inspect.isfunction, args), None)
     if bare is None or not _makes_decorator(signature):
         return
@@ -291,7 +280,7 @@ class _Unknown(metaclass=_UnknownMeta):
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union; for any other type, the type itself."""
+    """Return the members of a union, also of nested ones; for any other type, the type itself."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return tuple(part for member in typing.get_args(hint) for part in _parts(member))
     return (hint,)
@@ -327,7 +316,6 @@ def _fits_part(value: object, hint: Any) -> bool:
 
 
 def _describe_value(value: object, hint: Any) -> str:
-    """Describe the wrong value; for a list, its first wrong element."""
     if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
         inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
         wrong = next((item for item in value if inner and not _fits(item, inner[0])), None)

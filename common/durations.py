@@ -1,4 +1,4 @@
-"""Durations as people write them: a number and a unit, once or several times.
+"""Parsing and formatting of durations as people write them: a number and a unit, once or several times.
 
 `10 seconds`, `1.5 s`, `500ms`, `90d`, `1d12h`, `1 day 12 hours`. One grammar for all durations: command line options,
 `slackwater.toml`, refs such as `app@-5m`, and arguments of a program's stages.
@@ -68,7 +68,7 @@ def format_ms(span_ms: int) -> str:
 
 
 def rounded(span_ms: int) -> str:
-    """Return the duration in the largest unit that fits, rounded down: `3 min`, `85 ms`."""
+    """Format a duration in the largest unit that fits, rounded down: `3 min`, `85 ms`."""
     for unit, unit_ms in (("d", DAY_MS), ("h", HOUR_MS), ("min", 60_000), ("s", 1_000)):
         if span_ms >= unit_ms:
             return f"{span_ms // unit_ms} {unit}"

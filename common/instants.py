@@ -1,4 +1,4 @@
-"""Instants: the current time, and times and ages as text.
+"""Times: the current time, and times and ages as text.
 
 The texts can be used in refs, and are short enough for a table column, unlike `4 seconds ago` from humanize.
 """
@@ -11,7 +11,6 @@ from .durations import DAY_MS, parse_ms, rounded
 
 
 def now_ms() -> int:
-    """Return the current time in milliseconds since 1970 UTC."""
     return time.time_ns() // 1_000_000
 
 
@@ -34,9 +33,7 @@ def parse(subject: str, text: str) -> int:
 
 
 def of_iso(text: str) -> int:
-    """Parse an ISO time into milliseconds since 1970 UTC.
-
-    A time without an offset is local; a date alone is its first instant.
+    """Parse an ISO time into milliseconds since 1970 UTC. Without an offset, it is local; a date is its first instant.
 
     Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
     `OverflowError` and `OSError` for invalid text.
@@ -99,5 +96,4 @@ def age(time_ms: int, present_ms: int | None = None) -> str:
 
 
 def when(time_ms: int) -> str:
-    """Format a time and its age: `2026-11-21T07:12:05Z (4 s ago)`."""
     return f"{iso(time_ms)} ({age(time_ms)})"

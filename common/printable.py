@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
 
 def escaped_in_json(document: str) -> str:
-    """Return an equivalent JSON document that a terminal can show."""
+    """Escape control and invisible characters of a JSON document as JSON does, so that a terminal can show it."""
     return _UNSAFE_IN_JSON.sub(lambda match: _units(match[0]), document)
 
 
@@ -56,7 +56,6 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def _within_emoji(text: str, at: int) -> bool:
-    """Return True if the character joins two pictures of an emoji, or selects the style of one."""
     character, preceding, following = text[at], text[:at][-3:], text[at + 1 : at + 2]
     if character in _STYLES:
         return following == _KEYCAP or _is_picture(preceding[-1:])

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from threading import Timer
 
 SILENT_S = 5.0
-"""Seconds without an answer before a warning."""
 
 _log = logging.getLogger("slackwater")
 
@@ -17,7 +16,6 @@ def address_of(setting: str) -> str:
 
 
 def warn_of(silence: str, setting: str) -> None:
-    """Log a warning that a server is silent, and the setting with its address."""
     _log.warning("%s", ": ".join(filter(None, (silence, address_of(setting)))))
 
 

@@ -1,4 +1,4 @@
-"""Checks of user input: whole or finite numbers, known words, installed extras.
+"""Checks of user input: whole or finite numbers, known words, installed extras, program files.
 
 Numbers are checked at input, because stored values are decoded by type: neither 64000000.0 for a count nor a ratio that
 JSON cannot represent could be read back.
@@ -26,7 +26,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def whole(subject: str, value: object, least: int, most: int | None = None) -> int:
-    """Return the value if it is a whole number (also of numpy) from `least` to `most`; None for no limit.
+    """Return the value if it is a whole number (also of numpy) between the limits; a maximum of None is no limit.
 
     Raises `Usage`, with a message that begins with `subject`, otherwise.
     """
@@ -41,7 +41,7 @@ def whole(subject: str, value: object, least: int, most: int | None = None) -> i
 
 
 def finite(subject: str, value: object, least: float, most: float | None = None) -> float:
-    """Return the value as a float if it is a finite number (also of numpy) from `least` to `most`; None for no limit.
+    """Return the value as a float if it is a finite number (also of numpy) between the limits; None is no limit.
 
     Raises `Usage`, with a message that begins with `subject`, otherwise.
     """

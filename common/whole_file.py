@@ -1,6 +1,6 @@
-"""Files and folders that are written atomically, and locks held by one process at a time.
+"""Files and folders that are written atomically, locks held by one process at a time, and temporary folders.
 
-Also temporary folders of a process, removed when it ends; folders of killed processes are removed by the next process.
+A process removes its temporary folders when it ends; folders of killed processes are removed by the next process.
 """
 
 import fcntl
@@ -23,22 +23,20 @@ _FILE = re.compile(
     r"duckdb|ddb|db|sqlite3?|pkl|pickle|np[yz]|h5|hdf5|zip|gz|bz2|xz|zst|lz4|7z|tar|tgz|jar)",
     re.IGNORECASE,
 )
-"""File extensions: a folder with such a name is probably a mistake."""
 
 
 _ENDING = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
-"""Extensions that begin with a letter, unlike those of version numbers and dates."""
 
 
 def ending_of(path: PathLike[str] | str) -> str:
-    """Return the lower-case extension of a file's name; empty for a folder, or for a name that ends in a slash."""
+    """Return the lower-case extension of a file's name; empty for a name that ends in a slash."""
     return "" if os.fspath(path).endswith(os.sep) else Path(path).suffix.lower()
 
 
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_ending: bool = False) -> None:
     """Raise `Usage` if a folder to create has the name of a file; existing folders are accepted.
 
-    With `any_ending`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
+    With `any_extension`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
     """
     path = Path(path)
     if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
@@ -50,7 +48,7 @@ def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_endi
 
 @contextmanager
 def whole_file(path: Path, option: str) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` when the block ends.
+    """Yield a temporary file that replaces `path` when the block ends without an error.
 
     Raises `Refused` if the file cannot be written; `option` is the option that named it.
     """
@@ -69,7 +67,7 @@ def whole_file(path: Path, option: str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path, option: str) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends.
+    """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends without an error.
 
     Removes temporary folders of killed calls. Raises `Refused` if `path` exists or cannot be written; `option` is the
     option that named it.
@@ -102,14 +100,12 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
 
 
 def check_new(path: Path, option: str) -> None:
-    """Raise `Refused` if the path exists."""
     if path.exists() or path.is_symlink():
         raise Refused(f"{path} already exists", hint=f"choose another {option}, or remove it yourself")
 
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder during the block, at most until this process ends. Raises `OSError` if the lock is taken."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,7 +124,6 @@ def sync(path: Path) -> None:
 
 
 def check_folder(path: Path, option: str) -> None:
-    """Raise `Refused` if the folder to write to does not exist."""
     if not path.parent.is_dir():
         raise Refused(
             f"{path} cannot be written: no folder {path.parent}", hint=f"create the folder, or choose another {option}"
@@ -157,7 +152,6 @@ def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def own_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Create an empty folder of this name in `parent`, and remove the folder when the block ends."""
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
     # Lock before creating the folder: `sweep` removes folders without a held lock.
@@ -171,7 +165,6 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove folders in `parent` whose processes have died."""
     for folder in [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else ():
         lock = folder.with_name(f"{folder.name}.lock")
         try:
@@ -185,7 +178,6 @@ def sweep(parent: Path) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Create a temporary folder, after removing this user's folders of processes that died."""
     parent = Path(tempfile.gettempdir()) / f"slackwater-{os.getuid()}"
     with suppress(FileExistsError):
         parent.mkdir(mode=0o700)

@@ -34,10 +34,7 @@ from ..store.versions.manifest import Input
 
 
 def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
-    """Return what a program declares, in the form that manifests store.
-
-    `shapes_by_stage` has the shape of each stage.
-    """
+    """Return the tables and outputs that a program declares, in the form that manifests store."""
     stages = {}
     for stage in app.in_order():
         shape = shapes_by_stage[stage.name]
@@ -110,7 +107,6 @@ def migrate_app(
 
 
 def with_spark(program: App, options: Options, listener: Listener) -> Declared:
-    """Return what the program declares, including the schemas that Spark derives."""
     listener.doing("starting Spark, to see which columns the program declares")
     with spark_of("migrate", program, options, master="local[1]") as spark:
         return declared(program, shapes(program, spark))

@@ -1,4 +1,4 @@
-"""Events of a run, with the figures of a committed batch, and their listeners: terminal, metrics, publishers."""
+"""Events of a run, figures of a committed batch, and the interface of listeners, such as terminal and metrics."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """Progress of the input archive of a topic."""
+    """Progress of a topic's input archive."""
 
     app: str
     topic: str
@@ -92,7 +92,7 @@ class ArchiveState:
     objects: int
     bytes: int
     error: str = ""
-    """Reason why the archive is stuck; empty if it is not."""
+    """Reason why the archive makes no progress; empty if it does."""
 
 
 class Listener:
@@ -102,7 +102,7 @@ class Listener:
         """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
     def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """Report that batches of these stages run, at most one of a stage in its `triggers_s` seconds.
+        """Report that batches of these stages run, at most one of each stage in its `triggers_s` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
         batch because stages that read from it lag.
@@ -115,13 +115,13 @@ class Listener:
         """Report a committed batch."""
 
     def looped(self) -> None:
-        """Report one iteration of the driver's loop."""
+        """Report one pass of the driver's loop."""
 
     def looked(self, stage: str, *, busy: bool, version: int) -> None:
-        """Report the state of a stage: its newest `version`, and `busy` while a batch runs."""
+        """Report a stage's newest `version`, and `busy` while a batch of the stage runs."""
 
     def checked(self) -> None:
-        """Report that this runner was found to own all its stages."""
+        """Report that this runner still owns all its stages."""
 
     def spark(self, tasks: Hashable) -> None:
         """Report that Spark's JVM has answered. `tasks` changes whenever a task has ended."""
@@ -156,7 +156,7 @@ def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
 
 
 class Callbacks(Listener):
-    """Calls one function with each activity, and another function with each committed batch."""
+    """Passes each activity to one function, and each committed batch to another function."""
 
     def __init__(
         self,

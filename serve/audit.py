@@ -1,4 +1,4 @@
-"""Audit log: one JSON line per request, with the caller and the outcome. Key values and SQL literals are omitted.
+"""Audit log of a server: one JSON line per request, without key values and SQL literals.
 
 Lines are kept after `slackwater forget`, so they hold the number of keys but no key.
 """
@@ -13,14 +13,14 @@ from ..common.instants import iso, now_ms
 from ..snapshot.query.clauses import words
 
 AUDIT = logging.getLogger("slackwater.audit")
-"""The audit logger; lines have level INFO and go to its handlers."""
+"""Logger of the audit log; lines have the level INFO."""
 _SQL = ("sql", "where", "check")
 _HIDDEN = ("string", "number", "escaped", "dollars", "open")
 
 
 @contextmanager
 def write_to(file: Path | None) -> Iterator[None]:
-    """Append audit lines to a file during the context; `-` means standard error, None means no log."""
+    """Append audit lines to a file during the context; `-` is standard error, None is no log."""
     if file is None:
         yield
         return
@@ -40,7 +40,7 @@ def write_to(file: Path | None) -> Iterator[None]:
 def write(
     action: str, host: str, who: str, arguments: Mapping[str, object], status: int, rows: int | None, took_s: float
 ) -> None:
-    """Write the line of a request, if the log is enabled; `rows` is None for a stream that has not ended."""
+    """Log a request, if the audit log is enabled; `rows` is None for a stream that has not ended."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
     shown_arguments = {name: _shown(name, value) for name, value in arguments.items() if value not in ("", [])}
@@ -64,5 +64,5 @@ def _shown(name: str, value: object) -> object:
 
 
 def without_values(sql: str) -> str:
-    """Return a statement with `?` in place of each string and number."""
+    """Return a SQL statement with `?` in place of each string and number."""
     return " ".join("?" if token.kind in _HIDDEN else sql[token.start : token.end] for token in words(sql))

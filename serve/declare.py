@@ -1,4 +1,4 @@
-"""Declaration of routes: a function's signature gives the parameters, and its docstring describes the result.
+"""Declaration of HTTP routes: a function's signature gives the parameters, its docstring describes the result.
 
 Parameters after the first are those of the path and of the query, by name; `**options: Unpack[…]` adds those of a
 declaration. Before a call, msgspec converts arguments to the parameters' types and checks their limits; the OpenAPI
@@ -60,22 +60,17 @@ Format = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A route."""
+    """A declared HTTP route."""
 
     method: Literal["GET", "POST"]
     path: str
     verb: Verb | None
-    """The verb that a token needs; None for none."""
     function: Callable[..., Any]
     parameters: type[msgspec.Struct]
-    """Struct of the parameters, by name."""
     in_path: tuple[str, ...]
     lists: frozenset[str]
-    """Parameters that may be repeated."""
     streams: bool
-    """True if the answer is a stream of events, until the client disconnects."""
     is_long: bool = False
-    """True if the longer time limit applies."""
 
     @property
     def name(self) -> str:
@@ -84,7 +79,10 @@ class Endpoint:
     def understand(
         self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
     ) -> dict[str, Any]:
-        """Return the arguments by name. Raises `Usage`, which names the parameter, for an invalid argument."""
+        """Convert a request's path, query and body to arguments by name.
+
+        Raises `Usage`, which names the parameter, for an invalid argument.
+        """
         arguments: dict[str, Any] = dict(in_path)
         names, lists = self.parameters.__struct_fields__, self.lists
         for name, value in query:
@@ -118,8 +116,6 @@ def endpoint(
     streams: bool = False,
     is_long: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare a function, whose first parameter is a `Call`, as the handler of a path."""
-
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters, struct = parameter_struct_of(function)
         in_path = tuple(parameter.name for parameter in parameters if f"{{{parameter.name}}}" in path)
@@ -133,14 +129,12 @@ def endpoint(
 
 
 def parameter_struct_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
-    """Return a function's parameters after the first, and a struct of their types, limits and defaults."""
     parameters = [_over_http(parameter) for parameter in parameters_of(function)[1:]]
     fields = [_field(parameter) for parameter in parameters]
     return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
 
 
 def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter with the type and limits of its declaration for HTTP; unchanged if it has none."""
     if (param := param_of(parameter)) is None:
         return parameter
     kind = kind_of(parameter.annotation)
@@ -152,7 +146,7 @@ def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def converted(arguments: Mapping[str, Any], struct: type[msgspec.Struct], subject: str, hint: str) -> dict[str, Any]:
-    """Return arguments converted to the parameters' types, by name. Raises `Usage` for an invalid argument."""
+    """Convert arguments to the parameters' types, by name. Raises `Usage` for an invalid argument."""
     names = struct.__struct_fields__
     if unknown := arguments.keys() - {*names}:
         raise Usage(

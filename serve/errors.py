@@ -1,4 +1,4 @@
-"""HTTP statuses and JSON documents of errors: those of the library, and the ones that only HTTP has."""
+"""HTTP statuses and JSON documents of errors, and the error classes that only a server has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class NotKnown(SlackwaterError):
 
 
 class Denied(SlackwaterError):
-    """The client is known, but not allowed to do this."""
+    """The client is known, but lacks the right to do this."""
 
 
 class TooOften(SlackwaterError):
@@ -34,7 +34,7 @@ class TooOften(SlackwaterError):
 
 
 class NotYet(SlackwaterError):
-    """The state has not read as far as requested. `offsets` has the offsets that it has read."""
+    """The app has not read up to the requested offsets. `offsets` has the next offsets that it will read."""
 
     def __init__(self, sentence: str, *, offsets: Mapping[str, tuple[int, ...]], hint: str) -> None:
         super().__init__(sentence, hint=hint)
@@ -56,7 +56,7 @@ STATUS: tuple[tuple[type[SlackwaterError], int], ...] = (
     (Forbidden, 502),
     (Refused, 409),
 )
-"""Status by class of error; the first match counts. All other errors of slackwater are 422."""
+"""Status by class of error; the first match counts. Other errors of slackwater have the status 422."""
 CODES = tuple(sorted({422, *(status for _, status in STATUS)} - {500}))
 
 
@@ -65,7 +65,7 @@ def status_of(error: SlackwaterError) -> int:
 
 
 def problem(error: Exception, root: str = "") -> dict[str, Any]:
-    """Return the JSON document of an error. Its `error` is the class name, or "Bug" with details only in the log.
+    """Return the JSON document of an error. Its `error` is the class name, or "Bug", with details only in the log.
 
     `root`, the address of the store, is replaced in the texts, since clients need not know the address.
     """

@@ -1,4 +1,4 @@
-"""Tracking of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
+"""Polling of an app's newest moment, and of the offsets that its tables have read, while clients use the app.
 
 Because of this, answers need store requests only for their rows, and clients can wait for a later moment.
 """
@@ -21,20 +21,18 @@ IDLE_S = 60.0
 _WHOLE_S = 2.0
 """Seconds between full polls, which notice new stages and an app that was created again."""
 _REOPENED_S = 30.0
-"""Seconds between reopenings of cached files, which fetch nothing: files in use stay cached, evicted files are
-closed.
-"""
+"""Seconds between reopenings of cached files, so that files in use stay in the cache."""
 
 
 _SOON_BYTES = 8 << 20
-"""Maximum bytes to fetch before a new moment is announced: usually a batch's SSTs."""
+"""Maximum bytes to fetch before a new moment is announced: usually the SSTs of a batch."""
 
 Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
-"""Function that returns which of some state partitions of an app's table this instance keeps warm."""
+"""Function that selects, from state partitions of an app's table, those that this instance owns."""
 
 
 class Newest:
-    """Polls one app. Belongs to one event loop."""
+    """Poller of one app's newest moment. Belongs to one event loop."""
 
     def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
         self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
@@ -49,7 +47,6 @@ class Newest:
         self._is_to_warm = False
 
     async def reading(self) -> FreshMoment:
-        """Return the newest moment of the last poll. Raises as `StoredApp.at`."""
         self._asked_s = time.monotonic()
         if self._reading is None:
             async with self._polling:
@@ -61,14 +58,14 @@ class Newest:
         return self._reading
 
     def keep_warm(self, table: str) -> None:
-        """Note that rows of a table were requested, which keeps the table warm for a while."""
+        """Keep a table's SSTs open for a while, because its rows were requested."""
         is_new = table not in self._tables
         self._tables[table] = time.monotonic()
         if is_new:
             self.warm()
 
     async def until(self, condition: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
-        """Wait until a condition holds for the newest moment. Returns the moment, and True unless time ran out."""
+        """Wait until a condition holds for the newest moment; return the moment, and False if time ran out."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 async for reading in self.changes():
@@ -77,7 +74,6 @@ class Newest:
         return await self.reading(), False
 
     async def changes(self) -> AsyncIterator[FreshMoment]:
-        """Yield the newest moment, and each later one."""
         self._listeners += 1
         try:
             seen = None
@@ -136,7 +132,6 @@ class Newest:
         return new_reading
 
     def _open(self, reading: FreshMoment, most_bytes: int | None = None) -> None:
-        """Fetch and open the SSTs of the requested tables, one table after the other."""
         for table in [name for name in [*self._tables] if name in reading.moment.cut.tables]:
             owned = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
             try:
@@ -145,7 +140,7 @@ class Newest:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching the SSTs of state partitions that this instance owns, since it may own more than before."""
+        """Start fetching the SSTs of owned state partitions; called when their number may have grown."""
         self._is_to_warm, self._opened_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

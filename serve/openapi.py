@@ -1,4 +1,4 @@
-"""The OpenAPI document, derived from the types that check requests."""
+"""OpenAPI document of the routes, derived from the types that check requests."""
 
 from collections.abc import Sequence
 from typing import Any

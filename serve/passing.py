@@ -15,7 +15,6 @@ from .rows.look_ups import Key, Rows, at_once
 from .service import ARROW, JSON, Call
 
 FOUND = "_found"
-"""Column of an Arrow answer that tells whether a key has a row."""
 
 
 async def rows(
@@ -26,7 +25,10 @@ async def rows(
     keys: Sequence[Key],
     columns: Sequence[str],
 ) -> Rows:
-    """Return the rows of keys; `texts` are the keys as the client sent them. Raises as `Moment.get_many`."""
+    """Return the rows of keys; `texts` are the keys as the client sent them.
+
+    Raises the errors of `Moment.get_many`.
+    """
     if not call.wants_arrow and (open_rows := at_once(answers, keys, columns, call.seen_ms)) is not None:
         return open_rows
     service, peers, table = call.service, call.service.peers, answers.name
@@ -65,15 +67,13 @@ async def rows(
 
 
 class _Document(msgspec.Struct):
-    """The part of a JSON answer that is used."""
-
     rows: list[msgspec.Raw]
 
 
 async def _ask_owner(
     call: Call, owner: str, reading: FreshMoment, answers: TableAnswers, texts: Sequence[str], columns: Sequence[str]
 ) -> Rows | None:
-    """Return the owner's rows of the same version, or None if the owner gives no usable answer."""
+    """Return the rows that the owner has at the same version; None if the owner gives no usable answer."""
     assert call.service.peers is not None  # noqa: S101  `rows` checked that
     table, in_arrow = answers.name, call.wants_arrow
     path = f"/apps/{quote(answers.cut.app)}/at/v{answers.manifest.version}/tables/{table}"

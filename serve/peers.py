@@ -1,4 +1,4 @@
-"""Instances of one store: each writes heartbeats to the store, and all compute the same owners of state partitions.
+"""Instances of one store: heartbeats in the store, and the instance that owns each state partition.
 
 Rendezvous hashing (Thaler and Ravishankar 1998): the live instance with the largest hash of its id and a state
 partition owns the partition and keeps its SSTs warm. There is no leader, and when an instance leaves, only its own
@@ -27,19 +27,18 @@ _log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 _GONE_MS = 3_500
-"""Age of the last heartbeat, by the storage's clock, after which an instance counts as gone."""
+"""Age of the last heartbeat, by the storage's clock, after which an instance counts as dead."""
 _FORGOTTEN_MS = 60_000
 _PATIENCE = urllib3.Timeout(connect=0.25, read=1.0)
 HOP = "slackwater-hop"
-"""Header of a forwarded request, which is not forwarded again. Its value is the time as of which rows expire."""
+"""Header of a forwarded request, which is not forwarded again; its value is the time as of which rows expire."""
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """An instance that serves the store."""
+    """A live instance that serves the store."""
 
     id: limits.Id
     url: limits.Line
-    """Address for other instances."""
 
 
 INSTANCES = Notes(Peer, lambda: keys.INSTANCES, lambda peer: peer.id)
@@ -65,29 +64,25 @@ class Peers:
         self.me = Peer(str(ULID()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Peer] = {}
-        """Other live instances, by id."""
         self._known: dict[str, Peer] = {}
         self._suspects: dict[str, float] = {}
         self._http = urllib3.PoolManager(maxsize=32, timeout=_PATIENCE, retries=False)
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Start the heartbeats. Raises `Unavailable`."""
         await self._in_thread(self._beat)
         self._task = asyncio.create_task(self._beat_forever())
 
     async def end(self) -> None:
-        """Stop the heartbeats and remove this instance from the store."""
         if self._task is not None:
             self._task.cancel()
             await self._in_thread(lambda: INSTANCES.remove(self._store, self.me.id))
 
     def owns(self, app: str, table: str, partitions: Iterable[int]) -> list[int]:
-        """Return the elements of `partitions`, state partitions of a table, that this instance owns."""
         return [partition for partition in partitions if self._owner(app, table, partition) is self.me]
 
     def owners(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
-        """Return, by instance id, the positions in `partitions` of the state partitions that the instance owns."""
+        """Return, by id of the owning instance, the indices of its state partitions in `partitions`."""
         positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
             positions.setdefault(self._owner(app, table, partition).id, []).append(position)
@@ -96,7 +91,7 @@ class Peers:
     async def ask(
         self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]
     ) -> bytes | None:
-        """Return the body of another instance's answer, or None if it does not answer with 200."""
+        """Forward a request to another instance; return the body, or None unless it answers with 200."""
         instance = self.others.get(other)
         if instance is None:
             return None

@@ -1,4 +1,4 @@
-"""Limits on incomplete requests, which uvicorn's HTTP/1.1 lacks, and the name in a client certificate."""
+"""HTTP connection of uvicorn, with limits on connections and on incomplete requests."""
 
 from collections import Counter
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES = 64 << 10
-"""Maximum bytes of a request's first line and headers, if received in parts; a single part may be a few
-times as large.
+"""Maximum bytes of a request's first line and headers, if they are received in parts.
+
+A single part may be a few times as large.
 """
 _PATIENCE_S = 10.0
-"""Seconds in which a request must arrive completely."""
 PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
 """Paths that are answered regardless of the number of requests in progress."""
 
 
 class Protocol(HttpToolsProtocol):
-    """An HTTP connection. If there are too many connections, an idle connection is closed."""
+    """An HTTP connection. At the maximum number of connections, a new one closes an idle one."""
 
     most = 2_000
-    """Maximum number of connections; larger than the maximum number of requests, so an idle one always exists."""
+    """Maximum number of connections; larger than that of requests, so that an idle one always exists."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
     _timer: Any = None
@@ -42,7 +42,7 @@ class Protocol(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _make_room(self) -> None:
-        """Close the connection that is idle for longest, of the address with the most idle connections.
+        """Close the longest idle connection of the address that has the most idle connections.
 
         So a client that opens many connections loses its own.
         """
@@ -91,7 +91,6 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _wait(self, *, begins: bool = True) -> None:
-        """Start or cancel the timer for a complete request."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(_PATIENCE_S, self.transport.close) if begins else None

@@ -1,4 +1,4 @@
-"""Routes of reads, a few lines each: call `client`, and show the result with `client.show`."""
+"""Routes that read: rows by key, moments, SQL, log, snapshots, diff, history, lineage, commits."""
 
 from collections.abc import AsyncIterator
 from typing import Unpack

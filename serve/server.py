@@ -28,18 +28,17 @@ class Listening:
     host: str = "127.0.0.1"
     port: int = 8350
     certificate: Path | None = None
-    """PEM file, with the private key in it or in `key`."""
+    """PEM file with the certificate, and with the private key unless `key` is set."""
     key: Path | None = None
     client_ca: Path | None = None
-    """CA of client certificates; clients without a certificate need a token."""
+    """CA file of client certificates; clients without a certificate need a token."""
     needs_tokens: bool = False
-    """True to require tokens on a loopback address too."""
+    """True to require tokens also on a loopback address."""
     advertise: str = ""
     """Address for other instances; empty for a single instance."""
 
     @property
     def is_local(self) -> bool:
-        """True if the address is reachable from this machine only."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -51,7 +50,7 @@ class Listening:
 
 
 class ServeInstance:
-    """One server instance of a store.
+    """One server instance over a store.
 
     With `with_agents`, agents are served at `/mcp`; `shows_values` lets clients without a token see values there.
 
@@ -121,7 +120,7 @@ class ServeInstance:
             gc.unfreeze()
 
     def stop(self) -> None:
-        """Make `run` return after the requests in progress."""
+        """Make `run` return once the requests in progress are answered."""
         self._server.should_exit = True
 
     @property

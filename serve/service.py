@@ -1,4 +1,4 @@
-"""State of an instance (client, followed apps, look-ups), and of one request."""
+"""State of a server instance (client, pollers, caches, process pools), and of one request."""
 
 import asyncio
 import re
@@ -37,40 +37,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ARROW, JSON = "application/vnd.apache.arrow.stream", "application/json"
 _REMEMBERED_S = 2.0
-"""Seconds for which a ref's moment is cached."""
 _SHARED_S = 1.0
-"""Seconds for which a result is shared by concurrent requests."""
 _VERSION = re.compile(r"v\d{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Options of an instance."""
+    """Limits and intervals of a server instance."""
 
     every_s: float = 0.25
-    """Seconds between polls for newer versions of the apps in use."""
     request_s: float = 60.0
-    """Time limit of a request."""
     threads: int = 16
-    """Number of threads for requests to the store."""
     sql_s: float = 10.0
-    """Time limit of a SQL statement."""
     sql_memory_mb: int = 512
-    """Memory limit of a SQL statement, in MiB."""
     sql_rows: int = 10_000
-    """Maximum rows that a SQL statement returns."""
     sql_processes: int = 2
-    """Maximum number of concurrent SQL statements."""
+    """Maximum number of concurrent SQL statements of one client."""
     sql_is_ready: bool = True
-    """True to start a SQL process before the first statement."""
     long_s: float = 300.0
     """Time limit of a bisect, replay or verification."""
     long_at_once: int = 2
-    """Maximum number of concurrent long operations."""
     programs: Mapping[str, Path] = field(default_factory=dict)
-    """Program file by app; without one, no batch of the app can be replayed."""
     answer_bytes: int = 64 << 10
-    """Maximum size of an answer to an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ class Answer:
 
 
 class Service:
-    """State of an instance. Belongs to one event loop."""
+    """State of a server instance. Belongs to one event loop."""
 
     def __init__(self, client: Client, options: ServeOptions, advertise: str = "") -> None:
         self.client, self.options = client, options
@@ -99,7 +87,6 @@ class Service:
         self.store_watch = StoreWatch(client.store)
         self.metrics = ServeMetrics()
         self.streams = Counter[str]()
-        """Open streams by client."""
         on_replaced = self.metrics.replaced
         self.statements = Statements(client.settings, options.sql_processes, options.sql_memory_mb << 20, on_replaced)
         self.replays = Statements(client.settings, 1, 0, stays=False)
@@ -110,18 +97,16 @@ class Service:
         self._warming: asyncio.Task[None] | None = None
 
     def in_thread(self, function: Callable[[], T]) -> Coroutine[Any, Any, T]:
-        """Call a function in a thread, because it may wait for the store."""
         return _awaited(asyncio.get_running_loop().run_in_executor(self._pool, function))
 
     async def shared(self, name: Hashable, function: Callable[[], T]) -> T:
-        """Return a function's result; concurrent calls with the same name share one call in a thread."""
+        """Return a function's result; concurrent calls with equal names share one call in a thread."""
         task: asyncio.Task[T] | None = self._shared.get(name)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._shared[name] = asyncio.create_task(self.in_thread(function))
         return await asyncio.shield(task)
 
     async def newest(self, app: str) -> Newest:
-        """Return the follower of an app. Raises `NotFound` and `Usage`."""
         follower = self._followed.get(app)
         if follower is None:
             stored_app = await self.in_thread(lambda: self.client.app(app))
@@ -138,9 +123,9 @@ class Service:
             follower.warm()
 
     async def reading(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> FreshMoment:
-        """Return a moment of an app.
+        """Return a moment of an app, from the cache if possible.
 
-        With `prefer_newest`, the cached newest moment is returned if it has the stage's version `ref`. Raises as
+        With `prefer_newest`, the newest moment is returned if it has the stage's version `ref`. Raises the errors of
         `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
@@ -175,7 +160,6 @@ class Service:
             self._long -= 1
 
     async def begin(self) -> None:
-        """Start processes and load modules that take long to start."""
         if self.options.sql_is_ready:
             self._warming = asyncio.create_task(self.statements.warm())
         await self.in_thread(_import)
@@ -194,7 +178,7 @@ class Service:
 
 
 def _import() -> None:
-    """Load modules for reads, and pandas through Arrow, which would cost the first request a third of a second each."""
+    """Import modules that would cost the first request a third of a second each."""
     from ..client import app  # noqa: F401
 
     pa.array(np.zeros(1))
@@ -216,15 +200,13 @@ class Call:
     credentials: Mapping[str, str] = field(default_factory=dict)
     """Headers that identify the caller to another instance."""
     is_passed_on: bool = False
-    """True if another instance forwarded the request, so that it must be answered here."""
     seen_ms: int = 0
     """Time as of which rows with a time to live expire; 0 for the moment's own."""
     secret: bytes = b""
-    """Secret for names of hidden values in SQL; empty if the caller may see values."""
+    """Secret that names of hidden values are derived from; empty if the caller may see values."""
 
     @classmethod
     def of(cls, service: Service, grant: Grant, headers: Mapping[str, str], arguments: Mapping[str, Any]) -> "Call":
-        """Create a call from a request's headers and parameters."""
         wants_arrow = (
             arguments.get("format") or ("arrow" if ARROW in headers.get("accept", "") else "json")
         ) == "arrow"
@@ -240,9 +222,9 @@ class Call:
         return cls(service, grant, wants_arrow, etags, credentials, is_passed_on=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str, view: str = "") -> "StoredApp":
-        """Return an app that the caller may read. A non-empty `view` names a view of all tables, such as the log.
+        """Return an app that the caller may read. A non-empty `view` is a view of all tables, such as the log.
 
-        Changes are recorded under the token's name. Raises `Denied`, and as `Client.app`.
+        Operations on the app are recorded under the token's name. Raises `Denied`, and the errors of `Client.app`.
         """
         if view:
             self.grant.check_all_tables(view)
@@ -251,7 +233,7 @@ class Call:
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def whole_app(self, name: str, view: str) -> "StoredApp":
-        """Return an app if the caller may read all its tables, as `view` requires; opens the app in a thread.
+        """Return an app if the caller may read all its tables, as `view` requires.
 
         Raises `Denied`, and `NotFound` for an unknown app.
         """
@@ -262,7 +244,7 @@ class Call:
     ) -> FreshMoment:
         """Return a moment that the caller may read; for the newest, wait until it has read `min_offsets`.
 
-        With a table, the moment has that table. Raises `Denied`, `NotYet`, and as `StoredApp.at`.
+        With `table`, the moment has that table. Raises `Denied`, `NotYet`, and the errors of `StoredApp.at`.
         """
         self.grant.check_app(app)
         if table:
@@ -300,14 +282,13 @@ class Call:
         return reading
 
     async def _with_table(self, table: str, reading: FreshMoment) -> FreshMoment:
-        """Return a moment in which a table has this name, even if it was renamed since. Raises `NotFound`."""
+        """Return a moment that has the table under this name, even if it was renamed since. Raises `NotFound`."""
         if not table or reading.has(table):
             return reading
         renamed = await self.service.in_thread(lambda: reading.moment.having(table))
         return FreshMoment(renamed, reading.is_newest, reading.on_read)
 
     def bounds(self, folder: str) -> Bounds:
-        """Return the limits of the caller's SQL, for the app with this folder."""
         options, grant = self.service.options, self.grant
         tables = None if grant.may_read("*") else grant.tables
         return Bounds(
@@ -319,7 +300,6 @@ class Call:
         )
 
     def question(self, reading: FreshMoment, ref: str, stage: str, sql: str, limit: int) -> Question:
-        """Return a SQL statement about a moment, for `Statements.answer`."""
         cut, is_newest = reading.moment.cut, reading.is_newest
         return Question(
             app=cut.app,
@@ -336,12 +316,10 @@ class Call:
         return Answer(encoded(data), headers=headers or {}, rows=rows)
 
     def etag(self, *parts: object) -> str:
-        """Return an ETag of these parts."""
         return f'"{".".join(map(str, parts))}{".arrow" if self.wants_arrow else ""}"'
 
 
 def event(name: str, data: object, number: int | None = None) -> bytes:
-    """Return a server-sent event; `number` is its id."""
     # Encoded rows contain line breaks, which would end the event's data.
     line = "" if number is None else f"id: {number}\n"
     return f"event: {name}\n{line}data: ".encode() + encoded(data).replace(b"\n", b"") + b"\n\n"
@@ -353,7 +331,7 @@ def _min_offset(text: str) -> tuple[str, int, int]:
 
 
 def arrow_bytes(table: pa.Table, metadata: dict[str, object]) -> bytes:
-    """Return an Arrow IPC stream; the schema's metadata holds the other fields of the answer, as JSON."""
+    """Return an Arrow IPC stream; the schema's metadata holds the answer's other fields, as JSON."""
     table = escaped(table).replace_schema_metadata({"slackwater": encoded(metadata)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

@@ -35,22 +35,20 @@ _GRACE_S = 2.0
 """Seconds after DuckDB's own timeout before the process is killed."""
 _SLACK_BYTES = 256 << 20
 _WAITING = 32
-"""Maximum number of queued statements of one client."""
 _STATEMENTS = 1_000
-"""Number of statements after which a process is replaced."""
 _ATTEMPTS = 3
 """Number of processes tried for a statement: a process with too little free memory exits before it starts."""
 _NO_MEMORY, _NO_ROOM = 41, 42
 """Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
 _OOM = "Out of Memory Error"
-"""DuckDB's error message, as Arrow passes it on while streaming rows."""
+"""Text of DuckDB's error, as Arrow passes it on while streaming rows."""
 # Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.
 _PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A statement and the moment to run it at."""
+    """A SQL statement, and the moment to run it at."""
 
     app: str
     """Name of the app's folder."""
@@ -66,23 +64,21 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows of a statement, and notes about them."""
+    """Rows that a SQL statement returned, and notes about them."""
 
     rows: bytes
-    """Arrow IPC stream."""
     other_moments: dict[str, dict[str, object]]
     is_cut_off: bool
     notes: tuple[str, ...] = ()
-    """Notes of `Moment.answer`."""
     named: dict[str, object] = field(default_factory=dict)
-    """Values of the names in the rows, if values are hidden."""
+    """Value of each name in the rows, if values are hidden."""
 
     def table(self) -> pa.Table:
         return pa.ipc.open_stream(self.rows).read_all()
 
 
 class Statements:
-    """Pool of SQL processes, started on first use. Belongs to one event loop.
+    """Pool of processes that run SQL statements, started on first use. Belongs to one event loop.
 
     Args:
         settings: Settings of each process's client.
@@ -113,7 +109,6 @@ class Statements:
 
     @property
     def under_way(self) -> int:
-        """Number of running and queued statements."""
         return sum(self._waiting.values())
 
     def _new_pool(self, method: Literal["forkserver", "spawn"]) -> ProcessPool:
@@ -135,14 +130,13 @@ class Statements:
                 self._is_started = True
 
     async def answer(self, statement: Question, who: str = "") -> Found:
-        """Run a statement and return its rows. Raises `TooOften`, `TooMuch`, and as `Moment.answer`."""
         return await self.run(_answer, statement, statement.bounds.seconds, who)
 
     async def run(self, function: Callable[[A], R], argument: A, seconds: float, who: str = "") -> R:
         """Call a module's function in a process, which is killed on timeout or when this call is cancelled.
 
-        The function gets its client by `here`; `who` is the caller's token. Raises `TooOften`, `TooMuch`, and as the
-        function.
+        The function gets its client by `process_client`; `who` is the caller's token. Raises `TooOften`, `TooMuch`, and
+        the errors of the function.
         """
         if self._waiting[who] >= _WAITING:
             raise TooOften(f"{_WAITING} queries are already waiting")
@@ -215,7 +209,7 @@ def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]
 
 
 _most_at_start_bytes = 0
-"""Memory that a process may have at most before it starts a statement, so that the statement can use its full limit."""
+"""Maximum memory of a process before a statement, so that the statement can use its full limit."""
 
 
 def _data_bytes() -> int:
@@ -224,7 +218,7 @@ def _data_bytes() -> int:
 
 
 def _guarded(function: Callable[[A], R], argument: A) -> R:
-    """Call the function. End the process if it has too little memory before the call, or runs out of memory in it."""
+    """Call the function. Exit the process if it has too little memory before the call, or runs out of memory."""
     try:
         if 0 < _most_at_start_bytes < _data_bytes():
             os._exit(_NO_ROOM)
@@ -251,7 +245,6 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def here() -> Client:
-    """Return the client of the current SQL process."""
     assert _client is not None  # noqa: S101  set by `_begin`
     return _client
 

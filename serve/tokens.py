@@ -1,4 +1,4 @@
-"""Authentication and authorization: bearer tokens, client certificates, or loopback without a token; rate limits."""
+"""Authentication and authorization: bearer tokens, client certificates, loopback without a token; rate limits."""
 
 import math
 import re
@@ -37,14 +37,12 @@ class Grant:
     tables: frozenset[str] = frozenset({ALL})
     verbs: frozenset[Verb] = frozenset({"read", "sql", "bisect"})
     per_s: int = 0
-    """Maximum requests per second; 0 for no limit."""
+    """Maximum number of requests per second; 0 for no limit."""
 
     def also(self, verb: Verb) -> "Grant":
-        """Return a copy with one more verb."""
         return replace(self, verbs=self.verbs | {verb})
 
     def check(self, verb: Verb | None) -> None:
-        """Raise `Denied` unless the verb is granted."""
         if verb is not None and verb not in self.verbs:
             who = f"token {self.name!r}" if self.name else "a client without a token"
             raise Denied(
@@ -59,7 +57,7 @@ class Grant:
         return bool({ALL, app} & self.apps)
 
     def check_all_tables(self, view: str) -> None:
-        """Raise `Denied` unless all tables may be read; `view` names the view that covers all tables."""
+        """Raise `Denied` unless all tables may be read; `view` is the name of a view of all tables."""
         if ALL not in self.tables:
             raise Denied(
                 f"token {self.name!r} may read only {_listed(self.tables)}, and {view} covers all tables",
@@ -68,7 +66,7 @@ class Grant:
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """Descriptions of everything that the token does not cover, so that callers know an answer may be partial."""
+        """Descriptions of what the caller may not read, so that the caller knows that an answer may be partial."""
         apps = () if ALL in self.apps else (f"apps other than {_listed(self.apps)}",)
         if ALL in self.tables:
             return apps
@@ -109,19 +107,19 @@ class Doorkeeper:
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
     async def admit(self, headers: Mapping[str, str], scope: Scope) -> Grant:
-        """Return the permissions of a request and apply the rate limit.
+        """Return the permissions of a request, and apply the rate limit.
 
         Tokens are cached for a minute while the store does not answer. Raises `NotKnown`, `Denied`, `TooOften`, and
-        `Unavailable` if the store is unavailable for longer.
+        `Unavailable` if the store does not answer for longer.
         """
         grant = await self.known(headers, scope, _KNOWN_S)
         self._count(grant)
         return grant
 
     async def known(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_KNOWN_S) -> Grant:
-        """Return the permissions of a request without applying the rate limit, by tokens read at most `age_s` ago.
+        """Return the permissions of a request by tokens read at most `age_s` ago, without the rate limit.
 
-        For streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
+        Also for streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
         answer.
         """
         authorization = headers.get("authorization", "")
@@ -172,7 +170,6 @@ class Doorkeeper:
         self._by_digest, self._by_name, self._read_s = by_digest, by_name, time.monotonic()
 
     def _count(self, grant: Grant) -> None:
-        """Count a request of a token. Raises `TooOften` if the token's bucket, of one second's requests, is empty."""
         if not grant.per_s:
             return
         now_s = time.monotonic()

@@ -34,11 +34,10 @@ _MAX_BODY_BYTES = 1 << 20
 MOST_REQUESTS = 1_900
 """Maximum number of concurrent requests, to limit memory; further ones get 503."""
 _MAX_STREAMS = 500
-"""Maximum number of open streams of one token or address."""
 
 
 class ExtraService(Protocol):
-    """A service mounted next to the routes."""
+    """A service mounted next to the routes, such as that for agents."""
 
     @property
     def route(self) -> Route: ...
@@ -92,8 +91,6 @@ def application(service: Service, door: Doorkeeper, extra: ExtraService | None =
 
 
 class _Bounded:
-    """Limits the number of concurrent requests, except probes."""
-
     def __init__(self, router: Router, service: Service) -> None:
         self._router, self._under_way = router, 0
         service.metrics.look("requests_under_way", lambda: self._under_way)
@@ -118,8 +115,6 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Route:
-    """ASGI handler of a declared route."""
-
     def __init__(self, endpoint: Endpoint, service: Service, door: Doorkeeper) -> None:
         self._endpoint, self._service, self._door = endpoint, service, door
         self._is_async = inspect.iscoroutinefunction(endpoint.function)
@@ -167,7 +162,6 @@ class _Route:
                 note(f"{name} ended", streamed.events)
 
     async def _result(self, call: Call, arguments: dict[str, Any]) -> Any:
-        """Call the route's function and return an `Answer`, or the events of a stream."""
         endpoint, service = self._endpoint, self._service
         async with service.store_watch.bounded(
             service.options.long_s if endpoint.is_long else service.options.request_s
@@ -182,7 +176,6 @@ class _Route:
         return call.document(data, rows=rows_in(data))
 
     async def _check_still_admitted(self, grant: Grant, headers: dict[str, str], scope: Scope) -> None:
-        """Raise an error unless the caller is still admitted with the same permissions."""
         if grant.name and await self._door.known(headers, scope) != grant:
             raise Denied(f"the permissions of token {grant.name!r} have changed", hint="connect again")
 
@@ -215,7 +208,10 @@ def _stream(streamed: "_Streamed | None") -> Response:
 
 
 class _Streamed:
-    """A stream of events that ends when the caller loses access. Raises `TooOften` for too many open streams."""
+    """Stream of server-sent events that ends when the caller loses access.
+
+    Raises `TooOften` for too many open streams of one client.
+    """
 
     def __init__(
         self, events: AsyncIterator[bytes], check_access: Callable[[], Awaitable[None]], service: Service, who: str

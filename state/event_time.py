@@ -1,4 +1,4 @@
-"""Event time: watermarks, late rows, and rows that fall due.
+"""Event time of a stage: watermarks, late rows, and rows that fall due.
 
 A stage's watermark is the smallest of its inputs' watermarks. For rows with `withWatermark`, the input's watermark is
 the largest event time read, less the delay; for a channel, it is the watermark of the upstream version read. Watermarks
@@ -33,42 +33,35 @@ AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A watermark that the program declares, as a batch computes it."""
+    """Declared watermark, as a batch computes it."""
 
     columns: tuple[str, ...]
-    """Event time columns of the batch's rows, by their tagged names (`multi_input`)."""
     delay_ms: int
-    """Delay by which the watermark lies before the newest event time."""
     inputs: tuple[str, ...]
     part: int | None = None
-    """Number of the DataFrame to which the watermark applies, if several have the column; None otherwise."""
+    """Index of the DataFrame with the watermark, if several have its column; else None."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Event times that a task saw in its rows."""
+    """Event times in the rows of one task."""
 
     latest_ms: tuple[int | None, ...] = ()
-    """Largest event time by watermark, except times too far ahead of the clock; None without any time."""
     ahead: int = 0
-    """Number of rows whose event time is too far ahead of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Event time columns that a task scans, and the bound of plausible times."""
+    """Event time columns that a task scans, with the latest plausible time."""
 
     watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
-    """Time after which event times are too far ahead of the clock."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Distinct names of the columns that `seen` reads."""
         tags = (TAG for watermark in self.watermarks if watermark.part is not None)
         return tuple(dict.fromkeys(chain(*(watermark.columns for watermark in self.watermarks), tags)))
 
     def seen(self, rows: pa.Table) -> Seen:
-        """Return the event times of these rows."""
         columns = [[(name, watermark.part) for name in watermark.columns] for watermark in self.watermarks]
         ahead = pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0
         newest_by_column: dict[tuple[str, int | None], int | None] = {}
@@ -89,7 +82,7 @@ class Times:
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
-    """Return the inputs with their watermarks after a batch; channels already have the watermark of upstream."""
+    """Return the inputs with the watermarks after a batch. Watermarks of channels come with their positions."""
     moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
         times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]
@@ -100,14 +93,13 @@ def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen:
 
 
 def watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
-    """Return a stage's watermark: the least watermark of the `timed` inputs, at least `before_ms`; None if unknown."""
+    """Return the smallest watermark of the `timed` inputs, never below `before_ms`; None if unknown."""
     watermarks = [inputs[name].watermark_ms for name in sorted(timed)]
     present = [at for at in watermarks if at is not None]
     return later(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
 
 
 def later(before_ms: int | None, now_ms: int | None) -> int | None:
-    """Return the later of two times, either of which may be None."""
     return max((at for at in (before_ms, now_ms) if at is not None), default=None)
 
 
@@ -128,7 +120,7 @@ def after(
 
 
 def due_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
-    """Return the rows that fall due with the batch after `base`; `wall_ms` is the clock at the batch's start."""
+    """Return the time span in which rows fall due with the batch after `base`; `wall_ms` is the clock at its start."""
     event_time = base or EventTime()
     until_ms = later(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
     pending = until_ms is not None and event_time.next_due_ms is not None and event_time.next_due_ms <= until_ms
@@ -140,42 +132,33 @@ class Due:
     """Time span in which rows fall due with a batch."""
 
     after_ms: int | None
-    """Time up to which rows have fallen due in earlier batches; None before the first."""
     until_ms: int | None
-    """Time up to which rows fall due with this batch; None while the watermark is unknown."""
     pending: bool
-    """True if a row may fall due in the span."""
     wall_ms: int | None = None
-    """Wall clock at the batch's start; None without a batch."""
     watermark_ms: int | None = None
-    """Watermark of the previous version; None if it has none."""
 
     @property
     def moment(self) -> BatchMoment:
-        """Times of the batch, in the form that a state takes."""
         return BatchMoment(self.until_ms, self.wall_ms, self.watermark_ms)
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last millisecond in which rows fall due with this batch. Requires `pending`."""
+        """First and last millisecond in which rows fall due. Requires `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
         return BEFORE_ALL_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Clock and event time bounds of one batch."""
+    """Clock and plausible event times of one batch."""
 
     clock_ms: int
-    """Time by which rows expire."""
     bound_ms: int = 0
-    """Time after which event times are too far ahead of the clock."""
     due: Due | None = None
-    """Rows that fall due with the batch; None for a table whose rows never do."""
+    """Due rows of the batch; None for a table whose rows never fall due."""
 
     @property
     def pending(self) -> bool:
-        """True if a row may fall due."""
         return self.due is not None and self.due.pending
 
 
@@ -185,23 +168,19 @@ class TimeRules:
 
     watermarks: Sequence[Watermark] = ()
     timed: Collection[str] = ()
-    """Inputs with a watermark, declared or from the upstream stage."""
     due_by: DueBy | None = None
-    """Clock or event time, by which rows of the table fall due; None if they never do."""
     behind_ms: int = 0
-    """Most by which the event times of emitted rows may lie before the watermark."""
+    """Largest lag of the event times of emitted rows behind the watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Decides which rows are too late, or too far ahead of the clock, for a table."""
+    """Test for rows of a table that are too late, or too far ahead of the clock."""
 
     columns: tuple[str, ...]
     """Columns to test: time windows (structs of `start` and `end`), or times."""
     watermark_ms: int | None
-    """Windows that end by this time are over; None while the watermark is unknown."""
     bound_ms: int
-    """Windows that begin after this time are too far ahead of the clock."""
 
     def mask(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Return bool[rows]: True for rows to leave out. Rows without a window or time are kept."""

@@ -20,16 +20,15 @@ from ..errors import SlackwaterError
 from .kinds.kind import Bound, Groups, Merged
 
 Items = npt.NDArray[np.int64]
-"""Item numbers, ascending."""
 
 Item = TypeVar("Item")
 
 Fails = Callable[[Sequence[Items]], Sequence[bool]]
-"""Tests groups of items, each group by itself. Returns for each group whether it fails."""
+"""Function that tests groups of items separately; returns True for each group that fails."""
 
 
 class TooMany(Exception):
-    """More items fail than allowed. `found` has the last item of each failing group found so far, ascending."""
+    """More items fail than allowed. `items` has the last item of each failing group found so far, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -37,13 +36,13 @@ class TooMany(Exception):
 
 
 def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
-    """Return the items to leave out so that the remaining ones pass; no returned item can be put back.
+    """Return the items to leave out so that the remaining items pass; each returned item is necessary.
 
-    `count` items, numbered from 0 and at least one, fail together. Returns at most `most` numbers, ascending; none if
-    the items pass now. Raises `TooMany` if there are more.
+    `count` items, numbered from 0 and at least one, fail together. Returns at most `max_failing` numbers, ascending;
+    none if the items pass now. Raises `TooManyFailing` if there are more.
 
     For p items that fail by themselves, at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
-    never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
+    never more than 2 * `max_failing` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
     alone = failing_alone(items, fails, most)
@@ -66,9 +65,9 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
 
 
 def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
-    """Return the items that fail by themselves, ascending. All failing groups are halved at once.
+    """Return the items that fail by themselves, ascending. Halves all failing groups at once.
 
-    Raises `TooMany` if there are more than `most`.
+    Raises `TooManyFailing` if there are more than `max_failing`.
     """
     alone: list[int] = []
     failing = [items]
@@ -84,11 +83,11 @@ def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
 def first_turn(
     count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
 ) -> int:
-    """Return the number of an early item that turns a sequence bad; see `turning_point`.
+    """Return the index of an early item at which a sequence turns bad; see `find_turning_point`.
 
     Works for predicates that are not monotonic. Up to `scan` items, the item returned is the first one. Beyond that, it
-    is no later than the first of the `suspects` (ascending, at least one) at which the sequence is bad. At most `most`
-    suspects are tested.
+    is no later than the first of the `suspects` (ascending, at least one) at which the sequence is bad. At most
+    `max_suspects` suspects are tested.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -106,7 +105,7 @@ def first_turn(
 
 
 def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
-    """Return the number of a late item that turns a sequence bad; see `turning_point`.
+    """Return the index of a late item at which a sequence turns bad; see `find_turning_point`.
 
     Returns the last item if it turns the sequence bad. Tests prefixes that lack the last item, then the last two, four
     and so on, until a prefix is not bad.
@@ -119,7 +118,7 @@ def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
 
 
 def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
-    """Return the number, from 0, of an item that turns a sequence of `count` items from good to bad.
+    """Return the index of an item at which a sequence of `count` items turns from good to bad, by binary search.
 
     `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
     tested. It is called at most log2(count) times, rounded up. If `is_bad` is not monotonic, any such item may be
@@ -138,9 +137,9 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
 def smallest(
     items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
 ) -> tuple[Sequence[Item], bool]:
-    """Return a minimal bad subset of items that are bad together, and whether it is proved minimal (delta debugging).
+    """Return a small subset of items that is bad, and True if the subset is proved minimal (delta debugging).
 
-    `is_bad` tests a subset, in the order of the items. It is called at most `most` times; if that did not suffice,
+    `is_bad` tests a subset, in the order of the items. It is called at most `max_tries` times; if that did not suffice,
     False is returned with the smallest subset so far.
     """
     tries, parts = 0, 2
@@ -165,12 +164,12 @@ def smallest(
 
 
 RECORD = "_slackwater_record"
-"""Column with the number of the record from which a row was made, a long."""
+"""Column with the number of the record from which a row was made: int64."""
 _MOST_STACK = 16_384
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error that a record caused: its class, its message and its stack trace."""
+    """Error that a record caused: its class, message and stack trace."""
 
     kind: str
     message: str
@@ -178,25 +177,24 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
-"""Tries groups of items, each by itself. Returns for each group its failure, or None if it passes."""
+"""Function that tries groups of items separately; returns the failure of each group, None for a group that passes."""
 
 
 class StateFailure(msgspec.Struct, frozen=True):
-    """A task's report of a user's state function that failed."""
+    """Report of a task in which a user's state function failed."""
 
     why: Failure
     keys: tuple[int, ...] = ()
-    """`_hash` of the keys for which the function fails."""
     records: dict[int, Failure] = {}
-    """Failures by record number; set instead of `keys` if the rows have record numbers."""
+    """Failures by record number, in place of `keys`, if the rows have record numbers."""
 
 
 class NoItems(Exception):
-    """An attempt failed for a reason that has nothing to do with its items."""
+    """An attempt failed for a reason unrelated to its items, such as a lack of memory."""
 
 
 class StateFailed(Exception):
-    """A state's function raised an error."""
+    """A user's state function raised an error."""
 
     def __init__(self, failure: StateFailure) -> None:
         super().__init__(f"{failure.why.kind}: {failure.why.message}")
@@ -204,29 +202,27 @@ class StateFailed(Exception):
 
     @classmethod
     def of(cls, failures: Sequence[StateFailure]) -> Self:
-        """Merge the failures of several tasks into one error: all keys and records, and the first task's cause."""
+        """Merge the reports of several tasks into one error with all keys and records, and the first task's cause."""
         keys = tuple(key for failure in failures for key in failure.keys)
         records = {number: why for failure in failures for number, why in failure.records.items()}
         return cls(StateFailure(failures[0].why, keys, records))
 
 
 def described(error: BaseException) -> Failure:
-    """Return the class, message and stack trace of an error."""
     message = error.message if isinstance(error, SlackwaterError) else str(error)
     stack = "".join(traceback.format_exception(error))[-_MOST_STACK:]
     return Failure(type(error).__name__, _unicode(message), _unicode(stack))
 
 
 def _unicode(text: str) -> str:
-    """Escape surrogates (bytes that are not UTF-8), which Python's strings may have and the store may not."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
-    """Return the items to leave out of `count` items that fail together, with their failures; none if they pass now.
+    """Return the failures of the items to leave out, by item; empty if all items pass now.
 
-    Items are numbered from 0. If more than `most` fail, at least `most` + 1 of them are returned, perhaps not
-    all.
+    Items are numbered from 0. If more than `max_failing` fail, at least `max_failing` + 1 of them are returned, perhaps
+    not all.
     """
     why: dict[int, Failure] = {}
 
@@ -248,9 +244,9 @@ def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
 
 
 def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
-    """Return a function that tries groups one after another with `attempt`, which raises if a group fails.
+    """Return a function that tries groups in turn with `attempt`, which raises an error for a failing group.
 
-    `NoItems` from `attempt` ends the search.
+    `UnrelatedFailure` from `attempt` ends the search.
     """
 
     def tried(items: Items) -> Failure | None:
@@ -278,12 +274,11 @@ def merge_or_tell(
     records: npt.NDArray[np.int64] | None = None,
     most: int,
 ) -> Merged:
-    """Call `state.merge`. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
+    """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
-    A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the
-    `_hash` of each key. `records` has the record number of each row; if given, failing records are reported,
-    otherwise failing keys. If more than `most` fail, at least `most` + 1 of them are reported, perhaps not
-    all.
+    A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the `_hash` of
+    each key. `records` has the record number of each row; if given, failing records are reported, otherwise failing
+    keys. If more than `max_reported` fail, at least `max_reported` + 1 of them are reported, perhaps not all.
     """
     try:
         return state.merge(rows, groups, keys, old)
@@ -300,20 +295,19 @@ def merge_or_tell(
 
 
 class _FailedMerge:
-    """A merge that failed, of which parts are merged again: a part that fails raises the user function's error."""
+    """Failed merge, parts of which are merged again. A failing part raises the error of the user's function."""
 
     def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old
         self._ends = np.append(groups.starts, rows.num_rows)
 
     def merge_keys(self, keys: Items) -> None:
-        """Merge all rows of these keys."""
         self._merge(np.concatenate([self._rows_of(key) for key in keys]), keys)
 
     def by_record(
         self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], most: int
     ) -> dict[int, Failure]:
-        """Return the records that make these keys fail; `records` has the number of each row's record."""
+        """Return the failures of records that make these keys fail; `records` has the record number of each row."""
         by_record: dict[int, Failure] = {}
         for key, failure in failures_by_key.items():
             numbers = np.unique(records[self._rows_of(key)])

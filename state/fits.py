@@ -1,4 +1,4 @@
-"""Compare a stage of a program with its stored history: the same, changed, or incompatible. Values only.
+"""Compare a program's stage with its stored history: unchanged, changed or incompatible. Pure functions.
 
 A run compares before it claims a stage, and accepts only the same; a migration carries out the changes.
 """
@@ -25,20 +25,17 @@ ANOTHER_STAGE = (
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStage:
-    """One stage of a program."""
+    """Stage as a program declares it."""
 
     name: str
     inputs: Mapping[str, str]
-    """Upstream stage by declared input; empty for a user's topic."""
     outputs: Mapping[str, str]
-    """Columns of each output channel as Spark DDL, by declared name."""
     table: Table | None
-    """Table as a new app would get it. `Column.default` is the default of rows stored earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The declarations of a program that is loaded under a given app name."""
+    """All stages of a program, loaded under an app name."""
 
     app: str
     stages: Mapping[str, DeclaredStage]
@@ -46,41 +43,32 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """A change of one column, as users see it."""
+    """Change of one column that users see."""
 
     kind: Literal["added", "removed", "renamed", "widened"]
     column: str
-    """New name; the old name of a removed column."""
     before: str = ""
-    """Old name of a renamed column, old type of a widened one."""
     type: str = ""
-    """New type; the old type of a removed column."""
     default: str | None = None
-    """Value of an added column in rows stored earlier; None for null."""
     meaning: str = ""
-    """Aggregate that the column holds, such as `count()`; empty for other columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFit:
-    """Difference between a stage's stored table and the declared one."""
+    """Difference between a stage's stored table and the declared table."""
 
     table: Table | None = None
-    """Table after the migration; None if the stage keeps no state."""
     columns: tuple[ColumnChange, ...] = ()
     others: bool = False
-    """True if only the order of the columns or the declaration of the state changed."""
     refused: Refused | None = None
-    """Reason why the stored table cannot be kept; None if it can."""
 
     @property
     def same(self) -> bool:
-        """True if nothing changes."""
         return self.refused is None and not self.columns and not self.others
 
 
 def fit_table(stage: str, stored: Table | None, declared: Table | None, renames: Mapping[str, str]) -> TableFit:
-    """Compare a stage's stored table with the declared one. `renames` maps old column names to new ones.
+    """Compare a stage's stored table with the declared table. `renames` maps old column names to new ones.
 
     Raises `NotFound` if a rename names a missing column.
     """
@@ -98,13 +86,12 @@ def fit_table(stage: str, stored: Table | None, declared: Table | None, renames:
 
 
 class InputsFit(NamedTuple):
-    """Difference between a stage's stored inputs and the declared ones, by declared name."""
+    """Difference between a stage's stored inputs and the declared inputs, by declared name."""
 
     new: tuple[str, ...]
-    """Inputs that the stage did not read before."""
     gone: tuple[str, ...]
     writers: Mapping[str, tuple[str, str]]
-    """Upstream stage before and now, of inputs whose upstream changed; empty for a user's topic."""
+    """Stored and declared upstream stage of each input whose upstream stage changed; empty for a user's topic."""
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
@@ -116,14 +103,14 @@ def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
 
 
 def visible(columns: Iterable[Column]) -> tuple[str, ...]:
-    """Return the names of columns that users see. Names of internal columns begin with `_`."""
+    """Return the names of visible columns; names of internal columns begin with `_`."""
     return tuple(column.name for column in columns if not is_internal(column.name))
 
 
 def evolve(
     stage: str, stored: Table, declared: Table, renames: Mapping[str, str]
 ) -> tuple[Table, tuple[ColumnChange, ...]]:
-    """Return the stored table as the program declares it, and the changed columns; unchanged if the declaration agrees.
+    """Return the stored table with the declared columns, and the changed columns.
 
     Ignores the number of state partitions. `renames` maps old column names to new ones.
 
@@ -179,7 +166,6 @@ def evolve(
 
 
 def _changes(old_table: Table, new_table: Table, old_kind: Kind, new_kind: Kind) -> Iterator[ColumnChange]:
-    """Yield the column changes of a migration that users see, without internal columns."""
     old_columns = dict(zip(old_table.ids, old_table.columns, strict=True))
     for number, column in zip(new_table.ids, new_table.columns, strict=True):
         if is_internal(column.name):
@@ -229,7 +215,6 @@ def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[
 
 
 def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[str, Column]) -> tuple[Column, ...]:
-    """Return the key columns under their new names. Raises `Refused` if more than the names changed."""
     keys = tuple(stored_columns.values())[: len(stored.key)]
     if [(c.name, c.type) for c in keys] != [(c.name, c.type) for c in declared.key]:
         stored_key, declared_key = (
@@ -246,7 +231,6 @@ def _keys(stage: str, stored: Table, declared: Table, stored_columns: Mapping[st
 
 
 def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_kind: Kind) -> Column:
-    """Return a stored column with its new name and type. Raises `Refused` if its meaning or type is incompatible."""
     old_meaning, new_meaning = (kind.columns.get(column.name, "") for kind in (old_kind, new_kind))
     if old_meaning != new_meaning:
         raise Refused(
@@ -273,7 +257,7 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
 
 
 def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a removed and an added column that may be a rename: the only ones of their type and meaning."""
+    """Return probable renames: pairs of a removed and an added column, each the only one of its type and meaning."""
     removed, added = (
         [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
         for kind in ("removed", "added")
@@ -289,7 +273,7 @@ def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], 
 
 
 def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> str:
-    """Return a column's default as manifests store it. Raises `Refused` unless it fits the column's type."""
+    """Return a column's default as stored in manifests. Raises `Refused` if it does not fit the column's type."""
     try:
         return default_text(value, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

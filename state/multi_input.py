@@ -1,4 +1,4 @@
-"""Union of several DataFrames into one, and back: rows of a fan-in, and rows of several outputs.
+"""Unite the rows of several DataFrames into one, and split them again: for inputs of a fan-in, and for several outputs.
 
 A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input or one per output, are
 tagged and united (`pipeline/batch/transform.py`): `_input` is the position of a row's DataFrame, the DataFrame's
@@ -16,7 +16,7 @@ TAG = "_input"
 
 
 def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
-    """Return the column names of the tagged union of rows with these schemas, without the key."""
+    """Return the column names of the tagged union of these schemas, without the key."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
     named = (
@@ -28,7 +28,7 @@ def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
 def untag(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str], ids: npt.NDArray[np.int32]
 ) -> tuple[pa.Table, ...]:
-    """Split rows by input, each with its own columns and with the `ids` of its rows as the column `_key`."""
+    """Split rows by input, each with its own columns, and with `ids`, the rows' key numbers, as column `_key`."""
     if len(schemas) == 1:
         return (rows.append_column("_key", pa.array(ids)),)
     parts = by_input(rows, schemas, key)
@@ -38,7 +38,7 @@ def untag(
 def by_input(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str] = ()
 ) -> tuple[tuple[npt.NDArray[np.int64], pa.Table], ...]:
-    """Return, for each tagged DataFrame, the positions of its rows, and the rows with their own columns."""
+    """Return, for each input, the indices of its rows and the rows with their own columns."""
     tags = rows[TAG].to_numpy()
     parts = []
     for position, schema in enumerate(schemas):
@@ -49,5 +49,4 @@ def by_input(
 
 
 def name_of(position: int, column: str) -> str:
-    """Return the name of a column in the tagged union."""
     return f"_{position}_{column}"

@@ -1,4 +1,4 @@
-"""Build the manifest that a batch commits, from its base version and the reports of its tasks."""
+"""Build the manifest that a batch commits, from the base version and the reports of the batch's tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +20,14 @@ from .records import Position
 
 
 class SentTo(msgspec.Struct, frozen=True):
-    """Rows that a task attempt wrote to one Kafka partition."""
+    """Rows that a task attempt wrote to one Kafka partition; `end` is the offset after the last message."""
 
     rows: int
     end: int
-    """Offset after the last message."""
 
 
 class Unsent(msgspec.Struct, frozen=True):
-    """A record that was left out because it exceeds the size limit of a sink's topic."""
+    """Record that was not sent because it exceeds the size limit of a sink's topic."""
 
     sink: str
     key: bytes | None
@@ -38,29 +37,23 @@ class Unsent(msgspec.Struct, frozen=True):
 
 
 class TaskReport(msgspec.Struct, frozen=True):
-    """One task attempt's report to the driver."""
+    """Report of one task attempt to the driver."""
 
     attempt: str
     rows_in: int
-    """Input rows of the stage's function; pre-aggregated rows count individually."""
+    """Number of input rows of the stage's function; pre-aggregated rows count individually."""
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, SentTo]] = {}
-    """Rows written, by channel and Kafka partition."""
     stats: Stats = Stats()
     ranged: tuple[str, ...] = ()
-    """SST objects that the worker reads by byte ranges, because its machine has no copy."""
+    """Keys of SSTs that the worker reads by byte ranges, because its machine has no copy."""
     event_ms: int | None = None
-    """Largest event time of the written rows, for a table whose rows expire by event time."""
     seen: Seen = Seen()
-    """Event times of the task's rows."""
     late: int = 0
-    """Late rows that were left out of the table."""
     next_due_ms: int | None = None
-    """Earliest time at which a row that the task wrote or read falls due; None for never."""
     partials: int = 0
     """Rows that were shuffled to this task after pre-aggregation; see `pre_aggregation`."""
     unsent: tuple[Unsent, ...] = ()
-    """Records that were not sent because a sink's topic does not accept them."""
     failed: StateFailure | None = None
     """Keys or records for which the state's function failed, if the stage may leave records out.
     Reported rather than raised, so that Spark's Python workers stay alive with their Kafka metadata.
@@ -69,33 +62,27 @@ class TaskReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Actions of the snapshot protocol for one commit: `recorded`, `awaited` and `captured` go into the manifest."""
+    """Protocol actions for one commit; `recorded`, `awaited` and `captured` go into the manifest."""
 
     markers: tuple[tuple[str, str], ...]
-    """Snapshot and channel of each marker to write after the batch's rows, in this order."""
+    """Snapshot and channel of each marker to write after the batch's rows, in order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
     captured: dict[str, dict[str, Span]]
     changed: bool
-    """True if the stage commits even without rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Results of a batch: task reports, markers and side tables."""
+    """Result of a batch: task reports, markers and side tables."""
 
     results: Sequence[TaskReport] = ()
-    """Reports of the tasks that had rows."""
     markers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
-    """Offsets by Kafka partition of the markers written after the rows, by snapshot and channel, in the order
-    written.
-    """
+    """Offsets by Kafka partition of the markers written after the rows, by snapshot and channel, in order."""
     side_tables: Mapping[str, SideTable] = field(default_factory=dict)
-    """Side tables that the batch changed."""
     traceparents: tuple[str, ...] = ()
-    """`traceparent` headers of the records that the batch left out."""
     read: Mapping[str, int] | None = None
-    """Number of records read, by declared name of the user's topic; None if not counted: offsets are then used."""
+    """Number of records read, by declared name of the user's topic; None if only offsets were counted."""
 
 
 def next_version(
@@ -111,7 +98,7 @@ def next_version(
     now_ms: int,
     duration_ms: int,
 ) -> Manifest:
-    """Return the manifest after `base`, on which the batch was computed.
+    """Return the manifest that follows `base`, on which the batch was computed.
 
     `positions` has the end of the batch by declared input; empty if nothing was read. Finished `merges` replace their
     inputs; merges that do not fit are dropped. Tasks used `times`; `with_rows` is True if they read rows. `now_ms` is
@@ -180,7 +167,7 @@ def _event_time(
 
 
 def has_rows(start: Input, end: Position) -> bool:
-    """Return True if there are rows between an input's position and the end of a batch."""
+    """Return True if a batch that ends at `end` has rows of this input."""
     if start.upstream and start.passed:
         # Markers have offsets but no rows.
         return sum(end.consumed) > sum(start.passed)
@@ -188,7 +175,7 @@ def has_rows(start: Input, end: Position) -> bool:
 
 
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
-    """Return the input after a batch that ended at `end`. With `own`, a channel ignores upstream's watermark.
+    """Return the input after a batch that ended at `end`. With `own`, upstream's watermark is ignored.
 
     `count` is the number of records read from a user's topic. It may be less than the number of offsets, because
     transaction markers and aborted or compacted records have offsets too.

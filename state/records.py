@@ -1,4 +1,4 @@
-"""Records of topics: which ones versions sent and read, and whether a topic is still the one that was read.
+"""Records that versions sent and read, and tests for whether a topic was deleted and created again.
 
 Records sent and read come from manifests: the attempts that count, the offsets between which they lie, and the number
 of rows. When a topic was deleted and created again, stored offsets mean other records. Kafka gives each topic an id
@@ -22,12 +22,10 @@ class Sent:
     """Messages that versions of a stage sent on one channel."""
 
     attempts: dict[str, int]
-    """Version by task attempt, for the attempts whose messages count."""
     rows: int
 
 
 def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
-    """Return the messages that these versions sent. Versions of earlier programs may lack the channel."""
     attempts: dict[str, int] = {}
     rows = 0
     for manifest in versions:
@@ -39,7 +37,7 @@ def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
 
 
 def behind(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
-    """Return the position of a reader that has consumed everything `upstream` sent on a channel up to this version."""
+    """Return the input of a reader that has consumed all that `upstream` sent on a channel up to this version."""
     return Input(
         output.topic,
         output.ends,
@@ -52,38 +50,30 @@ def behind(output: Output, upstream: str, version: int, watermark_ms: int | None
 
 
 def unread(output: Output, at: Input) -> int | None:
-    """Return the number of rows sent and not yet read; None if rows before the reader's position were not counted."""
     return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position up to which an input was read: Spark's offset of the source."""
+    """Position up to which an input was read; Spark's offset of the source."""
 
     input: str
-    """Declared name: Spark tells the inputs of a stage apart only by their order."""
+    """Declared name; Spark tells the inputs of a stage apart only by their order."""
     offsets: tuple[int, ...]
-    """The next offset to read, by Kafka partition."""
     version: int = 0
-    """Last upstream version read from a channel."""
     consumed: tuple[int, ...] = ()
-    """Rows of a channel before this position since the channel began, by Kafka partition. Includes rows that
-    were lost and that claims skipped (`Input.passed`).
-    """
+    """Rows of a channel before this position, by Kafka partition, including lost rows that claims skipped."""
     snapshots: tuple[str, ...] = ()
-    """Ids of the snapshots that ended a batch at this position."""
     watermark_ms: int | None = None
-    """Watermark that the upstream version of a channel passes on; None if it has none."""
     woken: int = 0
-    """Newest version after which a batch was requested, with or without input (`pipeline.source.wake`)."""
+    """Newest version after which a batch was requested, with or without input; see `pipeline.source.wake`."""
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> "Position":
-        """Decode Spark's JSON object."""
         return msgspec.convert(value, learned(cls))
 
     def json(self) -> dict[str, object]:
-        """Return Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
+        """Return Spark's JSON object. Spark compares its text, so the order of the fields matters."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
@@ -114,10 +104,10 @@ def ranges(
 def stretches(
     previous: Input | None, after: Input, *, former: bool = True
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the (start, end) offsets read from an input after `previous` (None: from its beginning) up to `after`.
+    """Yield the (start, end) offsets read from an input after `previous` (None for its beginning) up to `after`.
 
-    Each reset in between adds a stretch. Offsets in two stretches were read twice; offsets in no stretch were
-    skipped. Without `former`, stretches in earlier topics of the same name are left out.
+    Each reset in between adds a stretch. Offsets in two stretches were read twice; offsets in no stretch were skipped.
+    Without `with_former_topics`, stretches in earlier topics of the same name are left out.
     """
     at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
     read = []
@@ -130,41 +120,36 @@ def stretches(
 
 
 def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
-    """Return the offsets between two positions of a topic as text, by partition."""
     return tuple(f"{topic}[{window.partition}] {window.first}..{window.last}" for window in ranges(starts, ends))
 
 
 def difference(start: Sequence[int], end: Sequence[int]) -> tuple[int, ...]:
-    """Return the difference of two counts by partition; empty if either is unknown."""
     return tuple(now - then for then, now in zip_longest(start, end, fillvalue=0)) if start and end else ()
 
 
 _EPOCHS = "~"
-"""Prefix of an id made of leader epochs."""
 NOT_KNOWN = "?"
-"""Id of a former topic in a `Reset`, if unknown."""
 
 
 class TopicState(NamedTuple):
-    """A topic's offsets by partition, and its id."""
+    """Offsets of a topic by partition, and the topic's id."""
 
     earliest: tuple[int, ...]
     ends: tuple[int, ...]
     id: str = ""
-    """Kafka's topic id, or leader epochs as `id_of_epochs` encodes them; empty if the brokers report neither."""
+    """Kafka's topic id, or leader epochs as encoded by `id_of_epochs`; empty if the brokers report neither."""
 
     def holds(self, topic: str) -> str:
-        """Return the topic's offsets as text."""
         return ", ".join(windows(topic, self.earliest, self.ends)) or "no records"
 
 
 def id_of_epochs(epochs: Sequence[int]) -> str:
-    """Encode leader epochs by partition as an id, for brokers without topic ids; -1 for no epoch yet."""
+    """Encode leader epochs by partition as a topic id, for brokers without topic ids; -1 stands for no epoch."""
     return _EPOCHS + ",".join(str(max(0, epoch)) for epoch in epochs) if any(epoch >= 0 for epoch in epochs) else ""
 
 
 def are_two(stored: str, current: str) -> bool:
-    """Return True if `current` is the id of a later topic than `stored` is; False if either is unknown."""
+    """Return True if `current` is the id of a later topic than `stored`; False if either id is unknown."""
     if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
     if not stored.startswith(_EPOCHS):
@@ -174,22 +159,20 @@ def are_two(stored: str, current: str) -> bool:
 
 
 def is_known(topic_id: str) -> bool:
-    """Return True if an id is Kafka's own."""
     return bool(topic_id) and not topic_id.startswith(_EPOCHS)
 
 
 def id_in(manifest: Manifest, topic: str) -> str:
-    """Return the id of a topic that a version has read; empty if unknown."""
     return next((source.topic_id for source in manifest.inputs.values() if source.topic == topic), "")
 
 
 def merged(stored: str, current: str) -> str:
-    """Return the id to store for an unchanged topic: Kafka's current id if the stored one is not Kafka's."""
+    """Return the id to store for an unchanged topic: `current` if it replaces leader epochs or an unknown id."""
     return stored if is_known(stored) or not current else current
 
 
 def why_another(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Explain why a topic is not the one with the id `stored`, which was read up to `offsets`.
+    """Return a sentence that explains why a topic was recreated since it was read; empty without evidence.
 
     Returns a sentence with the former and the current topic; empty if there is no evidence that the topic changed.
     """
@@ -220,7 +203,7 @@ def is_younger(
 
 
 def described(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence with the former and the current state of a topic that was created again."""
+    """Return a sentence with the former and the current state of a recreated topic."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
         f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "

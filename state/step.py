@@ -1,4 +1,4 @@
-"""Apply one batch to a table: rows and look-ups in; new rows, emitted rows, late rows and due rows out.
+"""Apply one batch to a table: rows and look-ups in; new rows, emitted rows and late rows out.
 
 A task applies the rows of its state partition, a replay those of a whole batch of the past.
 """
@@ -27,52 +27,44 @@ _PREVIOUS = "_prev_seq"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Rows to write and to send, for a table or a part of it."""
+    """Rows to write and to emit, for a table or a part of it."""
 
     new: pa.Table
-    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key, by `_hash`; rows that fell due come
-    first. Without columns if nothing changed.
+    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key, by `_hash`, due rows first.
+
+    Without columns if nothing changed.
     """
     emitted: tuple[pa.Table, ...] = ()
-    """Rows that the state emits: one table for all outputs, one for each, or none."""
     next_ms: int | None = None
-    """Earliest time at which a row falls due, of the rows read; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One batch of a stage with state: late rows, merges of the others, and rows that fall due."""
+    """Step of a table for one batch: late rows, merges, and rows that fall due."""
 
     table: Table
     state: Bound
     seq: int
-    """`_seq` of the new rows."""
     clock_ms: int
-    """Time by which rows of the table expire."""
     lateness: Lateness | None = None
-    """Decides which rows are late; None if rows cannot be late."""
     due: Due | None = None
-    """Rows that fall due with the batch; None for a table whose rows never do."""
     tells: int | None = None
-    """Maximum number of keys listed in a `StateFailed` (of records, if rows have record numbers); None re-raises the
-    original error.
-    """
+    """Maximum number of keys, or of numbered records, in a `StateFailed`; None re-raises the original error."""
 
     def split_late(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Split rows into those in time and those that are late."""
         if self.lateness is None or not (late := self.lateness.mask(rows)).any():
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
     def made(self, rows: pa.Table, stored: LookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
-        """Merge rows that are in time, if any; then let other rows of the table fall due.
+        """Merge the rows that are in time, if any; then let other rows of the table fall due.
 
         A key of the batch never falls due with the batch: its row is written with a time after `due.until_ms`, so the
         key falls due in the next. A row that falls due and keeps a time in the past does not fall due again.
 
         `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` is the lowest and the
-        highest hash of the rows that may fall due, None for no rows. Raises `StateFailed` (see `tells`), and errors of
-        the user's function and of `stored`.
+        highest hash of the rows that may fall due, None for no rows. Raises `StateFailed` (see `max_reported`), and
+        errors of the user's function and of `stored`.
         """
         if self.due is None:
             return Made(*self._merged(rows, stored)) if rows.num_rows else Made(pa.table({}))
@@ -103,7 +95,6 @@ class Step:
 
     @property
     def state_now(self) -> Bound:
-        """The state at the times of this batch."""
         return self.state.at_moment(self.due.moment) if self.due is not None else self.state
 
     @property
@@ -128,7 +119,6 @@ class Step:
     def _merge_due(
         self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
     ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Merge the chosen due rows, without records. Returns the new rows and the emitted rows."""
         mask, no_rows = pa.array(chosen), schema.empty_table()
         keys = due_rows.keys.filter(mask).select(self._key).cast(no_rows.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
@@ -145,7 +135,7 @@ class Step:
         exists: npt.NDArray[np.bool_],
         previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the rows to write for merged keys. `exists` and `previous_seqs` come from `LookUps.of_keys`."""
+        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `LookUps.of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # A deleted key that was not stored needs no tombstone.
@@ -189,7 +179,6 @@ def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]
 
 
 def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the keys for which the batch has no row."""
     # Few rows of a batch share a hash with a due row; only these are compared by key.
     same_hash = np.isin(rows[HASH].to_numpy(), keys[HASH].to_numpy())
     if not same_hash.any():
@@ -203,7 +192,7 @@ def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.
 
 
 def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
-    """Move due times up to `until_ms` to just after it, or to null without `due_again`. Deleted rows get null."""
+    """Move due times up to `until_ms` to right after it; without `due_again`, to null. Deleted rows get null."""
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:

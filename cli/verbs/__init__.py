@@ -1,4 +1,4 @@
-"""The verbs, by subject: each has its options, calls the client, and shows the result.
+"""Verbs of the command line, by subject: each has its options, calls the client, and prints the result.
 
 Not here: what a verb does, how its result is shown (`client.show`), and heavy imports at a module's top.
 """
@@ -35,6 +35,5 @@ SECTIONS = {
     "Repair": tuple(_REPAIR),
     "Operate": tuple(_OPERATE),
 }
-"""Verbs by heading of `--help`, in order."""
 VERBS = _START | _LOOK | _FIND | _STAGE | _REPAIR | _OPERATE
-"""Module by verb. A module is imported when its verb is first used."""
+"""Module by verb; a module is imported when its verb is first used."""

@@ -1,4 +1,4 @@
-"""`slackwater bisect`: find the commit, and its input record, that made the state wrong."""
+"""`slackwater bisect`: find the commit, and the input record, that made the state wrong."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -187,7 +187,6 @@ def _continue(
     replay: bool = False,
     every: bool = False,
 ) -> None:
-    """Continue the search, and show the verdict or the moment that the user must judge next."""
     from ...client.replays import cause_behind, programs_of
     from ...client.searches import clone_name, continue_search
     from ...client.show import values

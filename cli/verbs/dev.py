@@ -116,6 +116,5 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
 
 
 def _short(path: str) -> str:
-    """Return a path relative to the current folder, if it is inside."""
     inside = Path(path).is_relative_to(Path.cwd())
     return str(Path(path).relative_to(Path.cwd())) if inside else path

@@ -1,4 +1,4 @@
-"""Verbs for disaster recovery: replicate an app to another store, and recover it there."""
+"""Verbs for disaster recovery: replicate an app to another store, and recover the app there."""
 
 from collections.abc import Callable
 from pathlib import Path

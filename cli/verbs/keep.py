@@ -1,4 +1,4 @@
-"""Verbs that change stored state: rewind, promote, edit, forget, rescale, retire, protect, compact, gc, app rm."""
+"""Verbs that change stored state, such as rewind, reset, promote, edit, forget, compact and gc."""
 
 import os
 from contextlib import suppress

@@ -111,7 +111,10 @@ def run(
 def _with_spark(
     session: Session, options: "Options", master: str, conf: list[str] | None, py_files: list[str] | None
 ) -> "Options":
-    """Return the options with Spark's settings; note secrets among these. Raises `Usage`, and `NotFound` for a file."""
+    """Return the options with Spark's settings, and print a note that names secrets in them.
+
+    Raises `Usage`, and `NotFound` for a file.
+    """
     from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())
@@ -294,7 +297,6 @@ def init(
         progress("starting Spark, which knows the program's columns")
 
         def on_progress(so_far: "Loaded") -> None:
-            """Show the number of rows read; once they are sorted, a bar of the rows written."""
             nonlocal last_s, is_sorted
             rows = formats.plural(so_far.read, "row")
             line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""

@@ -86,7 +86,7 @@ def replay(
 
 
 def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
-    """Return the bundle to write, by default the one beside the test; None for none.
+    """Return the path of the bundle to write, by default beside the test; None for none.
 
     Raises `Usage` if the bundle has another suffix, and the errors of `check_beside` for the test's path.
     """

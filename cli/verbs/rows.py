@@ -81,7 +81,6 @@ def query(
 
 
 def _query_server(session: Session, server: str, ref: str, sql: str | None, out: Path | None, limit: int) -> None:
-    """Query a server instead of the store."""
     from ...client import open as opened
     from ...client.show import rows, values
 
@@ -102,7 +101,7 @@ def _query_server(session: Session, server: str, ref: str, sql: str | None, out:
 
 
 def _show_page(session: Session, ref: str) -> None:
-    """Serve DuckDB's page until Ctrl-C or SIGTERM."""
+    """Serve DuckDB's UI on an export of the moment, until Ctrl-C or SIGTERM."""
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.query.export import check_page, page
 

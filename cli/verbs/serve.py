@@ -129,7 +129,7 @@ def _check_installed(*, mcp: bool) -> None:
 
 
 def _programs(code: Many) -> dict[str, Path]:
-    """Map each app to its program's file. Raises `Usage` for a malformed option, `NotFound` if a file is missing."""
+    """Return the program file of each app. Raises `Usage` for a malformed option, `NotFound` if a file is missing."""
     files = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
     for file in files.values():
         program_file(file)

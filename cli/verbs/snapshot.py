@@ -26,7 +26,7 @@ _NAME = argument("NAME", "Name of the snapshot.", None)
 
 
 def _snapshot_of(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
-    """Return the app and snapshot name, given as two words or as a ref. Raises `Usage` unless one name is given."""
+    """Return the app and the snapshot's name, given as two words or as a ref. Raises `Usage` unless one is given."""
     app_name, _, named = app.partition("@")
     if bool(named) == bool(name):
         typed, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"
@@ -96,7 +96,6 @@ def rm(
 
 
 def _progress_of(progress: Progress, title: str) -> "Callable[[SnapshotProgress], None]":
-    """Return a function that shows the stages' answers: a line for each new answer, and a table of all."""
     previous: dict[str, tuple[str, str]] = {}
 
     def on_look(look: "SnapshotProgress") -> None:

@@ -1,4 +1,4 @@
-"""`slackwater export --iceberg`."""
+"""`slackwater export --iceberg`: write Iceberg tables once, or keep them up to date."""
 
 from collections.abc import Collection
 
@@ -11,7 +11,7 @@ from ..session import Session, repeat
 def export_iceberg(
     session: Session, ref: str, root: str, tables: Collection[str], every_ms: int | None, keep_ms: int
 ) -> None:
-    """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, showing only changes."""
+    """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, printing only changes."""
     from ...client.iceberg import IcebergTables
     from ...client.show.rows import iceberg_tables
     from ...pipeline.run.stopping import stop_signals

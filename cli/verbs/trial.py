@@ -1,4 +1,4 @@
-"""`slackwater trial`: test a release on production's own input."""
+"""`slackwater trial`: run a changed program on production's past input, and compare."""
 
 from pathlib import Path
 from typing import Unpack

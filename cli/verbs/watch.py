@@ -55,7 +55,7 @@ def watch(
 
 
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
-    """Evaluate the invariants that are due, show the results, and handle failures. Returns True if all hold.
+    """Evaluate the invariants that are due, print the results, and handle failures. Returns True if all hold.
 
     Reports go to `folder`; without it, the commit that broke an invariant is not searched for.
     """
@@ -88,7 +88,7 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
 def _search(
     session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
-    """Bisect for the commit that broke the invariant and write a report. Returns the verdict and the report's path.
+    """Bisect for the commit that broke the invariant, and write a report. Returns the verdict and the report's path.
 
     The verdict is None if there was no search or no result, and the path is None if there is no report.
     """

@@ -86,7 +86,7 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class KeysOptions(TypedDict, total=False):
-    """Sources of keys to forget, besides keys that are named one by one."""
+    """Options that give keys to forget by files, by other values, and by record fields."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
     also: Annotated[Sequence[str], Param("Another value that the program turns into the same key.", "VALUE")]
@@ -111,7 +111,7 @@ class ForgetOptions(KeysOptions, GuardedOptions, total=False):
 
 
 class LookOptions(VerifyOptions, KeysOptions, total=False):
-    """Forgotten keys to search for, and how thoroughly each object is read."""
+    """Options of a search for forgotten keys: the keys, and the depth of the search."""
 
 
 class CompactOptions(TypedDict, total=False):

@@ -16,7 +16,7 @@ _REF = {"pattern": r"^[^\x00-\x1f]*$", "max_length": 200}
 
 
 class MomentOptions(TypedDict, total=False):
-    """Choice of the moment that a server answers from."""
+    """Options that choose the moment from which a server answers."""
 
     stage: Annotated[str, Param("Name of a stage; without it, all stages are meant.", limits=_NAME_OR_NONE)]
     min_offsets: Annotated[
@@ -44,7 +44,7 @@ class DiffOptions(TypedDict, total=False):
 
 
 class WrongOptions(TypedDict, total=False):
-    """The condition that distinguishes bad moments from good moments, and the range of moments to search."""
+    """Options that define bad moments, and the range of moments to search."""
 
     where: Annotated[
         str, Param("Bad if this query returns rows, or if this condition is true for a row.", "SQL", limits=_SQL)
@@ -73,7 +73,7 @@ class WrongOptions(TypedDict, total=False):
 
 
 class SearchOptions(WrongOptions, total=False):
-    """The condition that distinguishes bad from good moments, the condition's table, and the change to find."""
+    """Options of a bisect: the predicate, its table, the range of moments, and the change to find."""
 
     table: Annotated[
         str,

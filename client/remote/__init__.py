@@ -1,4 +1,4 @@
-"""Client of a store over HTTP, for users without access to the store: `sw.open("http://…")` returns its apps.
+"""Client of `slackwater serve`, for users without access to the store: `sw.open("http://…")` returns its apps.
 
 Reading returns the same classes as reading the store. Methods that change an app are not here.
 """

@@ -1,4 +1,4 @@
-"""HTTP requests to a server, and decoding of answers; an error from the server is raised here as the class it names."""
+"""HTTP requests to `slackwater serve`; an error in an answer is raised as the class that the answer names."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,6 @@ from ..when import in_words
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
 _LOCAL_ERRORS = {"NotKnown": Forbidden, "Denied": Forbidden, "TooOften": Unavailable, "NotYet": Refused}
-"""Error classes to raise here in place of errors that only a server has."""
 
 
 class Http:
@@ -38,7 +37,7 @@ class Http:
         self._pool = urllib3.PoolManager(maxsize=16, headers=headers, retries=retries, timeout=timeout)
 
     def json(self, path: Sequence[str], kind: type[T] | Any = Any, **params: Any) -> Any:
-        """Get a document, decoded as `kind`. Raises the server's errors, and `Unavailable`."""
+        """Get a document, decoded as `kind`. Raises the errors that the server names, and `Unavailable`."""
         data = self._get(path, params, "application/json")
         try:
             return msgspec.json.decode(data, type=learned(kind))
@@ -46,7 +45,7 @@ class Http:
             raise self._not_a_server(str(error)) from None
 
     def arrow(self, path: Sequence[str], **params: Any) -> tuple[pa.Table, dict[str, Any]]:
-        """Get rows and their metadata. Raises the server's errors, and `Unavailable`."""
+        """Get rows and their metadata. Raises the errors that the server names, and `Unavailable`."""
         data = self._get(path, params, _ARROW)
         try:
             table = pa.ipc.open_stream(data).read_all()
@@ -80,7 +79,10 @@ class Http:
         )
 
     def events(self, path: Sequence[str], **params: Any) -> Iterator[tuple[str, Any]]:
-        """Yield server-sent events with their names; raise an event named `error`. Raises the errors of `post`, too."""
+        """Yield the name and data of each server-sent event.
+
+        An event named `error` is raised as that error. Raises the errors of `post`, too.
+        """
         answer = self._request("POST", path, "*/*", json=_plain(params), retries=False, preload_content=False)
         with answer:
             name = ""
@@ -121,5 +123,4 @@ class Http:
 
 
 def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return request parameters with moments as text."""
     return {name: in_words(value) if isinstance(value, date | timedelta) else value for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""A moment over HTTP: the methods of `Moment` that a server offers, with the same results."""
+"""`ServedMoment`: a moment that a server reads, with the methods of `Moment` that the server offers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MOST = 10_000
-"""Maximum number of rows, or of commits, in one answer."""
 _INSTEAD = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
 
 
@@ -41,11 +40,10 @@ class Served(Shown):
 
     @property
     def absent(self) -> frozenset[str]:
-        """Names of methods that the corresponding object of an opened store has, and this object lacks."""
+        """Names of methods that only the corresponding class of an opened store has."""
         return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
 
     def _local(self) -> type:
-        """Return the class of the corresponding object of an opened store."""
         raise NotImplementedError
 
     if not TYPE_CHECKING:
@@ -66,7 +64,6 @@ class ServedMoment(Served):
     def __init__(self, http: Http, app: str, when: str, stage: str, document: dict[str, Any]) -> None:
         self.ref = f"{app}{'/' if stage else ''}{stage}@{when}"
         self.versions: dict[str, int] = document["versions"]
-        """Version of each stage, upstream first."""
         self.offsets: dict[str, list[int]] = document["offsets"]
         """Next offset of each partition by users' topic, up to which all tables include the input."""
         self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], learned(Thinned | None))
@@ -82,7 +79,7 @@ class ServedMoment(Served):
         return "apps", self._app, "at", self.when
 
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """Call `ask`; if `now` has moved on, call it again by time. The answer has this moment's versions.
+        """Call `ask`, and repeat it by time if `now` has moved on, so that the versions are this moment's.
 
         Raises `Refused` if the second answer has other versions, too.
         """
@@ -112,14 +109,14 @@ class ServedMoment(Served):
         return Tables(self.ref, columns_by_table)
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
-        """Query the tables as `Moment.query` does. Raises `TooMuch` for more rows than a server returns at once."""
+        """Query the tables as `Moment.query` does. Raises `TooMuch` for more than `MAX_ROWS` rows."""
         rows, about = self.answer(sql, MOST)
         if about["cut_off"]:
             raise TooMuch(f"there are more than {rows.num_rows:,} rows", hint="aggregate, or add a LIMIT")
         return as_relation(rows)
 
     def answer(self, sql: str, limit: int) -> tuple[pa.Table, dict[str, Any]]:
-        """Return at most `limit` rows of a query, and their metadata."""
+        """Return at most `limit` rows of a query, and the answer's metadata."""
         answer: tuple[pa.Table, dict[str, Any]] = self._ask_unchanged(
             lambda: self._http.arrow((*self._path, "query"), sql=sql, limit=limit, stage=self.stage),
             lambda reply: reply[1]["versions"],

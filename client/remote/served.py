@@ -1,4 +1,4 @@
-"""Apps over HTTP: the methods of `AppHistory` that a server offers, with the same results."""
+"""`Server` and `ServedApp`: apps that a server reads, with the methods of `AppHistory` that the server offers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Server(Served):
         return ServedApp(self, name)
 
     def moment(self, ref: str, done: str = "") -> ServedMoment:
-        """Return the moment of a whole ref: `app`, `app@-5m`, `app/stage@v42`."""
+        """Return the moment of a ref that includes the app: `app`, `app@-5m`, `app/stage@v42`."""
         where, _, when = ref.partition("@")
         app, _, stage = where.partition("/")
         return ServedApp(self, app).at(when or "now", stage=stage)
@@ -129,7 +129,7 @@ class ServedApp(Served, HasMoments):
         return Log(self._get("log", kind=tuple[LogEntry, ...], **params))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-        """Return thinned-out commits between two times, as `AppHistory.timeline` does, but without their programs."""
+        """Return thinned-out commits between two times, as `AppHistory.timeline` does, but without programs."""
         document = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
         commits = tuple(CommitPoint(**point, program="", migration=0) for point in document["points"])
         return ThinnedLine(
@@ -158,14 +158,14 @@ class ServedApp(Served, HasMoments):
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """Verify the moment of a whole ref, as `ServedMoment.verify` does, even if manifests are damaged."""
+        """Verify the moment of a ref that includes the app's name, even if manifests are damaged."""
         where, _, when = ref.partition("@")
         stage = where.partition("/")[2]
         report: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
         return report
 
     def replay(self, stage: str, version: int, *, key: object = "", limit: int = 1_000) -> dict[str, Any]:
-        """Replay a batch on the server; return the document of `slackwater replay --json`, and `same`.
+        """Replay a batch on the server; return the document of `slackwater replay --json` with the field `same`.
 
         `same` is True if the replay agrees. `key` limits the replay to one key, and `limit` the differing keys and
         rows. Raises `Refused` if the server was started without the program, `NotFound` for the version, and
@@ -181,9 +181,9 @@ class ServedApp(Served, HasMoments):
         on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
         **options: Unpack[SearchOptions],
     ) -> dict[str, Any]:
-        """Search on the server; return the document of `slackwater bisect --json`. `on_step` gets each evaluation.
+        """Search for the first bad commit on the server; return the document of `slackwater bisect --json`.
 
-        Raises as `AppHistory.bisect` does.
+        `on_step` is called with each evaluation. Raises the errors of `AppHistory.bisect`.
         """
         verdict: dict[str, Any] = {}
         for name, data in self._http.events(("apps", self.name, "bisect"), **options):
@@ -194,12 +194,15 @@ class ServedApp(Served, HasMoments):
         return verdict
 
     def ask_snapshot(self, name: str = "", message: str = "") -> dict[str, Any]:
-        """Request a snapshot, named by the time unless `name` is given; once complete, it is listed by `snapshots`."""
+        """Request a snapshot. Once complete, `snapshots` lists it.
+
+        Without `name`, the snapshot is named by the current time.
+        """
         request: dict[str, Any] = self._http.post(("apps", self.name, "snapshots"), name=name, message=message)
         return request
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the input offsets behind versions of a stage, as `AppHistory.lineage` does."""
+        """Return the offsets that versions of a stage were computed from, as `AppHistory.lineage` does."""
         params = {"stage": stage, "version": version, "after": after}
         lineage: Lineage = self._get("lineage", kind=Lineage, **params)
         return lineage

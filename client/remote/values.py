@@ -1,4 +1,4 @@
-"""Conversion of values between Python and a server: keys as text, rows in the types of their columns."""
+"""Conversion of values between Python and a server's JSON: keys as text, rows in the types of their columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...store.versions.codec import learned
 
 
 def text(key: object) -> str:
-    """Return a key as text for a server."""
+    """Return a key as text, the form in which a server takes it."""
     return text_of_key(key if isinstance(key, tuple) else (key,))
 
 
@@ -36,7 +36,7 @@ def rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -
 
 
 def table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
-    """Convert one table's differences, as a server's JSON document has them, to a `TableDiff`."""
+    """Convert one table's differences from a server's JSON document to a `TableDiff`."""
     matches = msgspec.convert(document["columns"], learned(tuple[ColumnMatch, ...]))
     kinds = {column.name: to_arrow(column.type) for column in columns}
     keys = {column.name: kinds[column.name] for column in columns if column.key}

@@ -1,4 +1,4 @@
-"""Output of replication, recovery and drills: objects copied, where an app continues, and data lost.
+"""Output of replication, recovery and drills: objects copied, offsets to continue at, and data lost.
 
 The result of a drill also becomes a report for auditors.
 """
@@ -20,7 +20,6 @@ from .status import verified
 
 
 def to_copy(app: str, root: str, todo: Todo) -> Result:
-    """Return the result of a replication dry run."""
     counts = {stage: len(versions) for stage, versions in todo.versions.items() if versions}
     rows = [(stage, plural(count, "version"), f"v{todo.cut[stage].version}") for stage, count in counts.items()]
     blocks: list[Block] = [Title(f"would copy {app} to {root}:")]
@@ -32,7 +31,6 @@ def to_copy(app: str, root: str, todo: Todo) -> Result:
 
 
 def copied(app: str, root: str, done: Round) -> Result:
-    """Return the result of a replication round."""
     blocks: list[Block] = [round_line(app, root, done)]
     if done.cut.lacks:
         blocks.append(f"incomplete: {done.cut.lacks}")
@@ -41,7 +39,6 @@ def copied(app: str, root: str, done: Round) -> Result:
 
 
 def round_line(app: str, root: str, done: Round) -> str:
-    """Return a line about a replication round."""
     at = ", ".join(f"{stage}@v{version}" for stage, version in done.cut.stages.items())
     if not done.objects and not done.removed:
         return f"{app} in {root} is up to date: {at}"
@@ -52,13 +49,11 @@ def round_line(app: str, root: str, done: Round) -> str:
 
 
 def round_data(root: str, done: Round) -> dict[str, object]:
-    """Return the data of a replication round for JSON."""
     names = ("versions", "objects", "bytes", "removed", "took_ms")
     return fields(done, *names, root=root, cut=_cut_data(done.cut))
 
 
 def ended(app: str, root: str, *, was_known: bool) -> Result:
-    """Return the result of ending a replica."""
     done = "is no longer tracked" if was_known else "was not tracked"
     line = f"the replica of {app} in {root} {done}; to delete the copied data: slackwater app rm {app} --store {root}"
     return Result({"root": root, "ended": was_known}, line)
@@ -66,7 +61,6 @@ def ended(app: str, root: str, *, was_known: bool) -> Result:
 
 @operation
 def recovered(done: Recovered, *, dry_run: bool) -> Words:
-    """Yield the blocks of a recovery, and return its data."""
     app, root = done.app, done.root
     if done.done:
         yield Already(f"{app} was recovered from its replica in {root}, and runs there")
@@ -110,7 +104,7 @@ def _fenced(done: Recovered) -> Iterator[Block]:
 
 
 def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
-    """Yield the blocks of a recovery plan: where the app continues, and data lost."""
+    """Yield the blocks of a recovery plan: the offsets at which the app continues, and the data lost."""
     cut = plan.replicated
     at = ", ".join(f"{stage}@v{version}" for stage, version in plan.cut.versions.items())
     yield f"the replica's cut {cut.number}: {at}; complete as of {instants.when(cut.seen_ms)}"
@@ -158,7 +152,6 @@ def _lost(plan: RecoveryPlan) -> str:
 
 
 def plan_data(plan: RecoveryPlan) -> dict[str, object]:
-    """Return the data of a recovery plan for JSON."""
     inputs = [
         {"stage": stage, "declared": name, "topic": read.topic, "partition": number, **asdict(start)}
         for (stage, name), (read, starts) in plan.inputs.items()
@@ -175,7 +168,6 @@ def _cut_data(cut: ReplicaCut) -> dict[str, object]:
 
 
 def drilled(result: Drill) -> Result:
-    """Return the result of a drill."""
     return Result(_drill_data(result), *_drill(result), failed=not result.passed)
 
 
@@ -222,7 +214,6 @@ def _drill_data(result: Drill) -> dict[str, object]:
 
 
 def page(result: Drill) -> Page:
-    """Return the report page of a drill."""
     cut = result.plan.replicated
     facts = (
         ("app", Name(result.app)),

@@ -1,4 +1,4 @@
-"""Formatting of numbers, time spans and offset ranges, short enough for table columns."""
+"""Formatting of numbers, time spans and offset ranges as short text for table cells."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from ...common.durations import rounded
 
 MOST_SHOWN = 10
-"""Maximum items shown of a long list, such as keys or rows of a channel."""
 _BAR_WIDTH = 40
 
 
@@ -36,7 +35,7 @@ def duration(milliseconds: int) -> str:
 
 
 def at_most(rows: int) -> str:
-    """Format an upper bound of the records that a Spark query read: the number of offsets, some without a record."""
+    """Format an upper bound of the records that an attached query read: the number of offsets."""
     return f"≤{rows:,}"
 
 
@@ -70,10 +69,9 @@ def bar(done: int, total: int) -> str:
 
 
 def in_folder(called: str, folder: str) -> str:
-    """Format an app's name, followed by its folder if the folder has another name."""
+    """Format an app's name, followed by the name of its folder if that differs."""
     return folder if called == folder else f"{called} (folder {folder})"
 
 
 def store_flag(root: str | None) -> str:
-    """Return the `--store` option for a root; empty for None."""
     return f" --store {shlex.quote(root)}" if root else ""

@@ -1,4 +1,4 @@
-"""Output of commits, operations, changes of a key, and differing rows."""
+"""Output of commits, operations, changes of a key, and rows that differ between moments."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,13 +19,12 @@ from .verdict import record_data
 
 
 def log(commits: Sequence[LogEntry], app_name: str) -> Result:
-    """Return the result of `log`, newest commit first."""
     none = f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     return Result(commits, commits_table(commits) if commits else none)
 
 
 def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
-    """Return a table with a row per commit, and an extra row where gc removed the versions before a commit."""
+    """Return a table with a row per commit, and a further row for versions that gc removed."""
     # Set only if Kafka was asked.
     with_replays = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
@@ -61,24 +60,22 @@ def _rows_in(entry: LogEntry) -> Cell:
 
 
 def _recovery_options(entry: LogEntry) -> str:
-    """Return the ways to recover a version: only restoring it, or replaying its input as well."""
     if entry.replayable:
         return "restore, replay"
     return "; ".join(("restore", *map(anew, entry.replaced)))
 
 
 def anew(topic: str) -> str:
-    """Return a phrase that says that a topic was recreated, which is why earlier input cannot be replayed."""
+    """Return a phrase that says that a topic was recreated, so that earlier input cannot be replayed."""
     return f"topic {topic} was recreated"
 
 
 def _read(entry: LogEntry) -> str:
-    """Return the offset ranges that a version read; for an attached Spark query, the batches come first."""
+    """Return the offset ranges that a version read; for an attached Spark query, its batches come first."""
     return ": ".join(filter(None, (entry.attached, formats.windows(map(str, entry.windows)))))
 
 
 def _other_effects(entry: LogEntry) -> Iterator[str]:
-    """Yield phrases for other effects of a version, such as skipped offsets, added columns or a rename."""
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
@@ -98,7 +95,6 @@ def _other_effects(entry: LogEntry) -> Iterator[str]:
 
 
 def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
-    """Return the result of `log --operations`."""
     if not done:
         nothing = "no matching operation" if is_filtered else "no operation"
         return Result(done, f"{nothing} on {app_name} yet")
@@ -115,7 +111,6 @@ def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = 
 
 
 def _version_changes(done: Operation) -> Iterator[str]:
-    """Yield the versions of each stage before and after an operation."""
     for stage in done.before:
         yield f"{stage} v{done.before[stage]}" + (f" to v{done.after[stage]}" if stage in done.after else "")
 
@@ -128,7 +123,7 @@ def key_history(
     limit: int = 0,
     verbose: bool = False,
 ) -> Result:
-    """Return the result of `history` for a key as the user typed it; `records` has the cause of each change."""
+    """Return the result of `history`; `key` is the key as the user typed it, `records` has the cause per change."""
     reasons = [record.reason for record in records or () if record is not None and record.reason]
     notes = [f"note: no record found for one change: {reason}" for reason in reasons]
     notes += _notes(row_history, limit)
@@ -154,7 +149,7 @@ def key_history(
 
 
 def changes_table(row_history: RowHistory, records_behind: Sequence[Guilty | None] | None = None) -> TableBlock:
-    """Return a table with a row per changed value; the first row of a change has its time, version and source."""
+    """Return a table with a row per changed value; the first row of a change has its time and version."""
     reads = [formats.windows(map(str, change.windows)) for change in row_history.changes]
     records = reads if records_behind is None else [record_of_key(record) for record in records_behind]
     rows: list[tuple[Cell, ...]] = []
@@ -168,7 +163,7 @@ def changes_table(row_history: RowHistory, records_behind: Sequence[Guilty | Non
 
 
 def record_of_key(guilty: Guilty | None) -> str:
-    """Format the record that caused a change of a key, and the number of records of that key; `-` for none."""
+    """Format the record that caused a change, and the number of records of its key; `-` if there is none."""
     if guilty is None or not guilty.hops:
         return "-"
     record = str(guilty.hops[-1].record)
@@ -180,7 +175,6 @@ def record_of_key(guilty: Guilty | None) -> str:
 
 
 def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:
-    """Yield notes about changes that the list omits: older changes, and versions that gc removed."""
     if row_history.changes and len(row_history.changes) == limit:
         yield f"the newest {formats.plural(limit, 'change')}; --limit 0 shows all"
     for change in row_history.changes:
@@ -209,9 +203,9 @@ def diff(
     out: Path | None = None,
     most: int = 0,
 ) -> Result:
-    """Return the result of `diff` between two moments, named by `refs`. `out` is the file with all rows.
+    """Return the result of `diff` between two moments, named by `refs`. `out` is the file with all differing rows.
 
-    In JSON, a table has at most `most` rows; 0 is no limit.
+    In JSON, a table has at most `max_rows` rows; 0 is no limit.
     """
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike", "near")
     equal = all(table.equal for table in tables)
@@ -234,7 +228,6 @@ def diff(
 def table_diff(
     diff: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
 ) -> Iterator[Block]:
-    """Yield the blocks of one table's differences."""
     counts = ((diff.added, "added"), (diff.removed, "removed"), (diff.changed, "changed"))
     differing = ", ".join(f"{number:,} {label}" for number, label in counts if number)
     yield Title(f"{diff.table}: {differing or 'no row differs'}")

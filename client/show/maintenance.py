@@ -1,4 +1,4 @@
-"""Output of operations on stored state: gc, compaction, archives, rewind, edit, rescale, removal, forget, tokens."""
+"""Output of operations on stored state, such as gc, compaction, rewind, edit, rescale, forget and tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -43,22 +43,18 @@ _RULES = {
     "snapshot": "snapshots",
     "clone": "clones",
 }
-"""Texts for the reasons why gc keeps versions."""
 
 
 ASKING = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
-"""Verbs that ask for the name of a protected app."""
 
 
 def explained(explanation: Explanation) -> Result:
-    """Return the result of `gc --explain` for one object."""
     title = f"{explanation.object} {'is kept' if explanation.kept else 'will be deleted by the next gc'}"
     return Result(explanation, Title(title), *explanation.reasons)
 
 
 @result
 def collected(done: Collected) -> Words:
-    """Yield the blocks of a garbage collection: what it deleted, and why the rest is kept."""
     verb = "would collect" if done.dry_run else "collected"
     deleted = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
     # Their objects are deleted an hour later, because readers of the previous index may still use them.
@@ -102,7 +98,6 @@ def _archived(archive: ArchiveCollected) -> tuple[str | int, ...]:
 
 
 def compacted_line(done: Compacted) -> str:
-    """Return a line about a version that merged SSTs."""
     parts = (
         f"{done.stage} v{done.version}",
         f"{plural(done.inputs, 'SST')} to {done.outputs}",
@@ -117,7 +112,7 @@ def compacted_line(done: Compacted) -> str:
 def compacted(
     app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
 ) -> Words:
-    """Yield the blocks of a compaction; if nothing was merged, `earlier` has the versions of the latest merges."""
+    """Return the result of a compaction. If nothing was merged, `earlier` has the versions of the latest merges."""
     if earlier:
         merged = (f"{manifest.stage} by v{manifest.version}, {instants.age(manifest.time_ms)}" for manifest in earlier)
         yield Already(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
@@ -139,7 +134,6 @@ def compacted(
 def to_compact(
     app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = (), *, dry_run: bool
 ) -> Words:
-    """Yield the blocks of a compaction's dry run."""
     if not due and not archives:
         yield f"nothing to merge in {app_name}"
     elif due:
@@ -157,7 +151,6 @@ def to_compact(
 def archived(
     app_name: str, archives_found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
 ) -> Words:
-    """Yield the blocks of an app's input archives, and of the records added to them."""
     for topic in filled or ():
         if dry_run:
             yield f"would add {plural(topic.offsets, 'offset')} of {topic.topic} to its input archive"
@@ -183,7 +176,6 @@ def archived(
 
 @operation
 def protected(protection: Protection, *, already: bool) -> Words:
-    """Yield the blocks of an app's protection; `already` is True if the app was protected before."""
     why = f": {protection.message}" if protection.message else ""
     if already:
         yield Already(f"{protection.app} is protected by {protection.by}, {instants.when(protection.time_ms)}{why}")
@@ -194,14 +186,12 @@ def protected(protection: Protection, *, already: bool) -> Words:
 
 @operation
 def unprotected(app_name: str, *, was: bool) -> Words:
-    """Yield the blocks of removing an app's protection; `was` is True if the app was protected."""
     yield f"{app_name} is no longer protected" if was else Already(f"{app_name} is not protected")
     return {"app": app_name, "protected": None}
 
 
 @operation
 def rewound(done: Rewound, *, dry_run: bool) -> Words:
-    """Yield the blocks of a rewind or its dry run."""
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
@@ -230,7 +220,6 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
 
 
 def _effects(done: Rewound) -> Iterator[Block]:
-    """Yield what a rewind changes in each table, and for each sink what was published since."""
     for table in done.changes:
         counts = ((table.removed, "removed"), (table.added, "restored"), (table.changed, "changed back"))
         yield f"{table.table}: " + (
@@ -248,7 +237,6 @@ def _effects(done: Rewound) -> Iterator[Block]:
 
 @operation
 def reset(done: ResetDone, *, dry_run: bool) -> Words:
-    """Yield the blocks of an offset reset or its dry run."""
     app, would = done.app, "would be " if dry_run else ""
     if not done.stages:
         yield Already(f"{app} continues at these offsets")
@@ -284,7 +272,6 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
 
 @operation
 def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bool) -> Words:
-    """Yield the blocks of an edit by hand or its dry run; `previous` is the version that the edit changed."""
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
@@ -312,7 +299,6 @@ def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bo
 
 @operation
 def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
-    """Yield the blocks of a rescale."""
     stage = f"{done.app}/{done.stage}"
     change = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
     if done.before == done.partitions:
@@ -327,7 +313,6 @@ def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
 
 @operation
 def retired(done: Retired, *, dry_run: bool) -> Words:
-    """Yield the blocks of a stage's retirement."""
     data, stage = asdict(done), f"{done.app}/{done.stage}"
     if done.already:
         yield Already(f"{stage} is retired since v{done.version}")
@@ -355,7 +340,7 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
 
 @operation
 def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
-    """Yield the blocks of an app's removal. `topics` is True if topics and consumer groups (`groups`) are removed."""
+    """Return the result of an app's removal; `topics` is True if its topics and the groups in `groups` are removed."""
     removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = in_folder(called, removal.app)
     if done.already:
@@ -383,7 +368,6 @@ _TOPICS = {
 
 @operation
 def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
-    """Yield the blocks of a forget or its dry run: what was deleted, and what is out of reach."""
     keys = plural(done.keys, "key")
 
     def called(app: str) -> str:
@@ -423,7 +407,7 @@ def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
 
 
 def looked(findings: Looked, app_name: str) -> Result:
-    """Return the result of `verify --forgotten`, which is a failure if an object holds or may hold a key."""
+    """Return the result of `verify --forgotten`; it fails if an object holds or may hold a key."""
     return Result(
         asdict(findings), *_search_blocks(findings, app_name), failed=bool(findings.held or findings.unproved)
     )
@@ -461,7 +445,6 @@ def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
 
 @result
 def given_up(app: str, note: Forgetting) -> Words:
-    """Yield the blocks of an abandoned forget."""
     began = f"{note.by} began {instants.when(note.time_ms)}"
     yield f"abandoned the forget that {began}: objects of {app} may still hold keys"
     yield "with the keys, forget them again: ", NextCommand("slackwater forget")
@@ -469,7 +452,6 @@ def given_up(app: str, note: Forgetting) -> Words:
 
 
 def _gone_table(gone: Sequence[GoneRows]) -> Iterator[Block]:
-    """Yield a table with the numbers of deleted rows and records by table or topic, kind of copy, and field."""
     if gone:
         rows = ((group.of, group.what, group.field, f"{group.rows:,}", f"{group.objects:,}") for group in gone)
         yield TableBlock.of(("of", "held as", "where it equals", ">rows", ">objects"), rows)
@@ -486,7 +468,6 @@ def _unread(unread: Sequence[Held]) -> Iterator[Block]:
 
 
 def _unproved(unproved: Sequence[Unproved]) -> Iterator[Block]:
-    """Yield a table of records that cannot be decoded."""
     counts: dict[tuple[str, str, str], list[int]] = {}
     for undecodable in unproved:
         totals = counts.setdefault((undecodable.table, undecodable.what, undecodable.why), [0, 0])
@@ -510,7 +491,6 @@ def _matches_table(matches: Sequence[Held]) -> Iterator[Block]:
 
 
 def _out_of_reach(remaining: Sequence[OutOfReach]) -> Iterator[Block]:
-    """Yield topics, clones and other copies that forget cannot reach."""
     topics = [copy for copy in remaining if copy.what in _TOPICS]
     if topics:
         rows = ((copy.name, _TOPICS[copy.what], _record_lifetime(copy)) for copy in topics)
@@ -536,7 +516,7 @@ _OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms
 
 @operation
 def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
-    """Yield the blocks of a new token; the only output that shows the token."""
+    """Return the result of a new token. No other output shows the token."""
     rights = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
     if dry_run:
         yield f"would make token {token.name}: {rights}"
@@ -551,7 +531,6 @@ def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
 
 
 def tokens(token_list: Sequence[Token]) -> Result:
-    """Return the list of a store's tokens."""
     rows = (
         (
             token.name,
@@ -572,6 +551,5 @@ def tokens(token_list: Sequence[Token]) -> Result:
 
 @operation
 def token_removed(token: Token, *, dry_run: bool) -> Words:
-    """Yield the blocks of a token's removal."""
     yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it stops working within 5 s"
     return fields(token, "name")

@@ -1,4 +1,4 @@
-"""SVG picture of a search: commits, probes, snapshots and wrong rows by their distance from the verdict.
+"""SVG picture of a bisect: commits, probes and snapshots, by their distance in commits from the verdict.
 
 The x axis is the number of commits between a point and the turn from good to bad, on a logarithmic scale. A binary
 search halves this distance with each probe, and commits near the turn are drawn apart from each other.
@@ -21,45 +21,36 @@ if TYPE_CHECKING:
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
 _LABEL = 46
-"""Width of a label in pixels."""
 _MOST = 16
-"""Maximum characters shown of a name."""
 _NAMED = (8, 64, 512, 4_096, 32_768)
-"""Distances from the turn, in commits, that the axis labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point on the line, `at` commits after the first bad commit; -1 is the last good commit."""
+    """A point of the picture, `distance` commits after the first bad commit; -1 is the last good commit."""
 
     at: int
     name: str
     answer: "Answer | None" = None
-    """Answer of the predicate at the point."""
     rows: int | None = None
-    """Number of rows that the predicate returned at the point."""
+    """Number of rows that the predicate's query returned at the point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The searched part of the line; all points are in the order of the line."""
+    """Content of the picture; its points are in the order of the line."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
     """Commits near the verdict by stage, upstream first."""
     turned: str
-    """Stage of the first bad commit."""
     certain: bool
-    """True if the first bad commit is known; False if it may be earlier."""
+    """False if the first bad commit may be earlier, since moments were skipped."""
     probes: tuple[Point, ...]
-    """Evaluations of the predicate."""
     snapshots: tuple[Point, ...]
-    """Snapshots in the searched part."""
     wrong: tuple[Point, ...]
-    """Numbers of wrong rows; empty if none were counted."""
 
 
 def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
-    """Return the picture's content for a search."""
     from ...snapshot.bisect.evidence import distance
     from ...snapshot.cut.graph import order
 
@@ -129,8 +120,6 @@ def draw(timeline: Timeline) -> str:
 
 
 class _Scale:
-    """Function from the distance to the turn, in commits, to an x coordinate."""
-
     def __init__(self, distances: Sequence[int]) -> None:
         self.range = range(min(distances), max(distances) + 1)
         self._first, last = self._logarithm(min(distances)), self._logarithm(max(distances))
@@ -160,7 +149,7 @@ def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
 
 
 def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
-    """Yield good probes as circles, bad ones as crosses and skipped ones as dashes, readable without colours."""
+    """Draw good probes as circles, bad ones as crosses and skipped ones as dashes, readable without colours."""
     yield _text("probes", 0, y + 5)
     yield _rule(y)
     for probe in timeline.probes:
@@ -175,7 +164,7 @@ def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
 
 
 def _placed(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
-    """Yield points with their x coordinate and whether a label fits, nearest to the turn first."""
+    """Yield points with their x coordinate, and True if a label fits; points near the turn come first."""
     labelled: list[float] = []
     for point in sorted(points, key=lambda point: abs(point.at + 0.5)):
         x = scale(point.at)
@@ -218,7 +207,6 @@ def _text(text: str, x: float, y: float, classes: str = "") -> str:
 
 
 def _tag(name: str, classes: str, content: str = "", **attributes: float | str) -> str:
-    """Return an SVG element; `content` is markup inside it."""
     values = {"class": classes} if classes else {}
     values |= {key: f"{value:.1f}" if isinstance(value, float) else str(value) for key, value in attributes.items()}
     pairs = " ".join(f'{key}="{value}"' for key, value in values.items())

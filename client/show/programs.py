@@ -28,7 +28,6 @@ from .shown import Already, Result, Words, fields, operation
 
 @operation
 def migrated(done: Migrated, file: str, *, dry_run: bool) -> Words:
-    """Yield the blocks of a migration or its dry run."""
     yield from _migrated(done, file, dry_run)
     data = fields(done.plan, "app", "changes", versions=done.versions)
     data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
@@ -58,7 +57,6 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
 
 @operation
 def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
-    """Yield the blocks of a table's first version."""
     where = f"{done.app}/{done.stage}"
     contents = f"{plural(done.rows, 'row')} in {plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
     if done.already:
@@ -76,7 +74,7 @@ def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
 
 
 def replayed(comparison: Comparison, bundle: Path | None, test: Path | None) -> Result:
-    """Return the result of a replay, compared with the committed batch; `bundle` and `test` are files written from it.
+    """Return the result of comparing a replay with the committed batch; `bundle` and `test` are files that it wrote.
 
     JSON has all keys and rows that differ; bytes are hexadecimal.
     """
@@ -184,11 +182,10 @@ _REASONS: Mapping[Reason, tuple[str, str]] = {
         "at its start, or another program ran",
     ),
 }
-"""Title and explanation of each cause of nondeterminism."""
 
 
 def checked(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *, show_values: bool) -> Result:
-    """Return the result of a determinism check; keys and rows are hidden unless `show_values`."""
+    """Return the result of a determinism check; keys and rows are hidden unless `show_values` is set."""
     ran = [version for version in done if isinstance(version, CheckedVersion)]
     passed = [version for version in done if isinstance(version, PassedOver)]
     dependences = [dependence for version in ran for dependence in version.found]
@@ -312,7 +309,6 @@ def _passed_over(passed: Iterable[PassedOver]) -> Iterator[Block]:
 
 
 def commit_line(commit: BatchReport) -> str:
-    """Return a line about a commit of a run."""
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     parts = (
         instants.iso(commit.time_ms),
@@ -330,7 +326,6 @@ def commit_line(commit: BatchReport) -> str:
 
 
 def to_attach(plan: ToAttach, where: str, query: str) -> Result:
-    """Return the result of an attach dry run."""
     return Result(_plan_data(plan, where, query), *_plan(plan, where, query))
 
 
@@ -375,7 +370,6 @@ def _columns(columns: Iterable[Column]) -> str:
 
 
 def landed(app: str, version: Landed) -> Result:
-    """Return a line about a version that was made from batches of an attached query."""
     manifest, attached = version.manifest, version.manifest.attached
     batch, batches = (attached.next_batch - 1, attached.batches) if attached else (None, 0)
     data = fields(manifest, "stage", "version", app=app, batch=batch, batches=batches) | fields(
@@ -389,7 +383,6 @@ def landed(app: str, version: Landed) -> Result:
 
 
 def caught_up(app: str, stage: str, versions: int, next_batch: int) -> Result:
-    """Return the result of `attach --once`."""
     upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
     line = f"{app}/{stage}: {plural(versions, 'version')} more, {upto}"
     return Result({"app": app, "stage": stage, "versions": versions, "next_batch": next_batch}, line)
@@ -399,7 +392,6 @@ _MOST_DIFFERENT = 5
 
 
 def to_adopt(plan: AdoptionPlan) -> Result:
-    """Return the result of an adopt dry run."""
     columns, batches = _types(plan.table.columns), [plan.batches[0], plan.batches[-1]]
     columns_made = {
         column.column: fields(column, "how", of=list(column.of), type=columns.get(column.column))
@@ -425,7 +417,6 @@ def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
 
 
 def adopted_batch(step: AdoptedBatch, batches: range) -> str:
-    """Return a progress line about an adopted batch."""
     done = step.batch - batches[0] + 1 if batches else 1
     total = len(batches) or 1
     summary = f"batch {step.batch}: v{step.manifest.version}, {formats.plural(step.rows, 'row')}"
@@ -434,7 +425,6 @@ def adopted_batch(step: AdoptedBatch, batches: range) -> str:
 
 @operation
 def adopted(done: Adopted, program: str) -> Words:
-    """Yield the blocks of an adoption."""
     where = f"{done.app}/{done.stage}"
     if done.already:
         yield Already(f"{where} has the query up to batch {done.last_batch}, which is v{done.version}")
@@ -449,7 +439,6 @@ def adopted(done: Adopted, program: str) -> Words:
 
 
 def emitted(path: str, stage: str, checkpoint: str) -> Result:
-    """Return the result of `adopt --emit-program`."""
     return Result(
         {"program": path, "stage": stage},
         f"wrote {path}, which declares the stage {stage}; its function is left for you to write",
@@ -458,7 +447,6 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
 
 
 def shadowed(batch: ShadowBatch, equal: int, equal_ms: int) -> Result:
-    """Return the result of comparing one batch of `adopt --shadow`."""
     different = batch.different
     first = [asdict(change) for change in different.head(_MOST_DIFFERENT)] if different is not None else []
     data = fields(batch, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)

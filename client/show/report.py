@@ -1,4 +1,4 @@
-"""Report of a bisect as a document: its sections, and the masking of values in them.
+"""Report of a bisect: its sections, and the masking of values in them.
 
 A hidden value shows only its type and length: reports are equal if their values agree in type and length. Names (of
 columns, topics, headers, stages, snapshots), offsets, times and counts are not values.
@@ -39,12 +39,9 @@ from .values import changes, readable, shortened, word
 from .verdict import evidence_of, noun_of, read, windows
 
 _MAX_KEYS = 3
-"""Maximum keys shown of each downstream stage."""
 _NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
-"""Maximum number of snapshots listed; the newest are listed."""
 DOTS = "••••"
-"""Placeholder of a hidden value."""
 
 # Everything in SQL that may hold a value. A comment in slashes and stars may hold others, so it hides all that follows.
 _LITERAL = re.compile(
@@ -65,13 +62,12 @@ class Mask:
     show: bool
 
     def value(self, value: object) -> Value:
-        """Format a value of a row or a key."""
         if self.show or value is None:
             return Value(shortened(word(value)))
         return Value(_shape(value), hidden=True)
 
     def data(self, data: bytes | None) -> Value:
-        """Format a record's key, header or value: as text if it is UTF-8, else hexadecimal."""
+        """Format a record's key, header or value: as text if it is UTF-8, otherwise as hexadecimal."""
         return Value(readable(data)) if self.show and data is not None else self.value(data)
 
     def key(self, key: Mapping[str, object]) -> Line:
@@ -113,27 +109,22 @@ def _shape(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Input of a report."""
+    """Facts that a report is made from."""
 
     verdict: Verdict
     behind: Behind
-    """Cause of the verdict, and the record behind it."""
     evidence: Evidence
     clone: str
-    """Unused name for a clone."""
     flags: str
-    """Options that commands need to reach the store: ` --store ROOT`, or empty."""
     time_ms: int
-    """Time of the report."""
 
     @property
     def guilty(self) -> Guilty | None:
-        """Record that caused the commit, with its path through the stages; None without a record or a replay."""
+        """Record that made the state bad, with its path through the stages; None without a record or a replay."""
         return self.behind.guilty
 
 
 def document(case: Case, mask: Mask) -> Page:
-    """Return the report page."""
     from ... import __version__
 
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
@@ -222,7 +213,6 @@ def _keys(case: Case, changed: KeyChanges | None, mask: Mask) -> Iterator[Sectio
 
 
 def _search(case: Case, mask: Mask) -> Iterator[Block]:
-    """Yield the picture, and each evaluation in the order of the line."""
     verdict, evidence = case.verdict, case.evidence
     picture = timeline(verdict, evidence)
     yield picture
@@ -256,7 +246,6 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
 
 
 def _cause(case: Case, mask: Mask) -> Iterator[Block]:
-    """Yield the cause's class, sentence and evidence."""
     cause = case.behind.cause
     if cause.kind == "unknown":
         yield mask.reason(f"{cause.sentence}.")
@@ -313,7 +302,6 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
 
 
 def _reached(case: Case, mask: Mask) -> Iterator[Block]:
-    """Yield downstream stages that consumed the bad version."""
     bad = case.verdict.bad.stages[case.verdict.stage]
     if not bad.outputs:
         yield f"Nothing: {bad.stage} sends nothing to other stages."
@@ -344,7 +332,6 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
 
 
 def _snapshots(case: Case) -> Iterator[Block]:
-    """Yield the snapshots and clones that hold the bad version."""
     verdict, snapshots = case.verdict, case.evidence.snapshots
     if not snapshots:
         yield "There is none."
@@ -362,7 +349,6 @@ def _snapshots(case: Case) -> Iterator[Block]:
 
 
 def _ledger(evidence: Evidence) -> Iterator[Block]:
-    """Yield the verification of the bad moment."""
     audit = evidence.audit
     checks = ", ".join(plural(entry.checked, CHECKS[entry.check][0]) for entry in audit.checks)
     outcome = "no difference" if audit.consistent else plural(len(audit.differences), "difference")

@@ -1,4 +1,4 @@
-"""Output of rows of a moment: query results, a key's row, tables and columns, exports, rejected records."""
+"""Output of a moment's rows: query results, a key's row, tables, exports, and rejected records."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from ...snapshot.query.export import Exported
 
 _MOST_ERROR = 60
-"""Maximum characters of an error in a table."""
 
 
 def rows(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
-    """Return the result of a query, which also read `other_moments`. Text has the first `limit` rows (0 for all)."""
+    """Return the result of a query. `other_moments` are further moments that it read; text has `limit` rows."""
     moments = {
         ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
     }
@@ -37,14 +36,12 @@ def rows(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int
 
 
 def rows_with(table: pa.Table, about: Mapping[str, object], limit: int) -> Result:
-    """Return the result of a query, with `about` as further data for JSON."""
     more = table.num_rows - limit if limit else 0
     notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
     return Result({**about, **values.for_json(table)}, values.grid(table, limit or None), notes=notes)
 
 
 def tables_data(cut: Cut) -> list[dict[str, Any]]:
-    """Return the tables of a moment and their columns, as data for JSON."""
     return [
         {"table": name, "version": manifest.version, "columns": columns_data(manifest), "thinned_out": cut.thinned}
         for name, manifest in cut.tables.items()
@@ -57,7 +54,6 @@ def columns_data(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def tables(cut: Cut) -> Result:
-    """Return the result that lists the tables of a moment and their columns."""
     columns_by_table = {name: columns(manifest) for name, manifest in cut.tables.items()}
     return Result(
         tables_data(cut),
@@ -68,8 +64,6 @@ def tables(cut: Cut) -> Result:
 
 
 def columns_table(columns_by_table: Mapping[str, Sequence[TableColumn]]) -> TableBlock:
-    """Return a table of the columns of each table."""
-
     def role(column: TableColumn) -> str:
         return "key" if column.key else f"since v{column.since}" if column.since else ""
 
@@ -83,7 +77,6 @@ def columns_table(columns_by_table: Mapping[str, Sequence[TableColumn]]) -> Tabl
 
 @result
 def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
-    """Yield the blocks of an export to a DuckDB file."""
     from ...snapshot.query.export import ABOUT
 
     yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; table {ABOUT} describes it")
@@ -94,14 +87,12 @@ def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
 
 
 def exported_table(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
-    """Return the result of an export of one table to a file."""
     about = {"file": file, "table": table, "rows": num_rows, "thinned_out": cut.thinned}
     return Result(about, f"{formats.plural(num_rows, 'row')} of {table} in {file}")
 
 
 @result
 def exported_folder(written: FolderWritten, cut: Cut) -> Words:
-    """Yield the blocks of an export to a folder."""
     from ...operations.exchange.export import DOCUMENT
 
     export, folder = written.export, written.path
@@ -123,7 +114,6 @@ def exported_folder(written: FolderWritten, cut: Cut) -> Words:
 
 @result
 def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) -> Words:
-    """Yield the blocks of an Iceberg export: state and new files of each table."""
     written = sum(table.written_bytes for table in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
     moved = {True: "new snapshot", False: "as it was"}
@@ -148,14 +138,14 @@ def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
 
 
 def null_key(key: Sequence[str]) -> str:
-    """Return a hint on the notation of null if `key` contains it; empty for other keys."""
+    """Return a hint on how null is written if `key` has a null; otherwise an empty text."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 
 def row(
     read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
 ) -> Result:
-    """Return the result of `get` for a key as the user typed it; `verbose` adds the bytes and requests in `effort`."""
+    """Return the result of `get`. `key` is as the user typed it; `verbose` adds the bytes and requests in `effort`."""
     (row_values,) = values.rows(read) or (None,)
     lines = ((name, values.word(value)) for name, value in (row_values or {}).items())
     data = {"found": row_values is not None, "row": row_values, "read": effort, "thinned_out": cut.thinned}
@@ -172,7 +162,6 @@ def row(
 
 
 def rejected(listing: RejectedRecords, limit: int) -> Result:
-    """Return the result that lists rejected records, newest first."""
     records = values.stream(map(asdict, listing.records))
     data = {"app": listing.app, "total": dict(listing.total), "waiting": dict(listing.waiting), "records": records}
     if not listing.records:
@@ -196,7 +185,6 @@ def rejected(listing: RejectedRecords, limit: int) -> Result:
 
 @operation
 def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
-    """Yield the blocks of a retry of rejected records, by stage."""
     if not waiting:
         yield f"no rejected record of {app_name} waits for a retry"
     for name, count in waiting.items():

@@ -1,4 +1,4 @@
-"""Base of results of verbs and methods: text in Python, a table in notebooks, data for JSON.
+"""Base classes of results: text in Python, a table in notebooks, data for JSON; and their output as text.
 
 Also renders blocks as text: with rich for a terminal, or as plain aligned columns for a pipe.
 """
@@ -19,11 +19,10 @@ _Params = ParamSpec("_Params")
 Words = Generator[Block, None, object]
 """Generator that yields blocks for people and returns the data for JSON."""
 _FOLDED = 20
-"""Width in terminal columns that a table column keeps at least if its values are folded."""
 
 
 class Shown:
-    """Value of the Python API with a readable `repr` and a table in notebooks; its content is always escaped."""
+    """Base of values of the Python API with a readable `repr` and a table in notebooks; their text is escaped."""
 
     __slots__ = ()
 
@@ -76,7 +75,7 @@ class Result(Shown):
 
 
 def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Decorate a generator of `Words`: calling the decorated function returns a `Result`."""
+    """Decorate a generator of blocks, so that a call returns a `Result`."""
 
     @wraps(words_of)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
@@ -95,10 +94,10 @@ class Already(Title):
 
 
 def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
-    """Decorate a generator of `Words`: calling the decorated function returns the `Result` of an operation.
+    """Decorate a generator of blocks, so that a call returns the `Result` of an operation.
 
-    An `Already` block gets the prefix "done already"; any other dry run gets a last line that nothing was changed. The
-    data, a dict, gets `done_already` and `dry_run`.
+    An `AlreadyDone` block gets the prefix "done already"; any other dry run gets a last line that nothing was changed.
+    The data, a dict, gets `done_already` and `dry_run`.
     """
     as_result = result(words_of)
 
@@ -121,7 +120,6 @@ def fields(value: object, *names: str, **more: object) -> dict[str, Any]:
 
 
 def encoded(data: object) -> bytes:
-    """Return the data of a result as JSON."""
     document: bytes = _encoder().encode(data)
     return document
 
@@ -135,7 +133,7 @@ def _encoder() -> "msgspec.json.Encoder":
 
 
 def plain(block: Block) -> str:
-    """Return a block as plain text: table columns two spaces apart, nothing shortened, no trailing blanks."""
+    """Return a block as plain text: table columns two spaces apart, no value shortened, no trailing blanks."""
     if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
@@ -152,7 +150,7 @@ def plain(block: Block) -> str:
 
 
 def drawn(block: Block, width: int) -> "RenderableType":
-    """Return a block for a terminal of `width` columns: bold headings, wide values folded and never cut."""
+    """Return a block for a terminal of `width` columns: bold headings, and wide values folded, not cut off."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -188,7 +186,6 @@ def _line(block: Block) -> str:
 
 
 def _cells(table: TableBlock) -> list[tuple[str, ...]]:
-    """Return the headings and rows of a table as text."""
     return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
 
 

@@ -25,7 +25,7 @@ from .shown import Already, Result, Words, fields, operation, result
 
 @result
 def taken(snapshot: Snapshot, *, already: bool) -> Words:
-    """Yield the blocks of a snapshot that was taken, now or by an earlier call."""
+    """Return the result of a snapshot that this call or, if `already` is set, an earlier one took."""
     name, took = f"{snapshot.app}@{snapshot.name}", formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if already:
@@ -38,7 +38,7 @@ def taken(snapshot: Snapshot, *, already: bool) -> Words:
 
 
 def requested(app_name: str, request: Request, *, already: bool) -> Result:
-    """Return the result of a snapshot request, made now or by an earlier call."""
+    """Return the result of a snapshot request, made by this call or, if `already` is set, by an earlier one."""
     name, when = request.name, f" already, {instants.age(request.created_ms)}" if already else ""
     return Result(request, f"requested {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
 
@@ -46,7 +46,7 @@ def requested(app_name: str, request: Request, *, already: bool) -> Result:
 def snapshots(
     app_name: str, complete: Sequence[Snapshot], requests: Sequence[Request], waiting: Iterable[str]
 ) -> Result:
-    """Return the list of snapshots and open requests; `waiting` are notes on what the requests wait for."""
+    """Return the list of snapshots and open requests; `waiting` has notes on stages that requests wait for."""
     rows: list[tuple[str, ...]] = [
         (s.name, instants.when(s.completed_ms), f"{s.kind}, edited" if s.edited_ms else s.kind, versions(s), s.by)
         for s in complete
@@ -59,7 +59,6 @@ def snapshots(
 
 @result
 def snapshot(stored: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
-    """Yield the blocks of a snapshot: versions, input offsets, and in-flight records."""
     by = f" by {stored.by}" if stored.by else ""
     yield f"{stored.app}@{stored.name}  {stored.kind}, {instants.when(stored.completed_ms)}{by}"
     if stored.clone:
@@ -87,7 +86,6 @@ def snapshot(stored: Snapshot, cut: Cut, flights: Sequence[InFlight]) -> Words:
 
 @operation
 def unpinned(ref: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -> Words:
-    """Yield the blocks of a removed snapshot or a withdrawn request."""
     done = "would remove" if dry_run else "removed"
     match gone:
         case Operation():
@@ -100,13 +98,12 @@ def unpinned(ref: str, gone: Snapshot | Request | Operation, *, dry_run: bool) -
 
 
 def versions(snapshot: Snapshot) -> str:
-    """Format the versions of a snapshot in one line."""
     return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())
 
 
 @operation
 def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_run: bool) -> Words:
-    """Yield the blocks of cloning `source`; `runs` is True if the clone existed before and has run since."""
+    """Return the result of cloning `source`; `runs` is True if the clone existed before and has run since."""
     origin = plan.info.origin
     if plan.done:
         since = f"{origin.app}@{origin.snapshot}" if origin and origin.snapshot else plan.source.ref
@@ -123,7 +120,7 @@ def cloned(plan: ClonePlan, source: str, store: str | None, *, runs: bool, dry_r
 
 @operation
 def refreshed(plan: ClonePlan, called: str, *, dry_run: bool) -> Words:
-    """Yield the blocks of a clone's refresh from its source, which is named `called`."""
+    """Return the result of a clone's refresh from its source, which is named `called`."""
     done, source = "would recreate" if dry_run else "recreated", formats.in_folder(called, plan.source.app)
     yield Title(f"{done} {plan.info.name} from {source}, {instants.when(plan.source.time_ms)}")
     if dry_run:
@@ -247,7 +244,7 @@ def _expiry(clone: KnownClone, now_ms: int) -> str:
 def expired(
     gone: Sequence[Removed], errors: Mapping[str, SlackwaterError], promoted: Mapping[str, str], *, dry_run: bool
 ) -> Result:
-    """Return the result of removing expired clones: clones removed, failures, and promoted clones, which stay."""
+    """Return the result of removing expired clones: those removed, failures, and promoted clones, which stay."""
     verb = "would remove" if dry_run else "removed"
     lines = [
         f"{verb} {done.removal.app}: {plural(done.contents.objects, 'object')}, {size(done.contents.bytes)}"
@@ -267,7 +264,6 @@ def expired(
 
 @operation
 def promoted(done: Promoted, *, with_values: bool, dry_run: bool) -> Words:
-    """Yield the blocks of a promotion or its dry run."""
     plan = done.plan
     if plan.done:
         yield Already(f"the app in folder {plan.to} is {plan.name}, and {plan.name}~1 the one that was before")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def status(
     overviews: Sequence[AppOverview], *, in_detail: bool, damaged: Sequence[str], notes: Iterable[str], empty: str
 ) -> Result:
-    """Return the stages of each app; with `in_detail`, also its tables and the partitions of its inputs.
+    """Return the result of `status`: the stages of each app; with `in_detail`, also tables and input partitions.
 
     `damaged` has the errors of unreadable apps, `notes` has further lines, and `empty` is the line for an empty store.
     """
@@ -72,7 +72,6 @@ def _overview(app: AppOverview) -> Iterator[Block]:
 
 
 def _replica(app: AppOverview) -> Iterator[Block]:
-    """Yield a line about an app that is a replica, was recovered from one, or was replaced by a recovered replica."""
     link = app.replica
     if link is None:
         return
@@ -86,7 +85,6 @@ def _replica(app: AppOverview) -> Iterator[Block]:
 
 
 def archives(statuses: Sequence[ArchiveStatus]) -> TableBlock:
-    """Return a table of the input archives of an app."""
     headings = ("input archive", ">records", ">objects", ">size", "since", ">behind", ">gaps")
     return TableBlock.of(
         headings,
@@ -201,7 +199,7 @@ def _offsets(app: AppOverview) -> Block:
 
 @result
 def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
-    """Yield the blocks of each app's cost, from the versions of the last `since`, and an explanation of the figures."""
+    """Return the result of `status --cost`, measured over the last `since`; `empty` is the line for an empty store."""
     for app_cost in costs:
         money, total = app_cost.prices.currency, app_cost.total
         rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
@@ -225,14 +223,13 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
 
 
 def verification(report: "Report") -> Result:
-    """Return the result of `verify`."""
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
     return Result(data, *verified(report), failed=not report.consistent)
 
 
 def verified(report: "Report") -> Iterator[Block]:
-    """Yield the ledger of each channel, and the checks."""
+    """Yield the ledger of each channel, and the outcome of each check."""
     yield Title(report.ref)
     # Most apps never lose a record: show the column only if one was lost.
     lossy = any(any(entry.lost) for entry in report.ledger)

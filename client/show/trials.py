@@ -16,7 +16,7 @@ from .shown import Result, fields
 
 
 def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
-    """Return the result of a trial; it fails if anything differs, or a query of `--allow` failed."""
+    """Return the result of a trial; it fails if a row differs or a query of `--allow` failed."""
     blocks: list[Block] = [Title(sentence(outcome)), *_about(outcome)]
     for item in _compared(outcome):
         blocks += ["", *_differing(item, Mask(show_values), with_values=show_values)]
@@ -34,7 +34,6 @@ def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
 
 
 def sentence(outcome: Trial) -> str:
-    """Return the result of a trial in one sentence."""
     differing = [_name(item) for item in _compared(outcome) if _has_differences(item)]
     if not differing:
         return f"{outcome.app}: nothing differs over {plural(outcome.records, 'record')}"
@@ -42,7 +41,6 @@ def sentence(outcome: Trial) -> str:
 
 
 def page(outcome: Trial, code: str, mask: Mask) -> Page:
-    """Return the report page of a trial."""
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     facts = (
         ("program", Name(code)),

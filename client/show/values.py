@@ -1,4 +1,4 @@
-"""Arrow tables as text for people, as JSON, and as files."""
+"""Formatting of values and Arrow tables: as text for people, as JSON, and as files."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
     from ...snapshot.diff.moments import TableDiff
 
 ENDINGS = (".parquet", ".csv", ".json")
-"""File extensions that `write` supports."""
+"""File extensions that `write_table` supports."""
 NOT_TEXT = "not valid UTF-8, as hex: "
 _MOST = 4_000
-"""Default maximum of characters shown of a value."""
 # DuckDB returns sums of integers as decimals; JSON gets numbers.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
-    """Return a table block of the first `limit` rows (all for None); numbers are right-aligned."""
+    """Return a table block of the first `limit` rows (None for all); numbers are right-aligned."""
     is_number = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
     to_right = tuple(any(is_kind(kind) for is_kind in is_number) for kind in table.schema.types)
     some = table if limit is None else table.slice(0, min(limit, table.num_rows))
@@ -60,14 +59,14 @@ def word(value: object) -> str:
 
 
 def key_word(value: object, show: Callable[[object], Cell] = word) -> Cell:
-    """Format one value of a key for people, as it can be typed, or with `show`, unless the value is null."""
+    """Format one value of a key as a user can type it, or by `show`."""
     from ...snapshot.query.key_text import NULL, text_of
 
     return text_of(value) if show is word else NULL if value is None else show(value)
 
 
 def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
-    """Format bytes as text, or as labelled hexadecimal if they are not UTF-8, shortened to `most` characters."""
+    """Format bytes as text, or as labelled hexadecimal if they are not UTF-8, cut to `max_characters`."""
     try:
         return shortened(data.decode(), most, more)
     except UnicodeDecodeError:
@@ -75,7 +74,7 @@ def readable(data: bytes, most: int = _MOST, more: str = "") -> str:
 
 
 def shortened(text: str, most: int = _MOST, more: str = "") -> str:
-    """Return `text` with at most `most` characters, followed by `more` or the number of omitted characters."""
+    """Cut a text to `max_characters`, followed by `more` or by the number of omitted characters."""
     cut_off = len(text) - most
     return text if cut_off <= 0 else text[:most] + (more or f"… and {formats.plural(cut_off, 'character')} more")
 
@@ -86,7 +85,7 @@ def value_lines(
     show: Callable[[object], Cell] = word,
     none: str = "(no row)",
 ) -> Iterator[tuple[Name, Cell, Cell]]:
-    """Yield the columns in which two rows differ, with both values for people; if none differs, all columns.
+    """Yield the columns in which two rows differ, with both values; all columns if no value differs.
 
     If one row is None and the other has no values, yields one line without a column. `show` formats a value, and `none`
     is the text for values of a missing row.
@@ -119,18 +118,18 @@ def changes(
 
 
 def changed_rows(changes: "Iterable[KeyChange]", *, with_values: bool = True) -> msgspec.Raw:
-    """Return changed keys as a JSON array, with the kind of change and, if `with_values`, both rows."""
+    """Encode changed keys as a JSON array, with the kind of change and, if `with_values`, both rows."""
     sides = ("before", "after") if with_values else ()
     return stream({"key": change.key, "change": change.kind, **fields(change, *sides)} for change in changes)
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows as dicts of Python values, with duplicate column names numbered. Binary is hexadecimal."""
+    """Return rows as dicts of Python values; binary is hexadecimal, and duplicate column names are numbered."""
     return [*chain.from_iterable(_batches(table))]
 
 
 def row_as_json(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], bytes]:
-    """Return a function that encodes a row with these columns as JSON; None becomes null. Binary is hexadecimal."""
+    """Return a function that encodes a row with these columns as JSON; None becomes null, binary hexadecimal."""
     binary = [field.name for field in schema if _holds_binary(field.type)]
 
     def encode(row: Mapping[str, object] | None) -> bytes:
@@ -142,19 +141,19 @@ def row_as_json(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], by
 
 
 def for_json(table: pa.Table) -> dict[str, Any]:
-    """Return the columns, and the rows as encoded objects. Binary is hexadecimal."""
+    """Return the columns of a table, and its rows as encoded JSON. Binary is hexadecimal."""
     names = _unique(table.column_names)
     columns = [{"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)]
     return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
 
 
 def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
-    """Return objects of Python values as a JSON array, encoded one by one. Binary is hexadecimal."""
+    """Encode dicts of Python values, one by one, as a JSON array. Binary is hexadecimal."""
     return msgspec.Raw(b"[" + b",".join(_encoder.encode(hexadecimal(item)) for item in objects) + b"]")
 
 
 def tolerance(near: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line per column whose floats are equal only within the tolerance, with the number of such rows."""
+    """Yield a line per column with floats that are equal only within the tolerance, and the number of such rows."""
     from ...snapshot.diff.equality import TOLERANCE  # imports DuckDB, which `get` does not need
 
     for column, rows in near.items():
@@ -162,7 +161,7 @@ def tolerance(near: Mapping[str, int]) -> Iterator[str]:
 
 
 def stacked(diffs: "Iterable[TableDiff]") -> pa.Table:
-    """Return the differing rows of all tables in one table, with the table's name first and nulls for missing columns.
+    """Return the differing rows of all tables as one table, with the table's name as the first column.
 
     Raises `Usage` if columns of these tables have conflicting types.
     """
@@ -175,7 +174,7 @@ def stacked(diffs: "Iterable[TableDiff]") -> pa.Table:
 
 
 def check_ending(path: Path) -> None:
-    """Raise `Usage` unless `write` supports the file extension."""
+    """Raise `Usage` unless `write_table` supports the file's extension."""
     if path.suffix.lower() not in ENDINGS:
         *other_endings, last = ENDINGS
         expected = f"expected a name that ends with {', '.join(other_endings)} or {last}"
@@ -183,7 +182,7 @@ def check_ending(path: Path) -> None:
 
 
 def write(table: pa.Table, path: Path) -> None:
-    """Write the rows to `path` atomically, as Parquet, CSV or a JSON array; call `check_ending` before.
+    """Write rows to `path` atomically, as Parquet, CSV or a JSON array.
 
     Raises `Refused` if the file cannot be written or the format cannot hold a column.
     """
@@ -208,7 +207,7 @@ def write(table: pa.Table, path: Path) -> None:
 
 
 def _with_texts(table: pa.Table) -> pa.Table:
-    """Return the table with text in place of types that CSV lacks, and of times that Python cannot represent."""
+    """Convert columns of types that CSV lacks, and times that Python cannot represent, to text."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):

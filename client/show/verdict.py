@@ -1,4 +1,4 @@
-"""Output of a bisect (the commit, its keys, the offsets it read, and the record that caused it) and of invariants."""
+"""Output of a bisect (the bad commit, its keys, its input, the record that caused it) and of invariants."""
 
 import re
 import shlex
@@ -31,9 +31,7 @@ _STATES: dict[InvariantState, tuple[str, str]] = {
     "fails": ("fails", "fail"),
     "unknown": ("cannot be evaluated", "cannot be evaluated"),
 }
-"""Verb for each state of invariants, in the singular and in the plural."""
 _MAX_TEXT = 2_000
-"""Maximum characters of a record's value that are printed for people."""
 
 
 def verdict(
@@ -45,7 +43,7 @@ def verdict(
     *,
     every: bool = False,
 ) -> Result:
-    """Return the result of a search. `explanation` is the cause, or None if the cause was not searched for.
+    """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 
     `out` is the file with all keys or, with `every`, with all bad records of the batch, which are also shown. `edge` is
     the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a clone.
@@ -174,7 +172,7 @@ def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
 
 
 def notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
-    """Yield notes on a verdict; `edge` is the requested change."""
+    """Yield notes about a verdict's limits; `edge` is the change that was asked for."""
     if outcome.more_rows:
         more = f"the query returns more than {MAX_ROWS:,} rows at {outcome.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
@@ -195,7 +193,7 @@ def _sides(keys: KeyChanges | None) -> Any:
 
 
 def read(lineage: Lineage) -> Iterator[Block]:
-    """Yield the offsets that a commit read, their source offsets on users' topics, and offsets that it skipped."""
+    """Yield the offsets that a commit read, their origin on users' topics, and offsets that were lost."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
         counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
@@ -214,12 +212,10 @@ def read(lineage: Lineage) -> Iterator[Block]:
 
 
 def windows(heading: str, unit: str, ranges: Iterable[Window]) -> TableBlock:
-    """Return a table of offset ranges, with the number of offsets in each."""
     return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in ranges))
 
 
 def _cause_blocks(explanation: Behind, *, every: bool) -> Iterator[Block]:
-    """Yield the cause and its evidence; nothing if there was no replay, since a note explains that."""
     if explanation.cause.kind != "unknown":
         yield ""
         yield Title(explanation.cause.sentence)
@@ -233,7 +229,6 @@ def _cause_blocks(explanation: Behind, *, every: bool) -> Iterator[Block]:
 
 
 def _record(guilty: Guilty) -> Iterator[Block]:
-    """Yield the record, the path to it, and its effect; or the reason why it is unknown."""
     message, hops = guilty.message, guilty.hops
     if message is not None:
         yield ""
@@ -263,7 +258,6 @@ def _record(guilty: Guilty) -> Iterator[Block]:
 
 
 def cause_data(cause: Cause) -> dict[str, Any]:
-    """Return the cause as data for JSON."""
     return {
         "class": cause.kind,
         "proved": cause.proved,
@@ -283,7 +277,7 @@ def cause_facts(cause: Cause) -> Iterator[Block]:
 
 
 def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
-    """Yield the evidence of a cause, with headings, except what the cause's sentence says; keys are text."""
+    """Yield the evidence of a cause under headings, except values that the cause's sentence contains."""
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
@@ -303,7 +297,6 @@ def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
 
 
 def _is_said(cause: Cause, name: str, value: object) -> bool:
-    """Return True if the cause's sentence mentions a value of its evidence."""
     if name in ("stage", "version"):
         value = f"{cause.evidence.get('stage')}@v{cause.evidence.get('version')}"
     elif isinstance(value, Mapping) and "checksum" in value:
@@ -312,7 +305,6 @@ def _is_said(cause: Cause, name: str, value: object) -> bool:
 
 
 def some_keys(values: list[dict[str, object]], count: int) -> str:
-    """Format the first keys, and the number of keys that are omitted."""
     shown = [", ".join(f"{name} = {value}" for name, value in key.items()) for key in values[:3]]
     more = [f"{count - len(shown):,} more"] if count > len(shown) else []
     return "; ".join([*shown, *more])
@@ -343,7 +335,6 @@ def _records_of(records: pa.Table) -> Iterator[tuple[Address, Span, bool]]:
 
 
 def records_table(explanation: Behind) -> pa.Table | None:
-    """Return the bad records of the batch; None if unknown."""
     return explanation.guilty.records if explanation.guilty is not None else None
 
 
@@ -373,7 +364,6 @@ def records_data(records: pa.Table) -> list[dict[str, object]]:
 
 
 def noun_of(cause: Cause) -> str:
-    """Return the noun for a cause's class."""
     return CLASSES[cause.kind].noun
 
 
@@ -401,7 +391,6 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
 
 
 def explained(search: KeptSearch) -> Result:
-    """Return the result of `bisect explain`: each evaluated moment and its answer."""
     rows = []
     for number, answer in enumerate(search.marks, 1):
         how = ("-", "by hand") if answer.by_hand else (formats.duration(answer.took_ms), answer.why)
@@ -424,7 +413,7 @@ def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
 
 
 def invariants_line(look: Findings) -> str:
-    """Return a line about an evaluation of all invariants: time, moment, and number of invariants by state."""
+    """Return a line about one evaluation of all invariants: time, moment, and number by state."""
     by_state = Counter(result.state for result in look.results)
     states = ", ".join(f"{n} {verbs[n > 1]}" for state, verbs in _STATES.items() if (n := by_state[state]))
     recovered = [result.invariant.name for result in look.news if result.state == "holds"]
@@ -439,7 +428,6 @@ def invariants_line(look: Findings) -> str:
 
 
 def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Block]:
-    """Yield the first rows of a failing invariant."""
     yield Title(f"{invariant.name} does not hold at {look.ref}")
     yield grid(rows, MOST_SHOWN)
     if rows.num_rows > MOST_SHOWN:
@@ -447,7 +435,7 @@ def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Bl
 
 
 def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
-    """Yield the commit that broke an invariant, and its cause without a replay."""
+    """Yield the commit that broke an invariant, and its cause, found without a replay."""
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if cause.kind != "unknown":
         yield cause.sentence
@@ -462,7 +450,10 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
 def invariants_data(
     look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
 ) -> dict[str, Any]:
-    """Return an evaluation as data for JSON; newly failing invariants have a verdict and a report, by name."""
+    """Return an evaluation of all invariants as data for JSON.
+
+    Newly failing invariants have a verdict in `verdicts` and a report in `reports`, by name.
+    """
     cut, invariants = look.cut, []
     for result in look.results:
         verdict, report = verdicts.get(result.invariant.name), reports.get(result.invariant.name)

@@ -1,1 +1,1 @@
-"""Replays of past batches: the record that caused a change, other causes of a bad commit, and determinism checks."""
+"""Replays of past batches: search for the record or other cause behind a bad commit, and determinism checks."""

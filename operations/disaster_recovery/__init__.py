@@ -1,1 +1,1 @@
-"""Replication of an app to another store, and recovery from the replica: offsets, fencing, losses, drills."""
+"""Replication of an app to another store root, and recovery of the app from its replica."""

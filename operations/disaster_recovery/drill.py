@@ -1,4 +1,4 @@
-"""`slackwater recover --drill`: all steps of a recovery, carried out on a clone.
+"""`slackwater recover --drill`: carries out all steps of a recovery on a clone of the replica, and verifies it.
 
 The app, the replica's cut and their topics are not touched: the clone has its own name, versions and channels, and
 shares the SSTs of the replica. A drill reads all bytes of the replica's tables, and compares the tables with those of
@@ -39,37 +39,32 @@ class TableProof:
     table: str
     version: int
     rows: int
-    """Number of stored rows, including older rows of a key."""
     ssts: int
     bytes: int
     checksums: str
-    """`equal` or `different` to the app's checksums at that version, or `not compared`."""
+    """Result of comparing checksums with the app's version: `equal`, `different` or `not compared`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """The result of a drill."""
+    """Result of a drill."""
 
     app: str
     root: str
     plan: RecoveryPlan
     clone: str
     kept: bool
-    """True if the clone was not removed."""
     not_compared: str
-    """Why the replica was not compared with the app; empty if it was."""
     tables: tuple[TableProof, ...]
     replica: Report
-    """Check of the replica's cut."""
     recovered: Report
-    """Check of the clone, which has the state that a recovered app would continue with."""
+    """Check of the clone, which has the state from which a recovered app would continue."""
     versions: Mapping[str, int]
     steps: tuple[tuple[str, int], ...]
-    """Duration of each step in milliseconds."""
 
     @property
     def passed(self) -> bool:
-        """True if the app could continue from the replica and the replica equals the app."""
+        """True if the app could continue from the replica, and the replica equals the app."""
         same = all(table.checksums != "different" for table in self.tables)
         return same and self.replica.consistent and self.recovered.consistent and not self.plan.replicated.lacks
 
@@ -98,10 +93,9 @@ def drill(
 ) -> Drill:
     """Check that an app can be recovered, by recovering a clone of its replica.
 
-    Parameters not described here are those of `recover`.
-
-    `outside` removes the clone's topics, and `pause` sleeps for a number of seconds during that removal. With `keep`,
-    the clone is not removed. Raises the errors of `recover` if the app could not be recovered.
+    Parameters that are not described here are those of `recover`. `remove_topics` removes the clone's topics, and
+    `pause` sleeps for a number of seconds during that removal. With `keep`, the clone is not removed. Raises the errors
+    of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", Clock()
     for attempt in range(_ATTEMPTS):
@@ -140,7 +134,6 @@ def drill(
 
 
 def _replica(target: ObjectStore, app: str) -> Replica:
-    """Return the replica's description. Raises `Refused` if it was recovered."""
     replica, _ = find_replica(target, app)
     if replica.state != "copy":
         raise Refused(
@@ -151,7 +144,6 @@ def _replica(target: ObjectStore, app: str) -> Replica:
 
 
 def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[Report, Report]:
-    """Read and check all of the replica, at the moment that was cloned, and all of the clone."""
     origin = apps.read_app(target, clone).origin
     assert origin is not None  # noqa: S101  it is a clone
     with clock.step("read the replica"):
@@ -161,7 +153,7 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[
 
 
 class _Proved:
-    """Kafka that accepts every topic: the offsets were checked already, and a clone that never runs needs no topics."""
+    """Kafka that accepts every topic: offsets were checked before, and a clone that never runs needs no topics."""
 
     def __init__(self, kafka: Topics) -> None:
         self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
@@ -172,7 +164,7 @@ class _Proved:
 
 
 def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan) -> tuple[tuple[TableProof, ...], str]:
-    """Return each table with the result of its comparison with the app, and the reason why some were not compared."""
+    """Compare each table with the app. Returns the results, and the reason why some tables were not compared."""
     same: dict[str, str] = {}
     why_not = ""
     for stage, manifest in plan.cut.stages.items():

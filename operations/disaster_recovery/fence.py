@@ -1,4 +1,4 @@
-"""Fencing of an app's runner in the old store, if that can be reached, when the app is recovered elsewhere."""
+"""Fencing of an app's runner in the old store when the app is recovered in another store."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,14 @@ from ...store.versions.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """The app's state in the store where it ran before the recovery."""
+    """State of the app in the store where it ran before the recovery."""
 
     root: str
     heads: dict[str, Manifest]
-    """Newest version of each stage; empty if the store cannot be reached."""
     unreachable: str = ""
-    """Why the store cannot be reached; empty if it can."""
+    """Reason why the store cannot be reached; empty if it can."""
     left_for: str = ""
-    """The root where the app runs since an earlier recovery; empty if there was none."""
+    """Root where the app runs since an earlier recovery; empty if there was none."""
 
     def check_not_left(self, app: str, target: str) -> None:
         """Raise `Refused` if the app was already recovered from a replica other than `target`."""
@@ -31,7 +30,7 @@ class Primary:
 
 
 class RecoveredElsewhere(Refused):
-    """The app was already recovered from another replica and runs there."""
+    """Raised for an app that was already recovered from another replica and runs there."""
 
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
@@ -43,7 +42,7 @@ class RecoveredElsewhere(Refused):
 def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    Versions by which an earlier recovery to `to` fenced the app are left out.
+    Versions with which an earlier recovery to `to` fenced the app are left out.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")
@@ -62,10 +61,10 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: st
 
 
 def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int) -> str:
-    """Record the new root in the old store, and fence the writer of every stage there.
+    """Record the new root in the old store, and fence the writer of every stage there. Idempotent.
 
-    A runner that is started in the old store afterwards is refused. Idempotent. Returns the reason if the app cannot be
-    fenced, else an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
+    A runner that is started in the old store afterwards is refused. Returns the reason if the app cannot be fenced, or
+    an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
     """
     try:
         expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
@@ -87,5 +86,4 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
 
 
 def _author(to: str) -> str:
-    """Return the author of the versions that fence the stages for a recovery to `to`."""
     return f"slackwater recover, to {to}"

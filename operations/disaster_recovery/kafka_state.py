@@ -1,7 +1,7 @@
-"""Copies of Kafka data in a replica, in case Kafka is lost with the app: in-flight records, rows for sinks, anchors.
+"""Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and anchors.
 
-Anchors are, for each partition of users' topics, the last records that the app read. They identify the app's position
-in a mirror of the topic, which has other offsets.
+The copies serve a recovery without the app's Kafka. Anchors are the last records that the app read of each partition of
+users' topics. They identify the app's position in a mirror of the topic, which has different offsets.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHORS = 16
-"""Number of anchors for each partition: so many that only a fault repeats their sequence in a topic."""
+"""Number of anchors of each partition: so many that their sequence occurs only once in a topic."""
 
 
 def records_in_flight(
@@ -30,10 +30,10 @@ def records_in_flight(
     keepers: Iterable[Snapshot],
     reader: Topics | None,
 ) -> tuple[tuple[Captured, ...], str]:
-    """Copy the in-flight records of a cut to the target for snapshot `name`; returns the copies and an error.
+    """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
-    The error is the reason why records are missing, or empty. Records that one of the `keepers`, snapshots of the
-    target, already has are not read again.
+    The error message says why records are missing; it is empty if none are. Records that a snapshot of `keepers`
+    already has in the target are not read again.
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
@@ -53,9 +53,9 @@ def records_in_flight(
 def sink_rests(
     source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: Topics | None
 ) -> tuple[tuple[SinkRest, ...], str]:
-    """Copy the rows that sinks had not yet published at a cut; returns the copies and an error.
+    """Copy the rows that sinks had not published at a cut. Returns the copies and an error message.
 
-    The error is the reason why rows are missing, or empty.
+    The error message says why rows are missing; it is empty if none are.
     """
     unpublished: list[SinkRest] = []
     for head in cut.stages.values():
@@ -76,7 +76,7 @@ def _unread(rows: int, label: str) -> str:
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
-    """Yield each sink of a version that has unpublished rows, and a description of these rows as in-flight records."""
+    """Yield each sink with unpublished rows, and these rows in the form of in-flight records."""
     for name, place in published.places(store, head).items():
         sink = head.sinks[name]
         done = place.version if place is not None else sink.since
@@ -106,9 +106,9 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
 
 
 def anchors_of(cut: Cut, reader: Topics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
-    """Return the last records that the cut has read, by user's topic as declared and partition; empty without Kafka.
+    """Return the last records that the cut has read of each partition, by `anchor_name`; empty without Kafka.
 
-    Several stages may read one topic up to different offsets, so each stage has its own: see `anchor_name`.
+    Stages may read a topic up to different offsets, so each stage has its own anchors.
     """
     anchors: dict[str, tuple[tuple[Anchor, ...], ...]] = {}
     if reader is None:
@@ -130,5 +130,4 @@ def anchors_of(cut: Cut, reader: Topics | None) -> dict[str, tuple[tuple[Anchor,
 
 
 def anchor_name(stage: str, topic: str) -> str:
-    """Return the key of the anchors of a stage's input in `ReplicaCut.anchors`."""
     return f"{stage}/{topic}"

@@ -1,4 +1,4 @@
-"""Search for the offsets in another Kafka, possibly a mirror, from which an app continues to read users' topics.
+"""Search for the offsets from which a recovered app reads users' topics in a new Kafka, such as a mirror.
 
 A replica keeps the last records that were read of each partition (anchors). If the mirror has them in sequence, the app
 continues right after them. Without anchors, the offset syncs of MirrorMaker 2 are used, as far as they are exact. Any
@@ -23,17 +23,15 @@ class ReadOn:
     how: str
     """Origin of the offset: `same offset`, `records` (content), `mirror` (MirrorMaker 2), `said` (caller), or `end`."""
     unmirrored: bool = False
-    """True if the mirror ends before the app's position: the app has read records that the mirror lacks."""
+    """True if the mirror ends before the app's position, so that it lacks records that the app has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The position of a partition's anchors."""
+    """Position of a sequence of anchors in a partition."""
 
     offset: int
-    """The offset just past the last anchor; the partition's end if only the first anchors were found."""
     count: int
-    """Number of anchors found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +39,14 @@ class Source:
     """One partition of a user's topic, with the app's position."""
 
     topic: str
-    """Topic to read from after the recovery."""
     read: str
-    """Topic that the app read before the recovery."""
     partition: int
     offset: int
     anchors: tuple[Anchor, ...]
 
 
 def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
-    """Return the name of a mirrored topic: `alias.topic`, the name that MirrorMaker 2 gives, or the unchanged name.
+    """Return a mirrored topic's name: `alias.topic`, as MirrorMaker 2 names it, or the unchanged name.
 
     Raises `NotFound` if neither topic exists.
     """
@@ -135,7 +131,7 @@ def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: 
 
 
 def match(records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int) -> tuple[Match, ...]:
-    """Find the position of a sequence of anchors in `records`; returns at most two matches. Pure.
+    """Find the positions of a sequence of anchors in a mirror's records; returns at most two. Pure.
 
     `records` are the records of a mirror from offset `start` to `end`. If they end within the sequence, or there are
     none, the position is `end`.
@@ -161,7 +157,7 @@ def _last_sync(syncs: Sequence[Sync], offset: int) -> Sync | None:
 
 
 def _mirror_offset(syncs: Sequence[Sync], offset: int) -> int | None:
-    """Return the mirror's offset for `offset`; None unless a sync names exactly that record or the one before.
+    """Return the mirror's offset for `offset`; None unless a sync names exactly that record or its predecessor.
 
     Between a sync and a more distant record, transactions and compaction may leave gaps on either side that no sync
     shows.

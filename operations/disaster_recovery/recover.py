@@ -1,12 +1,12 @@
-"""`slackwater recover`: make a replica a runnable app in its own store, and stop the app's old runner.
+"""`slackwater recover`: makes a replica a runnable app in its own store, and stops the app's old runner.
 
 1. Check everything without changes: the cut is complete, the offsets to read from are known, and in-flight records are
    in the replica or still in Kafka.
-2. Record in the replica that it is being recovered. From now on no round of replication copies to it, and a concurrent
-   recovery is refused.
+2. Put a journal that the replica is being recovered. From now on no round of replication copies to the replica, and a
+   concurrent recovery is refused.
 3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
-   the replica's cut are copied once more, if they can be read.
-4. Copy in-flight records to channels and internal topics of this Kafka.
+   the replica's cut are copied, if they can be read.
+4. Copy in-flight records to channels and internal topics of the new Kafka.
 5. Decide, by a migration (`snapshot.change.migration`): each stage gets a version with the cut's content and the next
    epoch, from which the stage continues. A recovery that is killed after this step is finished by the same call.
 6. Mark the replica as the app. Before this step, runners refuse to start there.
@@ -47,10 +47,10 @@ _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 
 
 def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
-    """Copy the in-flight records of a cut, and return the migration of each stage.
+    """Copy the in-flight records of a cut. Returns the migration of each stage.
 
-    If a crash makes another call copy them again, no manifest names the attempts of the first copy. Raises `Corruption`
-    if copied records are damaged, `Refused` if they no longer exist, and `Unavailable`.
+    After a crash, a repeated call copies the records again, and no manifest names the attempts of the first copy.
+    Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
     whole = _with_readers(cut)
@@ -80,7 +80,7 @@ def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: in
 
 
 def _with_readers(cut: Cut) -> Cut:
-    """Return the cut without channels that no stage reads: their records need not be copied."""
+    """Remove channels that no stage reads, because their records need not be copied."""
     read = {(edge.sender, edge.name) for edge in channels(cut) if edge.receiver}
     stages = {
         stage: replace(at, outputs={name: output for name, output in at.outputs.items() if (stage, name) in read})
@@ -127,10 +127,10 @@ def _without_attempts(state: InFlight) -> InFlight:
 def _sinks(
     target: ObjectStore, manifest: Manifest, kafka: Topics, number: int, copied: tuple[SinkRest, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
-    """Return a stage's sinks twice: without rows, and those with unpublished rows together with these rows.
+    """Return all sinks of a stage without rows, and the sinks that have unpublished rows, with these rows.
 
-    Each sink gets a new internal topic: the publisher's place in the old topic belongs to versions that this app
-    commits with other content.
+    Each sink gets a new internal topic, because the published position in the old topic belongs to versions that the
+    recovered app commits with different content.
     """
     fresh_sinks, leftovers = {}, {}
     for name, sink in manifest.sinks.items():
@@ -166,14 +166,12 @@ def _as_state(leftover: SinkRest) -> InFlight:
 
 @dataclass(slots=True)
 class Clock:
-    """Measures the duration of each step."""
+    """Stopwatch for the steps of a recovery."""
 
     took: list[tuple[str, int]] = field(default_factory=list)
-    """Milliseconds by step."""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Measure the duration of the body."""
         began = time.monotonic()
         yield
         self.took.append((name, round((time.monotonic() - began) * 1_000)))
@@ -181,26 +179,20 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The result of a recovery or of its dry run."""
+    """Result of a recovery or of its dry run."""
 
     app: str
     root: str
     plan: RecoveryPlan | None
-    """Plan that was carried out; None if an earlier call had finished or decided the recovery."""
     versions: Mapping[str, int]
-    """By stage, the version from which it continues; empty in a dry run."""
     fenced: str | None
-    """Reason why the old store could not be fenced; empty if it was fenced, None if fencing was not tried."""
+    """Reason why the old store could not be fenced; empty if it was, None if fencing was not tried."""
     caught_up: Round | None
-    """The last round of replication; None if there was none."""
     not_caught_up: str = ""
-    """Reason why the last round failed, although the old store was reached; else empty."""
+    """Reason why the last round failed; empty if it succeeded or was not tried."""
     steps: tuple[tuple[str, int], ...] = ()
-    """Duration of each step in milliseconds."""
     resumed: bool = False
-    """True if an earlier call had begun the recovery."""
     done: bool = False
-    """True if an earlier call had finished the recovery."""
 
 
 def recover(
@@ -219,7 +211,7 @@ def recover(
     """Make the replica of an app under `target` a runnable app. Resumes an interrupted recovery.
 
     `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
-    Kafka, for a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `doing`
+    Kafka, for a last round of replication. With `as_it_is` there is no such round: the replica's cut is used. `on_step`
     receives a line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing,
     except that the old store may have been fenced.
     """
@@ -264,14 +256,14 @@ def recover(
 def checked_plan(
     target: ObjectStore, app: str, kafka: Topics, observed: Primary, terms: FailoverTerms, clock: Clock
 ) -> RecoveryPlan:
-    """Plan the recovery after checking that the app was not recovered elsewhere. Raises the errors of `recover`."""
+    """Check that the app was not recovered from another replica, and plan the recovery."""
     observed.check_not_left(app, target.url)
     with clock.step("check the replica and Kafka"):
         return make_plan(target, app, kafka, observed, terms)
 
 
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
-    """Record that the app is being recovered, and by whom. Raises `Refused` if another recovery was recorded first."""
+    """Put the journal of a recovery. Raises `Refused` if another recovery was recorded first."""
     expected = Recovery(app, str(ULID()), by, instants.now_ms())
     existing = codec.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
     if existing != expected:
@@ -283,7 +275,6 @@ def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
 
 
 def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
-    """Return the migration that a begun recovery decided; None if it decided none."""
     last = MIGRATIONS.newest(target, app) if begun is not None else None
     return last if last is not None and begun is not None and last.id == begun.id else None
 
@@ -291,7 +282,7 @@ def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration
 def _catch_up(
     store: ObjectStore, target: ObjectStore, app: str, by: str, reader: Topics | None
 ) -> tuple[Round | None, str]:
-    """Copy what the app has committed since; returns the round, or None and the reason why it failed."""
+    """Copy newer commits of the app. Returns the round, or None and the reason for the failure."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
         return copies.round(), ""
@@ -300,7 +291,6 @@ def _catch_up(
 
 
 def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recovery, clock: Clock) -> Migration:
-    """Copy in-flight records, and decide each stage's migration. Returns the migration that was recorded first."""
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
     with clock.step("copy in-flight records"):
@@ -320,7 +310,6 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
 def _finish(
     target: ObjectStore, app: str, decided: Migration, kafka: Topics, note: Recovery, plan: RecoveryPlan | None
 ) -> dict[str, int]:
-    """Commit the remaining versions of a recovery and mark the replica as the app; returns the newest versions."""
     finish(target, decided, now_ms=instants.now_ms())
     versions: dict[str, int] = {}
     for stage, step in decided.stages.items():
@@ -341,8 +330,6 @@ def _finish(
 
 
 def _with_leftovers(leftovers: Mapping[str, Sink]) -> Amendment:
-    """Return an amendment that gives sinks the rows that they had not published yet."""
-
     def requires(newest: Manifest) -> bool:
         return newest.traits is RECOVER and newest.rewind is not None
 

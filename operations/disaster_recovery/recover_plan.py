@@ -1,4 +1,4 @@
-"""Plan of a recovery: versions and offsets from which the app continues, records read again, and losses."""
+"""Plan of a recovery: versions and offsets from which the app continues, and lost data."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from .mirror_offsets import ReadOn, Source, mirrored_name, position
 
 @dataclass(frozen=True, slots=True)
 class FailoverTerms:
-    """The caller's statements about the Kafka in which the app continues."""
+    """User's options about the Kafka in which the app continues."""
 
     mirror: str | None = None
-    """Mirrored cluster, by its name in MirrorMaker 2; None if Kafka is the same or has the same offsets."""
+    """Name of the mirrored cluster in MirrorMaker 2; None if Kafka has the original offsets."""
     topics: Mapping[str, str] = field(default_factory=dict)
-    """Users' topics that have another name in this Kafka, by declared name."""
+    """Users' topics that have a different name in the new Kafka, by declared name."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """Offsets to read from, by `TOPIC[PARTITION]` with the name of the old topic; they are not checked."""
+    """Start offsets by `TOPIC[PARTITION]`, with the name of the old topic; they are not checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,6 @@ class LostVersions:
 
     stage: str
     version: int
-    """Version of the stage in the cut."""
     newest: int | None
     """Newest version in the old store; None if the store cannot be reached."""
     newest_ms: int
@@ -58,30 +57,26 @@ class RecoveryPlan:
     replica: Replica
     replicated: ReplicaCut
     cut: Cut
-    """Cut to which the app is restored."""
     heads: Mapping[str, Manifest]
     """Newest versions in the replica, which are newer than the cut if replication was interrupted."""
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
-    """By stage and declared topic: the input from which it continues, and how the offsets were found."""
     again: Mapping[str, int]
-    """Number of records after the offsets in `inputs`, by topic; most are read for a second time. 0 if unknown."""
+    """Number of records after the start offsets, by topic; most are read for a second time. 0 if unknown."""
     rereads: tuple[str, ...]
-    """Offset ranges of the records counted in `again`."""
     in_flight: tuple[InFlight, ...]
-    """In-flight records that are copied to channels of the recovered app."""
     keeper: Snapshot | None
     sink_rows: int
-    """Number of rows that were committed and not published; the recovered app publishes them."""
+    """Number of committed, unpublished rows, which the recovered app publishes."""
     lost: tuple[LostVersions, ...]
     lost_ms: int
-    """Upper bound of the time for which the app ran after the cut, as far as known."""
+    """Upper bound of the milliseconds for which the app ran after the cut."""
     topics: Mapping[str, str]
-    """Users' topics that the recovered app reads under another name, by declared name."""
+    """Users' topics that the recovered app reads under a new name, by declared name."""
 
 
 def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
-    """Return the replica of an app, and the newest cut up to which it is complete.
+    """Return the replica of an app, and the newest cut up to which the replica is complete.
 
     Raises `NotFound` if there is none, and `Refused` if its first copy is not complete yet.
     """
@@ -103,7 +98,7 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
 
 
 def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, terms: FailoverTerms) -> RecoveryPlan:
-    """Return the plan of a recovery; changes nothing.
+    """Return the plan of a recovery. Changes nothing.
 
     Raises `NotFound` if there is no replica or a topic is missing, and `Refused` if the offset to read from cannot be
     determined, or in-flight records no longer exist.
@@ -181,7 +176,6 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
 
 
 def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
-    """Return, by declared name, users' topics that the app reads under a different name after the recovery."""
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
     }  # fmt: skip
@@ -223,7 +217,7 @@ def _inputs(
 def _check_kept(
     kafka: Topics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
 ) -> None:
-    """Check that in-flight records are in the replica or still in this Kafka. Raises `Lacking`."""
+    """Check that in-flight records are in the replica or in the new Kafka. Raises `MissingRecords`."""
     for state in states:
         if not state.receiver or (keeper is not None and keeper.captured(state)):
             continue
@@ -248,7 +242,7 @@ def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
 def _remaining_records(
     kafka: Topics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the records after the offsets to read from: their offset ranges as text, and their number by topic."""
+    """Return offset ranges of the records after the start offsets as text, and their number by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
     for read, _ in inputs.values():
         offsets_so_far = furthest.get(read.topic, read.offsets)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of `slackwater replicate`: how current the replica is, and what was copied."""
+"""Prometheus metrics of `slackwater replicate`: the replica's age, and copied objects and bytes."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -7,7 +7,7 @@ from .replicate import Round
 
 
 class ReplicaMetrics:
-    """The metrics of one replica, labelled by app and store root."""
+    """Metrics of one replica, labelled by app and store root."""
 
     def __init__(self, app: str, root: str) -> None:
         self.registry = CollectorRegistry()
@@ -31,7 +31,6 @@ class ReplicaMetrics:
         self._removed = counter("replica_removed_objects", "Objects deleted because the app deleted them.")
 
     def observe(self, done: Round) -> None:
-        """Record the result of a round."""
         self._seen.set(done.cut.seen_ms / 1_000)
         self._commit.set(done.cut.time_ms / 1_000)
         self._lacks.set(1 if done.cut.lacks else 0)
@@ -41,5 +40,4 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        """Serve `GET /metrics` on a port, by `pipeline.run.monitoring.serve`; returns the port."""
         return serve(self.registry, port)

@@ -1,4 +1,4 @@
-"""Objects of a replica: lists versions to copy, copies other objects, and deletes what the app has deleted.
+"""Selection, copying and deletion of a replica's objects.
 
 Senders are copied before their receivers, and older versions of a stage before newer ones. So at any time the newest
 versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is missing.
@@ -35,13 +35,10 @@ class Todo:
     """Versions and snapshots that a replica lacks."""
 
     versions: Mapping[str, tuple[int, ...]]
-    """Versions to copy by stage, senders first; ascending."""
     cut: Mapping[str, Manifest]
     """Cut up to which the replica is complete after copying, retired stages included."""
     snapshots: tuple[Snapshot, ...]
-    """Snapshots of the app that the replica is to have."""
     limit: Boundary
-    """Boundary of the app's versions."""
 
 
 def last_final(store: ObjectStore, app: str) -> Boundary:
@@ -50,7 +47,7 @@ def last_final(store: ObjectStore, app: str) -> Boundary:
 
 
 def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> Todo:
-    """Return all versions after those `copied`, which are the newest of each stage in the replica.
+    """Plan which versions to copy: those after the replica's newest version of each stage (`copied`).
 
     Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
     """
@@ -74,7 +71,6 @@ def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> To
 
 
 def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
-    """Return True if a snapshot is to be copied: not if it pins versions for a clone."""
     versions = snapshot.stages.items()
     return snapshot.kind != "clone" and all(stage in heads and v <= heads[stage].version for stage, v in versions)
 
@@ -90,7 +86,7 @@ def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 
 
 def copy_rules(copier: Copier, app: str) -> None:
-    """Copy the objects that readers of versions need: migrations, histories of names, records of forgotten keys.
+    """Copy the objects that readers of versions need: migrations, histories of names, records of erasures.
 
     Objects that are named by these objects are copied first.
     """
@@ -113,7 +109,6 @@ def copy_rules(copier: Copier, app: str) -> None:
 
 
 def _check_name(copier: Copier, app: str, name: str) -> None:
-    """Raise `Refused` if the target has an unrelated app of this name, or of an app that was promoted to the name."""
     source, target = copier.source, copier.target
     history, replicated = apps.NAMES.all(source, name), apps.NAMES.all(target, name)
     folders = {folder for event in history for folder in (event.folder, event.over)}
@@ -128,18 +123,16 @@ def _check_name(copier: Copier, app: str, name: str) -> None:
 
 
 def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
-    """Return True if the target's app of that name is missing, or is a copy of the source's."""
     copy, original = apps.find_app(target, app), apps.find_app(source, app)
     return copy is None or (original is not None and original.created_ms == copy.created_ms)
 
 
 def was_forgotten(store: ObjectStore, app: str) -> str:
-    """Return the key of the newest record of forgotten keys of an app; empty if there is none. One listing."""
+    """Return the key of the newest record of an erasure; empty if there is none. Makes one listing."""
     return max((info.key for info in store.list(keys.forgotten(app))), default="")
 
 
 def copy_others(copier: Copier, app: str) -> None:
-    """Copy all objects of an app except versions and snapshots."""
     for place in census.beside_versions(app):
         if not place.endswith("/"):  # an object that may be overwritten
             with suppress(ObjectNotFound):
@@ -155,7 +148,7 @@ def copy_others(copier: Copier, app: str) -> None:
 
 
 def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
-    """Yield objects of the target, except versions, that the app no longer has."""
+    """Yield objects of the target that the app no longer has; versions are left out."""
     for place in (*census.beside_versions(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()
@@ -163,7 +156,7 @@ def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[Obj
 
 
 def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
-    """Remove records of older cuts, and the data kept of Kafka for those cuts.
+    """Remove older cuts and their copies of Kafka data.
 
     If in-flight records of the newest cut are missing, the last complete cut is kept. Cuts of concurrent rounds have
     higher numbers and are kept.
@@ -184,10 +177,10 @@ def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
 def sweep(
     store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str
 ) -> list[str] | None:
-    """Delete the replica's objects that the app no longer has; returns their keys.
+    """Delete the replica's objects that the app no longer has. Returns their keys.
 
-    `had` has the app's snapshots at the previous cut. Returns None without sweeping if another process collects,
-    forgets or sweeps at the same time: the next round sweeps. Raises `Unavailable`.
+    `had` has the app's snapshots at the previous cut. Returns None without deleting if another process collects,
+    forgets or deletes at the same time: the next round deletes. Raises `Unavailable`.
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: an object that another process copies meanwhile is in neither listing, or in both.
@@ -216,7 +209,6 @@ def sweep(
 
 
 def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> list[str]:
-    """Remove these snapshots from the replica, and return the keys of those that it still had."""
     present = [name for name in names if SNAPSHOTS.find(target, name, app) is not None]
     for name in present:
         remove(target, app, name)
@@ -224,10 +216,9 @@ def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> li
 
 
 def _shared_gone(target: ObjectStore, app: str) -> list[str]:
-    """Return SSTs, owned by the app's source, that a `forget` has replaced.
+    """Return SSTs of the clone's source that a `forget` has replaced.
 
-    The source is the app that this one was cloned from. SSTs of a source that has its own replica in the target are
-    left to that replica.
+    SSTs of a source that has its own replica in the target are left to that replica.
     """
     shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
     owners = {key.split("/")[0] for key in shared}
@@ -236,7 +227,6 @@ def _shared_gone(target: ObjectStore, app: str) -> list[str]:
 
 
 def _records_gone(store: ObjectStore, target: ObjectStore, app: str, copied: set[str]) -> Iterator[str]:
-    """Yield objects with in-flight records of the app's snapshots that a `forget` of the app has replaced."""
     prefix = keys.snapshots(app)
     copies = [info.key for info in target.list(prefix) if info.key.removeprefix(prefix).split("/")[0] in copied]
     existing = {info.key for info in store.list(prefix)} if copies else set[str]()
@@ -258,10 +248,10 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
 
 
 def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
-    """Update the replica's boundary to leave the versions that the app or the replica's snapshots need; returns it.
+    """Update the replica's boundary to keep the versions that the app or the replica's snapshots need.
 
-    The replica's snapshots include that of the newest cut, so this may run before the next cut is recorded. Raises
-    `Refused` if another process updates the boundary at the same time.
+    Returns the boundary. The replica's snapshots include that of the newest cut, so this may run before the next cut is
+    recorded. Raises `Refused` if another process updates the boundary at the same time.
     """
     boundaries, copied = horizon.all_of(target, app), {snapshot.name for snapshot in todo.snapshots}
     last = boundaries[-1] if boundaries else NOTHING_COLLECTED
@@ -277,10 +267,7 @@ def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
 
 
 def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str]) -> Boundary:
-    """Return the boundary `limit`, extended by versions that the replica's own snapshots pin.
-
-    The replica's own snapshots are those not in `copied`.
-    """
+    """Extend a boundary by versions that the replica's own snapshots pin: those that are not in `copied`."""
     older = {stage: set(versions) for stage, versions in limit.kept.items()}
     moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
     for snapshot in SNAPSHOTS.all(target, app):

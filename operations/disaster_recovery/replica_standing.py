@@ -1,4 +1,4 @@
-"""Checks that a store root holds, or may hold, the replica of an app, and that only replication has written to it."""
+"""Checks that a store root holds the replica of an app, and that only replication has written to it."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from ..staging.clone_plan import check_roots
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """An app, its store, and the store for its replica."""
+    """App with its store, and the store for its replica."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
 
     def replica(self, *, recovering: bool = False) -> Replica | None:
-        """Return the object that marks the target as the app's replica; None if no replica was begun. Writes nothing.
+        """Check that the target holds, or may hold, the app's replica. Returns the replica's mark, or None.
 
         Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
-        by another process, and `Usage` if both are the same root.
+        by another process, and `Usage` if both are the same root. Writes nothing.
         """
         app, source_url, target_url = self.app, self.store.url, self.target.url
         if source_url == target_url:
@@ -84,11 +84,11 @@ class Pair:
         apps.try_storage(self.target, key, expected)
 
     def check_not_recovering(self) -> None:
-        """Raise `Refused` if the app is being recovered from the target, or has been. One request."""
+        """Raise `Refused` if the app is being, or was, recovered from the target. Makes one request."""
         check_exclusion(self.target, self.app, Intent.REPLICATE, UnderWay.RECOVERY)
 
     def check_same(self, stage: str, version: int) -> None:
-        """Raise `Refused` if a version of a stage differs between the app and the target. Two requests."""
+        """Raise `Refused` if a version of a stage differs between the app and the target. Makes two requests."""
         key = keys.manifest(self.app, stage, version)
         try:
             source_data = self.store.get(key)
@@ -106,7 +106,6 @@ class Pair:
             raise self.by_hand(key)
 
     def by_hand(self, key: str) -> Refused:
-        """Return the error for an object of the target that differs from the app's object with the same key."""
         self.check_not_recovering()
         return Refused(
             f"object {key} under {self.target.url} differs from that of {self.store.url}: something else wrote "
@@ -116,7 +115,7 @@ class Pair:
         )
 
     def note_begun(self, by: str) -> None:
-        """Record the start of replication in the app's log of operations, once; skipped without write permission."""
+        """Log the start of replication once in the app's log of operations; skipped without write permission."""
         begun = replicas.find(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

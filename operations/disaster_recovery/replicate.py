@@ -1,9 +1,9 @@
-"""`slackwater replicate`: copies new objects of an app to its replica, then records the cut up to which it is complete.
+"""`slackwater replicate`: copies new objects of an app to its replica, then records the cut that is complete.
 
 A round copies, in this order: objects that readers of versions need, SSTs, manifests, other objects, snapshots, and
-data kept of Kafka. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it
-deletes what the app has deleted (`sweep`). Several processes may copy at once, and each may be killed at any point:
-each object is complete or absent, and the next round continues. Only objects that the app overwrites are overwritten.
+Kafka data. Then it writes the boundary of versions, the snapshot that pins the cut, and the cut. Last it deletes what
+the app has deleted (`delete_removed`). Several processes may copy at once, and each may be killed at any point: each
+object is complete or absent, and the next round continues. Only objects that the app overwrites are overwritten.
 """
 
 import dataclasses
@@ -48,9 +48,8 @@ from .replica_standing import Pair
 _CHUNK = 128
 """Number of versions of a stage that are read at once, so that their SSTs are copied together."""
 _ATTEMPTS = 5
-"""Maximum number of attempts of a round that conflicts with another process."""
 _BEAT_MS = 60_000
-"""Interval at which a replica that is already complete records its cut again."""
+"""Interval in milliseconds at which a replica without changes records its cut again."""
 
 
 class _Raced(Exception):
@@ -59,42 +58,35 @@ class _Raced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The result of one round."""
+    """Result of one round of replication."""
 
     cut: ReplicaCut
-    """The cut up to which the replica is complete."""
     versions: Mapping[str, int]
-    """Number of copied versions by stage."""
     objects: int
     bytes: int
     removed: int
-    """Number of objects deleted from the replica because the app has deleted them."""
     took_ms: int
 
     @property
     def is_news(self) -> bool:
-        """True if any object was copied or deleted."""
         return bool(self.objects or self.removed)
 
 
 @dataclass(slots=True)
 class Replicator:
-    """Copies one app from `store` to `target`; later rounds reuse listings of earlier rounds."""
+    """Copies one app from `store` to `target`. Later rounds reuse listings of earlier rounds."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
     by: str
     reader: Topics | None = None
-    """Reader of the app's Kafka; None to leave out in-flight records."""
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
-    """True for the last round of replication, which a recovery runs."""
     copier: Copier = field(init=False)
     pair: Pair = field(init=False)
     _same: dict[str, int] = field(default_factory=dict)
-    """By stage, a version that is known to be the same in both stores."""
     _swept: object = None
     _limit: Boundary | None = None
     _forgotten: str = ""
@@ -106,7 +98,8 @@ class Replicator:
     def plan(self) -> Todo:
         """Return the versions and snapshots to copy.
 
-        Raises the errors of `Pair.replica`, and `Refused` if the app has collected the versions that come next.
+        Raises the errors of `ReplicaPair.check_replica`, and `Refused` if gc has deleted versions that are to be
+        copied.
         """
         self._begun()
         return self._plan()
@@ -147,7 +140,6 @@ class Replicator:
         raise AssertionError
 
     def _given_up(self) -> tuple[Boundary, str]:
-        """Return the app's records of deleted objects: its last garbage collection, and its forgotten keys."""
         return last_final(self.store, self.app), was_forgotten(self.store, self.app)
 
     def run(
@@ -157,10 +149,10 @@ class Replicator:
         on_round: Callable[[Round], None],
         on_trouble: Callable[[Unavailable], None],
     ) -> None:
-        """Run rounds until `over` is set, at most one in `every_ms`.
+        """Run rounds until `stop` is set, at most one in `every_ms`.
 
-        If a store is unavailable, `on_trouble` is called and the next round retries. Raises the other errors of
-        `round`.
+        If a store is unavailable, `on_trouble` is called, and the next round retries. Raises the other errors of
+        `run_round`.
         """
         while not over.is_set():
             began = time.monotonic()
@@ -200,7 +192,7 @@ class Replicator:
         return Round(cut, counts, 0, 0, removed, 0)
 
     def _settle(self, todo: Todo) -> None:
-        """Update the boundary before the cut is recorded: readers then expect no version that the app has collected."""
+        """Update the boundary before the cut is recorded, so that readers expect no version that gc has deleted."""
         if self.recovering or self._limit == todo.limit:
             return
         try:
@@ -214,15 +206,12 @@ class Replicator:
         copy_rules(self.copier, self.app)
 
     def _target_heads(self) -> Iterator[tuple[str, Manifest]]:
-        """Yield the newest version of each stage in the target."""
         for stage in self.target.list_folders(keys.stages(self.app)):
             head = history.head(self.target, self.app, stage, hint=self._same.get(stage, 0))
             if head is not None:
                 yield stage, head
 
     def _copy_versions(self, stage: str, versions: tuple[int, ...]) -> None:
-        """Copy these versions of a stage, ascending, together with the SSTs that the versions name."""
-
         def read(version: int) -> tuple[str, bytes, Manifest]:
             key = keys.manifest(self.app, stage, version)
             data = self.store.get(key)
@@ -244,7 +233,6 @@ class Replicator:
             self._same[stage] = max(manifest.version, self._same.get(stage, 0))
 
     def _copy_snapshots(self, todo: Todo, last: ReplicaCut | None) -> Iterator[Snapshot]:
-        """Copy the app's snapshots with their objects; yields those that the target has after that."""
         for snapshot in todo.snapshots:
             copy = SNAPSHOTS.find(self.target, snapshot.name, self.app)
             if copy is not None and copy != snapshot and (last is None or snapshot.name not in last.snapshots):
@@ -258,7 +246,7 @@ class Replicator:
     def _record_cut(
         self, todo: Todo, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
     ) -> ReplicaCut:
-        """Record the cut up to which the replica is complete, unless the same cut was recorded recently."""
+        """Record the cut up to which the replica is complete, unless an equal cut was recorded recently."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
         copied_names = {snapshot.name for snapshot in snapshots}
         # Snapshots that the app has removed, until a sweep has removed them here: it may be killed before.
@@ -284,7 +272,6 @@ class Replicator:
     def _pin_cut(
         self, todo: Todo, stages: dict[str, int], snapshots: tuple[Snapshot, ...], number: int, seen_ms: int
     ) -> ReplicaCut:
-        """Pin the cut by a snapshot of the replica, and return its record with the data kept of Kafka."""
         app, cut = self.app, without_retired(self.store, self.app, todo.cut)
         while SNAPSHOTS.find(self.target, f"{PREFIX}{number}", app) is not None:
             number += 1  # the name is used by a killed or a concurrent round
@@ -321,7 +308,6 @@ class Replicator:
         )
 
     def _report_to_app(self, cut: ReplicaCut) -> None:
-        """Record the replica's progress in the app's folder; skipped without write permission."""
         at = (cut.stages, cut.time_ms, cut.seen_ms, cut.lacks, self.by)
         try:
             REPLICAS.put(self.store, KnownReplica(self.app, replicas.root_id(self.target.url), self.target.url, *at))
@@ -329,7 +315,6 @@ class Replicator:
             return
 
     def _sweep(self, todo: Todo, cut: ReplicaCut, last: ReplicaCut | None) -> int:
-        """Delete objects that the app has deleted since the last sweep; returns their number."""
         if self.recovering:
             return 0  # the recovery may use an earlier cut
         self.pair.check_not_recovering()

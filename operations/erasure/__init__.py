@@ -1,4 +1,4 @@
-"""Erasure of keys (`slackwater forget`): takes keys out of an app, its clones and replicas, and verifies the result.
+"""Erasure of keys (`slackwater forget`): removes keys from an app, its clones and replicas, and searches for keys.
 
 How readers learn that an SST was replaced is in `store.versions.forgotten`.
 """

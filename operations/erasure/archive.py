@@ -22,20 +22,19 @@ from .held import Held, Search
 from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
-"""Maximum number of attempts; an attempt fails if the archive was changed meanwhile."""
+"""Maximum number of attempts. An attempt fails if the archive was changed meanwhile."""
 _PAUSES = 20
 """Maximum number of waits for a runner, which archives every few seconds; then the pending offsets are reported."""
 
 
 WHAT = "input archive"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-"""The compression that stages use for messages."""
 
 
 def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
-    """Yield archived objects of an app that hold a key and were not seen yet, with the number of records by field.
+    """Yield unsearched archive objects that hold a key, with the number of records by field.
 
-    Objects that hold no key are added to `Search.clean`. Raises `Corruption` and `Unavailable`.
+    Objects that hold no key are added to `clean`. Raises `Corruption` and `Unavailable`.
     """
     for archive in search.archives():
         for item in archive.objects:
@@ -49,16 +48,16 @@ def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[
 
 
 GoneObject = tuple[str, ArchiveObject, dict[str, int], int]
-"""Topic, replaced object, number of its records that held a key, by field, and size of the replacement in bytes."""
+"""Topic, replaced object, number of records with a key by field, and the replacement's size in bytes."""
 
 
 def take_out(
     search: Search, *, by: str, now_ms: Callable[[], int], on_gone: Callable[[Sequence[GoneObject]], None]
 ) -> bool:
-    """Replace objects that hold a key in all archives of an app; returns True if there were any.
+    """Replace the objects that hold a key in all archives of an app. Returns True if there were any.
 
-    `on_gone` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing an
-    archive, `Corruption` and `Unavailable`.
+    `on_replace` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing
+    an archive, `Corruption` and `Unavailable`.
     """
     store, any_gone = search.member.store, False
     for _ in range(_ROUNDS):
@@ -81,7 +80,7 @@ def take_out(
 
 
 def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
-    """Yield objects of archives that no newest index names and that hold a key or cannot be decoded; with a flag.
+    """Yield archive objects that the newest index does not name and that hold a key or cannot be decoded, and a flag.
 
     The flag is True if an earlier index names the object, so that no later index will. It is False for an orphan, or an
     object that was put just now.
@@ -104,7 +103,7 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
 
 
 def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> None:
-    """Wait, for a limited time, until running runners have archived what their apps have read by now.
+    """Wait, for a limited time, until running runners have archived all records that their apps have read.
 
     A record that was read before the erasure and archived after it would bring a key back.
     """
@@ -117,10 +116,7 @@ def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> Non
 
 
 def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
-    """Return, by topic, the number of offsets that an app has read and not archived yet.
-
-    Counts what versions up to `heads` have read, by default up to the newest.
-    """
+    """Return, by topic, the number of offsets that versions up to `heads` have read and not archived yet."""
     archives = archives_of(member.store, member.app, heads or _heads(member), {})
     return {topic.topic: topic.behind for topic in archives if topic.behind}
 
@@ -138,7 +134,6 @@ def _rows(search: Search, item: ArchiveObject) -> Iterable[pa.Table]:
 
 
 def _fields(search: Search, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
-    """Return the number of records of an object that hold a key, by field; undecidable ones go to `search.unproved`."""
     fields: dict[str, int] = {}
     search.unproved.pop(key, None)
     for rows in parts:
@@ -158,11 +153,10 @@ def _of_bytes(search: Search, topic: str, key: str) -> bool:
 
 
 def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
-    """Return the messages of repartition topics by row number, and the matches.
+    """Return the messages of repartition topics by row index, and the matches.
 
-    The first match is of the records, the others are of each message's rows.
-
-    A message holds rows of many keys, and the other rows stay, so a message as a whole is never a match.
+    The first match is of the records, the others are of each message's rows. A message holds rows of many keys, and
+    only some are removed, so a whole message is never a match.
     """
     fields, inputs = search.fields, search.fields.places_of(topic)
     plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules(place)]
@@ -190,8 +184,6 @@ def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict
 
 
 def _of_row(rule: Rule) -> Rule:
-    """Convert a rule for messages to a rule for the rows of a message."""
-
     def column(where: Field) -> Field:
         inside = where.column == "value" and where.steps
         return Field(where.steps[0], where.steps[1:]) if inside else where
@@ -203,9 +195,9 @@ def _of_row(rule: Rule) -> Rule:
 
 
 def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
-    """Put a copy of the object without the records that hold a key; returns None if no record remains.
+    """Put a copy of the object without the records that hold a key. Returns None if no record remains.
 
-    The copy covers the offsets of the original: they were read, and must not be read again.
+    The copy covers the offsets of the original, which were read and must not be read again.
     """
     writer = objects.ArchiveWriter()
     for rows in _rows(search, item):
@@ -218,7 +210,6 @@ def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> Ar
 
 
 def _without(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Matches]) -> pa.Table:
-    """Return the records without those that hold a key; messages lose only the rows that hold one."""
     gone, values = matches[0].mask.copy(), rows["value"].to_pylist()
     for (place, message), match in zip(sent.items(), matches[1:], strict=True):
         if match.mask.any():

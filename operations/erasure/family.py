@@ -1,4 +1,4 @@
-"""The apps that share SSTs: an app, its clones, and their clones, in all roots."""
+"""Family of an app (the app and its clones in all roots, which share SSTs), and the keys requested for erasure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ...store.versions.side_tables import all_ssts, owner, table_name
 
 _SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
 _MOST = 1_000_000
-"""Maximum number of keys of one call: all of them are in memory."""
+"""Maximum number of keys of one call, because all keys are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class KeysAsked:
     """Keys to be forgotten, as the user typed them."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
-    """Keys by table, each as text; it is split into the values of the key's columns later."""
+    """Keys by table: text as typed, or a tuple of the key columns' values."""
     also: tuple[str, ...] = ()
-    """Other spellings of the keys, such as upper case, that the program normalizes; for any table."""
+    """Further spellings of the keys, such as upper case, that the program normalizes; for any table."""
 
     @classmethod
     def of(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "KeysAsked":
@@ -67,7 +67,7 @@ class KeysAsked:
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
-        """Return a salted hash of the keys, by which a later call recognises the same request."""
+        """Return a salted hash of the keys, by which a later call recognises an equal request."""
         typed = [*sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()), sorted(self.also)]
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
@@ -97,7 +97,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one table, prepared for look-ups."""
+    """Requested keys of one table, sorted by their hashes."""
 
     names: tuple[str, ...]
     hashes: npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ class Keys:
 
     @classmethod
     def of(cls, name: str, table: Table, requested: KeysAsked) -> "Keys":
-        """Convert the requested keys of a table. Raises `Usage` if a value is not of its column's type."""
+        """Convert the requested keys of a table. Raises `Usage` if a value does not have its column's type."""
         rows = parse_keys(name, table, requested.values(name, table))
         hashes = hash_keys(rows, rows.schema.names)
         order = np.argsort(hashes, kind="stable")
@@ -116,23 +116,18 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One of the apps that share SSTs."""
+    """One app of a family."""
 
     store: ObjectStore
-    """The store at the app's root."""
     app: str
     heads: Mapping[str, Manifest]
 
     @property
     def name(self) -> str:
-        """Name of the app, with its root."""
         return f"{self.app} under {self.store.url}"
 
     def tables(self, requested: KeysAsked) -> dict[str, str]:
-        """Return the requested name of each table, by the folder of its stage.
-
-        A renamed stage has SSTs and versions under each of its names.
-        """
+        """Return the requested name of each table by stage folder. A renamed stage has a folder for each name."""
         names_by_folder: dict[str, str] = {}
         for head in self.heads.values():
             names = [*(former.stage for former in head.formerly), head.stage, *([head.called] if head.called else [])]
@@ -142,7 +137,7 @@ class Member:
         return names_by_folder
 
     def sides(self, requested: KeysAsked) -> dict[tuple[str, str], str]:
-        """Return the requested names of side tables with keys (copies of queries), by stage and side."""
+        """Return the requested names of side tables with keys (of attached queries), by stage and side."""
         side_tables = (
             (stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables
         )
@@ -150,16 +145,15 @@ class Member:
 
     @property
     def copies(self) -> list[tuple[str, Manifest]]:
-        """Stages that copy the state of a Spark query, with their newest versions."""
         return [(stage, head) for stage, head in self.heads.items() if head.attached is not None]
 
 
 def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
-    """Return the app and all its clones, each after the apps whose files it uses.
+    """Return the app and all its clones, each after the apps whose SSTs it shares.
 
-    Raises `NotFound` if the app does not exist, and `Refused` if the app is a clone that uses another app's files, or
-    if a clone of it is being made. Raises `Unavailable`, also if a clone's root cannot be reached, since the files that
-    it shares are rewritten.
+    Raises `NotFound` if the app does not exist; `Refused` if the app is a clone that shares another app's SSTs, or a
+    clone of it is being made; and `Unavailable`, also if a clone's root cannot be reached, because shared SSTs are
+    rewritten.
     """
     apps.read_app(store, app)
     member = _member(store, app)

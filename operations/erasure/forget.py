@@ -1,8 +1,7 @@
-"""`slackwater forget`: takes keys out of all objects of an app and its clones, in one step for each app.
+"""`slackwater forget`: removes keys from all objects of an app and its clones, in one step for each app.
 
-1. Put a note in each app. Snapshots, garbage collections and erasures of other keys that start later find the note, and
-   are refused. The note holds a salted hash of the keys, by which the same command recognises an interrupted call, and
-   is deleted at the end.
+1. Put a journal in each app. Snapshots, garbage collections and erasures of other keys that start later are refused.
+   The journal has a salted hash of the keys, by which the same command recognises an interrupted call.
 2. Rewrite SSTs and in-flight records that hold a key, under new names without the key.
 3. Record the replacements in the app's index (`store.versions.forgotten`), for all SSTs that its versions name, its own
    or another app's. From now on no reader finds the key at any version.
@@ -10,7 +9,8 @@
    no version before this one names the key. A batch that was computed on older rows is computed again; rows that later
    records produce are new rows.
 5. Wait, for a limited time, for records that runners had read before and archive only now, and rewrite those objects.
-6. Delete the replaced objects, and objects that hold a key and that nothing names. Mask keys in the texts of edits.
+6. Delete the replaced objects, and unreferenced objects that hold a key. Mask keys in the texts of edits. Delete the
+   journal.
 
 Each step examines the current objects and does not depend on an earlier call, so the same call finishes an interrupted
 one. Replaced objects are deleted last: readers that still use their names find them missing, and retry
@@ -51,9 +51,8 @@ class GoneRows:
     """Number of rows or records of one table, channel or topic that equal a key in one field."""
 
     what: str
-    """Kind of object: one of the values of `Held.what`."""
     of: str
-    """The table, channel or topic."""
+    """Table, channel or topic."""
     field: str
     rows: int
     objects: int
@@ -61,42 +60,34 @@ class GoneRows:
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """The result of an erasure or of its dry run."""
+    """Result of an erasure or of its dry run."""
 
     app: str
     dry_run: bool
     apps: tuple[str, ...]
-    """The app, and the apps that share its SSTs."""
     keys: int
-    """Number of requested keys."""
     held: tuple[Held, ...]
-    """Objects that hold a key, in a dry run; else empty."""
     rows: int = 0
-    """Number of stored rows and records that were removed; a row may be stored several times, in several versions."""
+    """Number of removed rows and records. A row that several versions store counts several times."""
     read_bytes: int = 0
-    """Size of the objects that held a key."""
     written_bytes: int = 0
-    """Size of the objects that replaced those of `read_bytes`."""
     deleted: int = 0
-    """Number of deleted objects."""
     versions: tuple[tuple[str, str, int], ...] = ()
     """App, stage and version of each committed version of kind `forget`."""
     snapshots: tuple[tuple[str, str], ...] = ()
-    """App and name of the snapshots that were edited."""
+    """App and name of each edited snapshot."""
     unnamed: tuple[Held, ...] = ()
-    """Objects with a key that nothing names and that were not deleted.
+    """Unreferenced objects with a key that were not deleted, because a running batch may name them.
 
-    A running batch may still name them; otherwise gc deletes them within the hour.
+    If no batch names them, gc deletes them within the hour.
     """
     others: tuple[str, ...] = ()
-    """Tables of the app for which no key was given."""
     out_of_reach: tuple[OutOfReach, ...] = ()
     gone: tuple[GoneRows, ...] = ()
-    """Rows and records that were (in a dry run, are to be) removed, by table, channel or topic, and by field."""
+    """Removed rows and records by table, channel or topic, and by field. In a dry run, those to be removed."""
     unread: tuple[Held, ...] = ()
-    """Topics between stages that have unread records of a key: reading these would bring the key back."""
+    """Channels with unread records of a key. Reading these would bring the key back."""
     unproved: tuple[Unproved, ...] = ()
-    """Records for which it cannot be decided whether they hold a key."""
 
 
 def forget(
@@ -190,10 +181,10 @@ def _check_clear(searches: Sequence[Search]) -> None:
 
 
 def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
-    """Mark the apps as being erased from, and remove the keys from every object that manifests name now.
+    """Put the journals, and remove the keys from every object that manifests name now.
 
-    After an error, the marks of this call are deleted if nothing was rewritten. Raises `Refused` if no object
-    holds a key.
+    After an error, this call's journals are deleted if nothing was rewritten. Raises `Refused` if no object holds a
+    key.
     """
     fresh = _begin(work)
     try:
@@ -209,7 +200,6 @@ def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
 
 
 def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
-    """Yield the app and name of each snapshot from which this erasure removed keys."""
     member, since_ms = search.member, _note(search).time_ms
     for name, at_ms in forgotten.cached(member.store, member.app).snapshots.items():
         if at_ms >= since_ms:
@@ -219,7 +209,6 @@ def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
 def _record(
     searches: Sequence[Search], requested: KeysAsked, versions: Iterable[tuple[str, str, int]], by: str
 ) -> None:
-    """Record the erasure in the log of operations of each app, with the number of keys instead of the keys."""
     message = why() or _note(searches[0]).message
     tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
     for search in searches:
@@ -230,21 +219,17 @@ def _record(
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The result of a search for keys."""
+    """Result of a search for keys."""
 
     app: str
     apps: tuple[str, ...]
     keys: int
     deep: bool
     held: tuple[Held, ...]
-    """Objects that hold a key."""
     objects: int
-    """Number of searched objects: those searched by the hash of the key and, with `deep`, all objects in full."""
     out_of_reach: tuple[OutOfReach, ...]
     unproved: tuple[Unproved, ...] = ()
-    """Records for which it cannot be decided whether they hold a key."""
     elsewhere: tuple[Held, ...] = ()
-    """Objects, other than those in `held`, in which a text key is the value of a field."""
 
 
 def look(
@@ -303,7 +288,6 @@ def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
 
 
 def holders(search: Search) -> Iterator[Held]:
-    """Yield all objects of an app that hold a key, including objects that nothing names."""
     member = search.member
     for stage in member.heads:
         for sst in search.named(stage):
@@ -316,7 +300,6 @@ def holders(search: Search) -> Iterator[Held]:
 
 
 def _other_holders(search: Search) -> Iterator[Held]:
-    """Yield the records and texts of an app that hold a key."""
     store, app = search.member.store, search.member.app
     for archive_index, item, fields in archive.holders(search):
         yield Held(app, store.url, item.object, archive.WHAT, archive_index.topic, item.bytes, fields=fields)
@@ -336,7 +319,7 @@ def _other_holders(search: Search) -> Iterator[Held]:
 def _searches(
     members: Sequence[Member], requested: KeysAsked, declared: DeclaredFields, formats: Formats | None
 ) -> tuple[Search, ...]:
-    """Return a search in each app for the keys, in the form of the first app's newest tables. Raises `Usage`."""
+    """Return one search for each app, for the keys in the schemas of the first app's newest tables. Raises `Usage`."""
     first, keys = members[0], dict[str, KeyRows]()
     for stage, name in first.tables(requested).items():
         if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
@@ -349,7 +332,6 @@ def _searches(
 
 
 def _count_rows(items: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
-    """Count rows and objects by table, channel or topic, and by field."""
     rows, objects = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for kind, of, fields in items:
         for text, count in fields.items():
@@ -382,7 +364,6 @@ def _check_held(app: str, holding: Sequence[Held], store: ObjectStore) -> None:
 
 
 def _check_readable(searches: Sequence[Search]) -> None:
-    """Raise `Corruption` if an archive cannot be searched."""
     for search in searches:
         for error in search.damaged.values():
             raise error
@@ -395,10 +376,7 @@ def _note(search: Search) -> Forgetting:
 
 
 def _begin(work: Work) -> bool:
-    """Mark the apps as being erased from; returns True if none was marked.
-
-    Raises `Refused` if other keys are being forgotten.
-    """
+    """Put the journals. Returns True if no journal existed. Raises `Refused` if other keys are being forgotten."""
     first, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
     digest = work.asked.digest(salt)
@@ -419,7 +397,7 @@ def _begin(work: Work) -> bool:
 
 
 def _end(work: Work, only: str = "") -> None:
-    """Delete the notes that mark the apps, the first app's last; with `only`, just notes with that id."""
+    """Delete the journals, the first app's last; with `only`, just journals with that id."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
         if not only or ((note := forgotten.under_way(store, app)) is not None and note.id == only):
@@ -427,7 +405,7 @@ def _end(work: Work, only: str = "") -> None:
 
 
 def _check_quiet(work: Work) -> None:
-    """Check that no snapshot or edit in progress could write another object with a key."""
+    """Check that no snapshot or edit in progress could write another object with a key. Raises `Refused`."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the note.

@@ -1,4 +1,4 @@
-"""Search of an app's objects for keys: SSTs that versions name, orphaned SSTs, and records of all kinds."""
+"""Search of an app's objects for keys: referenced and unreferenced SSTs, records, edits and log entries."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -47,18 +47,18 @@ UNREAD = "records not read yet"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An object that holds a key."""
+    """Object that holds a key."""
 
     app: str
     root: str
     object: str
     what: str
-    """`SST`, `rejected records`, `records in flight`, `input archive`, `edit`, `log of operations`, `records not read
-    yet` (`object` is the topic then); or, of a search in full, `a value` or `a text`."""
+    """Kind of object: `SST`, `rejected records`, `records in flight`, `input archive`, `edit`, `log of operations`, or
+    `records not read yet`, where `object` is the topic. In a search with `deep`, also `a value` or `a text`.
+    """
     table: str
-    """The table, channel or topic; empty if there is none."""
+    """Table, channel or topic; empty if there is none."""
     bytes: int
-    """Size of the object."""
     named: bool = True
     """True if a version, a snapshot or an index names the object."""
     fields: Mapping[str, int] = field(default_factory=dict)
@@ -72,23 +72,20 @@ class Unproved:
     app: str
     object: str
     what: str
-    """Kind of object: one of the values of `Held.what`."""
     table: str
-    """The table, channel or topic; empty if there is none."""
     why: str
     records: int
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSst:
-    """An SST that versions of a stage name."""
+    """SST that versions of a stage name."""
 
     sst: Sst
     stage: str
     side: str
-    """Name of the side table, without the stage's name; empty for the stage's own table."""
     table: Table
-    """Schema of the table in the oldest version that names the SST; later schemas can read the SST, too."""
+    """Schema in the oldest version that names the SST. Later schemas can read the SST, too."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -98,36 +95,29 @@ class NamedSst:
 
 @dataclass
 class Search:
-    """Searches one app for keys, and remembers the SSTs that were searched."""
+    """Search of one app for keys. Remembers the searched SSTs."""
 
     member: Member
     asked: KeysAsked
     keys: Mapping[str, KeyRows]
-    """All keys by table, for comparison with records."""
     declared: DeclaredFields = NOTHING_DECLARED
     formats: Formats | None = None
     unproved: dict[str, dict[str, Unproved]] = field(default_factory=dict)
-    """Undecidable records by object and reason."""
     seen: set[str] = field(default_factory=set)
     _known: dict[str, set[str]] = field(default_factory=dict)
-    """By stage, all SSTs that versions read so far name."""
     clean: set[str] = field(default_factory=set)
-    """Objects of input archives that hold none of the keys."""
     damaged: dict[str, Corruption] = field(default_factory=dict)
     """Input archives whose indexes cannot be read, so that their contents are unknown."""
     looked_into: int = 0
-    """Number of searched objects."""
     _read_up_to: dict[str, int] = field(default_factory=dict)
     _keys: dict[tuple[str, Table], Keys] = field(default_factory=dict)
 
     @cached_property
     def fields(self) -> KeyFields:
-        """The fields that lead to the keys."""
         return KeyFields(self.member.heads, self.tables, self.declared)
 
     @cached_property
     def texts(self) -> Texts:
-        """Keys in the forms in which texts contain them."""
         return Texts(self.keys)
 
     def check_declared(self) -> None:
@@ -137,7 +127,7 @@ class Search:
             self.declared.check(self.asked.tables, [*self.fields.places, *archives])
 
     def check_clear(self) -> None:
-        """Raise `Refused` if any stored records have unknown fields that may lead to a key."""
+        """Raise `Refused` if stored records have unknown fields that may lead to a key."""
         inputs = [
             name for archive in self.archives() if archive.objects for name in self.fields.places_of(archive.topic)
         ]
@@ -148,9 +138,9 @@ class Search:
         self.fields.check_clear(self.member.app, dict.fromkeys(inputs))
 
     def matches(self, kind: str, place: str, key: str, rows: pa.Table, rules: Iterable[Rule] | None = None) -> Matches:
-        """Return the records of a topic or channel that hold a key; undecidable ones are added to `unproved`.
+        """Find the records of a topic or channel that hold a key. Undecidable records are added to `unproved`.
 
-        `key` is the object with the records; if empty, none are added.
+        `key` is the object with the records; if it is empty, `unproved` does not change.
         """
         rules = self.fields.rules(place) if rules is None else rules
         matches = match(rows, [*rules], self.keys, self.formats)
@@ -162,13 +152,12 @@ class Search:
         return matches
 
     def note(self, key: str, kind: str, place: str, why: str, records: int) -> None:
-        """Add a number of undecidable records of an object to `unproved`."""
         noted = self.unproved.setdefault(key, {})
         more = noted[why].records if why in noted else 0
         noted[why] = Unproved(self.member.app, key, kind, place, why, records + more)
 
     def rejected(self, key: str, rows: pa.Table) -> Matches:
-        """Return the rejected records that hold a key, by the fields of the input from which each was read."""
+        """Find the rejected records that hold a key, by the fields of the input from which each was read."""
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         inputs = rows["input"].to_pylist()
         for name in dict.fromkeys(inputs):
@@ -185,7 +174,6 @@ class Search:
         return matches
 
     def _rejected_of_topic(self, name: str, key: str, rows: pa.Table) -> Matches:
-        """Match rejected records of a topic; for a sink's topic, by declared fields only."""
         named = {"time": "timestamp"}
         rows = rows.rename_columns([named.get(column, column) for column in rows.column_names])
         if key and name in self.fields.sinks and not self.fields.rules(name):
@@ -194,7 +182,6 @@ class Search:
         return self.matches(_REJECTED, name, key, rows)
 
     def _rejected_of_channel(self, name: str, key: str, rows: pa.Table) -> Matches:
-        """Match rejected rows of a channel, each of which is a message."""
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         for place, value in enumerate(rows["value"].to_pylist()):
             if (sent := message_rows(value or b"")) is None:
@@ -208,12 +195,10 @@ class Search:
         return matches
 
     def archives(self) -> Iterator[ArchiveIndex]:
-        """Yield the app's input archives, except those in `damaged`."""
         return index.all_of(self.member.store, self.member.app, self.damaged)
 
     @property
     def tables(self) -> dict[str, str]:
-        """Requested tables by stage folder, as returned by `Member.tables`."""
         return self.member.tables(self.asked)
 
     def named(self, stage: str, after: int = 0) -> Iterator[NamedSst]:
@@ -239,7 +224,7 @@ class Search:
                 yield manifest
 
     def is_copy(self, stage: str) -> bool:
-        """Return True if a stage copies the state of a Spark query. Its side tables then hold keyed rows."""
+        """Return True for an attached stage, which follows a Spark query. Its side tables have keyed rows."""
         return self.member.heads[stage].attached is not None
 
     def keys_of(self, stage: str, table: Table, side: str = "") -> Keys | None:
@@ -253,7 +238,7 @@ class Search:
         return self._keys[place]
 
     def chosen(self, item: NamedSst) -> tuple[Chosen, dict[str, int]] | None:
-        """Return the rows that are to be removed from an SST, and their number by field; None if it holds no key.
+        """Select the rows to remove from an SST, with their number by field; None if the SST holds no key.
 
         Raises `Corruption` and `Unavailable`.
         """
@@ -285,12 +270,10 @@ class Search:
         }
 
     def held_by(self, item: NamedSst) -> Held | None:
-        """Return the SST as `Held` if it holds a key, else None."""
         selection = self.chosen(item)
         return self.as_held(item, selection[1]) if selection is not None else None
 
     def as_held(self, item: NamedSst, fields: Mapping[str, int]) -> Held:
-        """Return `Held` for an SST with the number of matching rows by field."""
         table = table_name(item.stage, item.side) if item.side else item.stage
         root = self.member.store.at(item.sst.root).url
         owner = item.sst.object.partition("/")[0]
@@ -298,7 +281,6 @@ class Search:
         return Held(owner, root, item.sst.object, kind, table, item.sst.bytes, fields=fields)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """The app's snapshots."""
         return list_snapshots(self.member.store, self.member.app)
 
     def captured(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
@@ -317,7 +299,7 @@ class Search:
                             yield item.key, channel.channel, rows, matches
 
     def edits(self) -> Iterator[str]:
-        """Yield the object keys of edit requests, and of their rows, that hold a key."""
+        """Yield the object names of edit requests, and of their rows, that contain a key."""
         store, app = self.member.store, self.member.app
         for request in EDITS.all(store, app):
             if self.texts.stand_in(request.sql, request.edit.what, request.edit.message):
@@ -332,7 +314,6 @@ class Search:
                     yield keys.edit_rows(app, request.id)
 
     def _has_key_row(self, stage: str, rows: pa.Table) -> bool:
-        """Return True if one of these rows has a key of a stage's table."""
         requested = self.keys.get(self.tables.get(stage, ""))
         if requested is None or not {*requested.rows.column_names} <= {*rows.column_names}:
             return False
@@ -340,7 +321,7 @@ class Search:
         return bool(match(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
     def operations(self) -> Iterator[str]:
-        """Yield the object keys of entries of the log of operations whose text contains a key."""
+        """Yield the object names of entries of the log of operations whose text contains a key."""
         store, app = self.member.store, self.member.app
         for done in OPERATIONS.all(store, app):
             if self.texts.stand_in(done.detail, done.message):
@@ -401,9 +382,9 @@ class Search:
 
 
 def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
-    """Yield records between stages that hold a key and were not read yet: reading them would bring the key back.
+    """Yield channels with unread records that hold a key. Reading these would bring the key back.
 
-    The records are read from Kafka; if that fails, they are added to `unproved`.
+    The records are read from Kafka. If that fails, they are added to `unproved`.
     """
     store, app = search.member.store, search.member.app
     cut = newest_cut(store, app, stages_of(store, app))
@@ -429,7 +410,7 @@ def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
 
 
 def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None, int]]:
-    """Decode each object in an app's folder. Yields the object if a text key is the value of a field, else None; and 1.
+    """Decode each object in an app's folder. Yields the object, or None if it has no text key as a value, and 1.
 
     The sum of the second values is the number of decoded objects. Raises `Corruption` if an object cannot be decoded,
     and `Unavailable`.

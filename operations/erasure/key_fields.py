@@ -1,10 +1,10 @@
-"""Search for the fields of stored records that lead to a table's key, by the lineage of an app.
+"""Derivation of the fields of stored records that lead to a table's key, from the lineage of an app.
 
 A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`). From
 the key, these fields are followed upstream to users' topics, through all channels. Other channels, such as a channel
 that the table's own stage writes, may have columns made from the same fields of topics: their rows are compared by
-these columns. If only the program knows the fields, fields that the user declares are used; without such, the topic or
-channel is `unclear`.
+these columns. If only the program knows the fields, fields that the user declares are used; without them, the key
+column is one of `unclear_columns`.
 """
 
 import re
@@ -22,12 +22,12 @@ from .values import FUNCTIONS
 
 PLACE = re.compile(keys.TOPIC)
 _MOST = 10_000
-"""Maximum number of fields upstream of a key: a damaged lineage may be circular."""
+"""Maximum number of fields upstream of a key, because a damaged lineage may be circular."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFields:
-    """Fields that, as the user declared, lead to the keys of tables."""
+    """Fields that lead to the keys of tables, as declared by the user."""
 
     tables: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields by table; `TOPIC:FIELD` for one topic or channel only."""
@@ -47,7 +47,7 @@ class DeclaredFields:
     def of(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
         """Yield the declared fields of a topic or channel.
 
-        Fields declared without a topic or channel apply to every topic and channel in `connected`.
+        Fields that were declared without a topic or channel are only yielded if `connected`.
         """
         for text in self.tables.get(table, ()):
             where, name = _split(text)
@@ -59,28 +59,25 @@ NOTHING_DECLARED = DeclaredFields()
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the topic and the field of a declared field; the topic is empty if the field applies to all."""
     place, colon, name = text.partition(":")
     return (place, name) if colon and PLACE.fullmatch(place) else ("", text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A field upstream of a column."""
+    """Field upstream of a column."""
 
     place: str
-    """Declared topic or channel."""
+    """Declared name of the topic or channel."""
     field: str
-    """Name of the field; empty if only the program knows."""
     by: tuple[str, ...]
-    """The functions applied between the field and the column."""
     format: str
     is_topic: bool
 
 
 @dataclass(frozen=True)
 class KeyFields:
-    """The fields of one app that lead to the keys of `tables`, which are given by stage."""
+    """Fields of one app that lead to the keys of `tables`, which are given by stage."""
 
     heads: Mapping[str, Manifest]
     tables: Mapping[str, str]
@@ -89,17 +86,14 @@ class KeyFields:
 
     @cached_property
     def channels(self) -> dict[str, str]:
-        """Declared channels, with the stage that writes each."""
         return {name: stage for stage, head in self.heads.items() for name in head.outputs}
 
     @cached_property
     def sinks(self) -> frozenset[str]:
-        """Sinks as declared."""
         return frozenset(name for head in self.heads.values() for name in (*head.sinks, *head.silent))
 
     @cached_property
     def topics(self) -> dict[str, tuple[str, ...]]:
-        """Declared users' topics and channels, by their names in Kafka."""
         names_by_topic: dict[str, dict[str, None]] = {}
         for head in self.heads.values():
             for name, read in _inputs(head).items():
@@ -114,11 +108,10 @@ class KeyFields:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """All channels, users' topics and sinks, as declared."""
         return tuple(dict.fromkeys((*(name for names in self.topics.values() for name in names), *self.sinks)))
 
     def rules(self, place: str) -> tuple[Rule, ...]:
-        """Return the rules for records of a topic or channel, without rules of an unclear key."""
+        """Return the rules for records of a topic or channel. A key with unknown fields has no rule."""
         if place not in self._rules:
             self._rules[place] = tuple(rule for rule, _ in self._rules_and_unclear(place) if rule is not None)
         return self._rules[place]
@@ -128,7 +121,7 @@ class KeyFields:
         return tuple(column for _, column in self._rules_and_unclear(place) if column)
 
     def check_clear(self, app: str, inputs: Iterable[str]) -> None:
-        """Raise `Refused` if one of these topics and channels, all of which have stored records, is unclear."""
+        """Raise `Refused` if unknown fields of one of these topics and channels may lead to a key."""
         for place in inputs:
             for column in self.unclear(place):
                 table = column.partition(".")[0]
@@ -141,7 +134,7 @@ class KeyFields:
                 )
 
     def _rules_and_unclear(self, place: str) -> Iterator[tuple[Rule | None, str]]:
-        """Yield, for each table, its rule for a topic or channel, and a key column with unknown fields there.
+        """Yield, for each table, its rule for a topic or channel, and a key column with unknown fields.
 
         The rule is None if a column of the key comes from another topic or channel. The column is empty if there is
         none.
@@ -177,14 +170,13 @@ class KeyFields:
         return FieldComparison(where, where.text(of_row=of_row), known_format)
 
     def _format(self, topic: str) -> str:
-        """Return the format in which a stage decodes a topic's messages; empty if unknown."""
         every = (sources for head in self.heads.values() for line in head.lineage.values() for sources in line.values())
         return next(
             (source.format for sources in every for source in sources if source.input == topic and source.format), ""
         )
 
     def _comparisons(self, way: Sequence[_Step], place: str, *, connected: bool) -> tuple[list[FieldComparison], bool]:
-        """Return the fields of a topic or channel that lead to a key column, and True if unknown fields may, too."""
+        """Return the fields of a topic or channel that lead to a key column, and a flag for unknown fields."""
         steps_here = [step for step in way if step.place == place]
         of_row, comparisons = place in self.channels, list[FieldComparison]()
         for step in steps_here:
@@ -200,9 +192,9 @@ class KeyFields:
         return [*dict.fromkeys(comparisons)], opaque
 
     def _sibling_columns(self, channel: str, way: Sequence[_Step]) -> tuple[list[FieldComparison], bool]:
-        """Return the columns of a channel that are made from the same fields of topics as a key, and a flag.
+        """Return the channel's columns that share source fields in users' topics with a key.
 
-        The flag is True if only unknown columns may be made from these fields.
+        Also returns True if only unknown columns may share these source fields.
         """
         writer, comparisons, opaque = self.channels[channel], list[FieldComparison](), False
         columns: Mapping[str, Sequence[FieldSource] | None] = self.heads[writer].lineage.get(channel) or {"": None}
@@ -216,7 +208,6 @@ class KeyFields:
         return comparisons, opaque and not comparisons
 
     def _fields_upstream(self, stage: str, sources: Sequence[FieldSource] | None) -> list[_Step]:
-        """Return all upstream fields from which a stage's column is made; the fields of its own inputs come first."""
         steps: dict[_Step, None] = {}
         waiting: list[tuple[str, Sequence[FieldSource] | None, tuple[str, ...]]] = [(stage, sources, ())]
         for at, own, by in waiting:
@@ -236,7 +227,6 @@ class KeyFields:
         return [*steps]
 
     def _sources_of(self, writer: str, source: FieldSource) -> Sequence[FieldSource] | None:
-        """Return the fields from which a channel's field is made; None if they are unknown."""
         if not source.field:
             return None
         where = Field.of(source.field, of_row=True)
@@ -248,7 +238,6 @@ class KeyFields:
         )
 
     def _upstream(self, stage: str) -> set[str]:
-        """Return all topics and channels from which a stage's rows come, directly or through other stages."""
         names, waiting = set[str](), [stage]
         for at in waiting:
             for name, read in _inputs(self.heads[at]).items():
@@ -258,21 +247,19 @@ class KeyFields:
         return names
 
     def _topics_of(self, channel: str) -> set[str]:
-        """Return the users' topics from which a channel's rows come."""
         if channel not in self.channels:
             return set()
         return {name for name in self._upstream(self.channels[channel]) if name not in self.channels}
 
 
 def _inputs(head: Manifest) -> Mapping[str, Input]:
-    """Return the inputs of a stage, including inputs that it stopped reading."""
     return {**head.stopped, **head.inputs}
 
 
 def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
-    """Return the comparison of a channel's column with a key that is made from the same field.
+    """Compare a channel's column with a key column that is made from the same source field.
 
-    `to_key` and `to_column` are the functions that are applied to the field for each.
+    `to_key` and `to_column` are the functions that are applied to the source field.
     """
     where, same = Field(column), min(len(to_key), len(to_column))
     differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()
@@ -284,7 +271,6 @@ def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) 
 
 
 def _nested_source(source: FieldSource, steps: Sequence[str]) -> FieldSource:
-    """Return the source of a nested field; unknown if a function is applied in between."""
     if not source.field or source.by:
         return FieldSource(source.input)
     place = Field.of(source.field)

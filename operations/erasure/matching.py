@@ -1,12 +1,12 @@
-"""Search for records that contain a key: a field from which the key column is derived equals the key.
+"""Search for records with a key: a field from which the key column is derived has the key's value.
 
 Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
 fields that lead to each column of one table's key. A record holds a key of several columns if it holds the value of
 each column; it holds null if no field has a value.
 
-Binary fields are parsed: JSON, Arrow, and formats that a `Formats` decodes by their schema. Records that cannot be
-parsed are counted as undecided, unless they hold a key in another field. Most records hold none: those that contain no
-key's text and no JSON escape are only checked to be valid JSON.
+Binary fields are parsed: JSON, Arrow, and formats that a `MessageDecoder` decodes by their schema. Records that cannot
+be parsed are counted as undecided, unless they hold a key in another field. Most records hold none: those that contain
+no key's text and no JSON escape are only checked to be valid JSON.
 """
 
 import re
@@ -39,7 +39,7 @@ from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
-"""Pattern of a number that may also be written in another way."""
+"""Pattern of a number that has several spellings."""
 _FEW = 100
 """Maximum number of keys for a search of their bytes before parsing."""
 _ARROW = b"\xff\xff\xff\xff"
@@ -52,23 +52,20 @@ class Formats(Protocol):
     """Decoder of messages by their schemas; implemented in `pipeline`."""
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Decode messages of the format `how`: returns values with their positions, and errors by position.
+        """Decode messages of the format `how`, a value of `FieldSource.format`.
 
-        `how` is a value of `FieldSource.format`.
-
-        Raises `SlackwaterError` if no message can be decoded, for example while a registry is unavailable.
+        Returns the values with their positions, and errors by position. Raises `SlackwaterError` if no message can be
+        decoded, for example while a registry is unavailable.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FieldComparison:
-    """Comparison of a field with a column of a key to which the field's values lead."""
+    """Comparison of a field's values with a column of a key."""
 
     field: Field
     text: str
-    """Field in the form in which users write it."""
     format: str = ""
-    """Format of the topic's messages: a value of `FieldSource.format`."""
     by: tuple[str, ...] = ()
     """Functions that turn the field's value into the column's."""
     of_key: tuple[str, ...] = ()
@@ -79,11 +76,11 @@ class FieldComparison:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The fields of a topic or channel by which its records hold keys of one table."""
+    """Fields of a topic or channel by which its records hold keys of one table."""
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each column of the key; empty for a column that has the same value for all records."""
+    """Fields for each column of the key; empty for a column that has one value in all records."""
 
 
 @dataclass(frozen=True)
@@ -96,16 +93,15 @@ class KeyRows:
 
     @cached_property
     def columns(self) -> tuple[KeyColumn, ...]:
-        """The values of the key columns."""
         return tuple(KeyColumn(column.combine_chunks()) for column in self.rows.columns)
 
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
-        """Keys as tuples, each with the numbers of its values in `columns`."""
+        """Keys as tuples of value codes, one for each of `columns`."""
         return frozenset(zip(*(column.of_keys for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings of which every record with a key contains at least one; None if unknown.
+        """Return byte strings; a record with a key contains at least one of them. None if they are unknown.
 
         A record that escapes characters may hold a key without such a string.
         """
@@ -124,18 +120,16 @@ class KeyRows:
 
 @dataclass
 class Matches:
-    """Records that hold a key, with the number of matches by field, and of undecided records by reason."""
+    """Records that hold a key, and counts of matches and of undecided records."""
 
     mask: Mask
     fields: dict[str, int] = field(default_factory=dict)
-    """Number of records that hold a key, by field."""
     unproved: dict[str, int] = field(default_factory=dict)
-    """Number of other records that could not be decided, by reason."""
 
 
 @dataclass
 class _Parsed:
-    """Parsed values of a column: JSON documents with their record numbers, and structs with those of their rows."""
+    """Parsed values of a column: JSON documents with their row indices, and structs with those of their rows."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
     structs: list[tuple[pa.Array, Rows]] = field(default_factory=list)
@@ -143,17 +137,15 @@ class _Parsed:
 
 @dataclass
 class _Documents:
-    """Parsed values of some records; each value is parsed once."""
+    """Parsed values of some records. Each value is parsed once."""
 
     rows: pa.Table
     formats: Formats | None
     needles: str | None
     unread: dict[int, str] = field(default_factory=dict)
-    """Reason why a record cannot be decided, by record number."""
     _known: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
 
     def of(self, comparison: FieldComparison) -> Iterator[Leaves | tuple[int, Any]]:
-        """Yield the field's values: arrays from columns, and single values from parsed records."""
         where, how = comparison.field, comparison.format
         for column in of_record(self.rows, Field(where.column) if how else where):
             if not (column.below or how):
@@ -204,7 +196,6 @@ class _Documents:
         return read
 
     def _candidates(self, data: pa.Array) -> Mask:
-        """Return a mask of the values that may hold a key, because they contain a needle or an escape."""
         if self.needles is None:
             return np.ones(len(data), np.bool_)
         return np.asarray(pc.match_substring_regex(data, self.needles))
@@ -243,7 +234,6 @@ class _Documents:
 def match(
     rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows], formats: Formats | None = None
 ) -> Matches:
-    """Find keys in records of one topic or channel."""
     matches = Matches(np.zeros(rows.num_rows, np.bool_))
     if not rows.num_rows or not rules:
         return matches
@@ -281,18 +271,14 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
 
 @dataclass(frozen=True, slots=True)
 class _ColumnValues:
-    """Values of one key column that records have."""
+    """Values of one key column in records."""
 
     values: dict[int, set[int]]
-    """Numbers of the key values that each record has."""
     by_field: dict[str, Mask]
-    """Records whose value in a field equals a key's, by description of the field."""
     undecided: list[tuple[Mask, tuple[str, str]]]
-    """Records with a value that cannot be compared, with the field, and how it leads to the column."""
 
     @classmethod
     def find(cls, documents: _Documents, comparisons: Sequence[FieldComparison], column: KeyColumn, label: str) -> Self:
-        """Compare the fields that lead to a column; `label` describes them if several columns make a key."""
         count = documents.rows.num_rows
         if not comparisons:
             return cls({row: {*column.of_keys} for row in range(count)}, {}, [])
@@ -318,7 +304,7 @@ class _ColumnValues:
 
 
 def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
-    """Return the records that have a value of each column, which together are a key."""
+    """Return a mask of the records that have the values of all columns of a key."""
     holds_key = np.zeros(count, np.bool_)
     for row in set.intersection(*(set(column.values) for column in columns)) if columns else ():
         holds_key[row] = len(columns) == 1 or any(
@@ -330,7 +316,6 @@ def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mas
 def _values_in(
     documents: _Documents, comparison: FieldComparison, column: KeyColumn
 ) -> Iterator[tuple[Rows | list[int], list[tuple[int, set[int]]]]]:
-    """Yield records with a value in a field, and the records and key numbers of values that equal a key's value."""
     converted = column.made_by(comparison.of_key)
     originals: dict[int, set[int]] = {}
     for code, original in zip(converted.of_keys, column.of_keys, strict=True):
@@ -353,7 +338,6 @@ def _values_in(
 
 
 def _needles(rules: Sequence[Rule], keys: Mapping[str, KeyRows]) -> str | None:
-    """Return a regular expression that matches every value that may hold a key; None if any value may."""
     needles: list[bytes] = []
     for rule in rules:
         if (needles_of_rule := keys[rule.table].needles(rule)) is None:

@@ -1,4 +1,4 @@
-"""List of data that an erasure does not reach: topics, which expire by retention, and data that left the store."""
+"""List of data that an erasure does not reach: topics, which expire by retention, and data outside the store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,6 @@ from . import archive
 from .family import Member
 
 _PINS = "iceberg-"
-"""Prefix of the snapshots that exports of Iceberg tables create."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +18,9 @@ class OutOfReach:
     """Data outside the store that may hold a key."""
 
     what: str
-    """A topic: `input`, `channel`, `sink's own topic` or `sink's topic`; else `archive`, `checkpoint`, `iceberg`,
-    `deep clone`, `handed out`, `sink`, `cache` or `replica`."""
+    """Kind of data: a topic (`input`, `channel`, `sink's own topic`, `sink's topic`), `archive`, `checkpoint`,
+    `iceberg`, `deep clone`, `handed out`, `sink`, `cache` or `replica`.
+    """
     name: str
     retention_ms: int | None = None
     """Retention of a topic in milliseconds; -1 for unlimited, None if unknown."""
@@ -79,7 +79,6 @@ def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
 
 
 def _deep_clones(member: Member) -> Iterator[str]:
-    """Yield apps in the same root that were cloned from the app without sharing files, and may still hold the key."""
     for name in apps.list_apps(member.store):
         info = apps.find_app(member.store, name)
         origin = info.origin if info is not None else None

@@ -1,4 +1,4 @@
-"""Rewriting of objects that hold keys, and records of the replacements in all apps' indexes and newest versions."""
+"""Rewriting of objects that hold keys, and the replacements' records in indexes and versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,12 +28,11 @@ from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
 
 @dataclass
 class Rewriting:
-    """The objects rewritten so far, for all apps that share them."""
+    """Replacements of objects, for all apps that share them."""
 
     made: dict[str, Sst | None] = field(default_factory=dict)
-    """Replacements by the object name of the SST, each with the URL of its root; None if no row remains."""
+    """Replacement by the SST's object name, each with the URL of its root; None if no row remains."""
     taken: dict[str, Taken] = field(default_factory=dict)
-    """Number of removed rows, by object."""
 
     def learn(self, search: Search, index: ForgottenIndex) -> None:
         """Adopt the replacements in an app's index, so that apps that share an SST also share its replacement."""
@@ -41,7 +40,6 @@ class Rewriting:
             self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
     def change(self, search: Search, item: NamedSst) -> Iterator[tuple[str, Sst | None]]:
-        """Put and yield the replacement of an app's SST if the SST holds a key."""
         store = search.member.store
         root = store.at(item.sst.root).url
         now = self.made.get(item.sst.object, item.sst)
@@ -69,7 +67,7 @@ class Rewriting:
         return rewritten
 
     def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
-        """Put the remaining records of objects with in-flight records that hold a key, and yield the replacements."""
+        """Put and yield the replacements of objects with in-flight records that hold a key."""
         for key, channel, rows, matches in search.captured():
             remaining = rows.filter(pa.array(~matches.mask))
             partitions = rows["_partition"].to_numpy()
@@ -99,13 +97,13 @@ class Work:
     rewriting: Rewriting = field(default_factory=Rewriting)
 
     def note_taken(self) -> None:
-        """Add what is removed to the note of the erasure, so that a call that resumes this one can report all of it."""
+        """Add the removals to the erasure's journal, so that a call that resumes this one can report all of them."""
         me = self.searches[0].member
         forgotten.note_taken(me.store, me.app, self.rewriting.taken)
 
 
 def take_out(work: Work) -> bool:
-    """Rewrite objects that hold a key in all apps, and record them in the indexes; returns True if there were any."""
+    """Rewrite objects that hold a key in all apps, and record the replacements. Returns True if there were any."""
     for search in work.searches:
         work.rewriting.learn(search, forgotten.newest(search.member.store, search.member.app))
     any_removed = False
@@ -127,7 +125,7 @@ def take_out(work: Work) -> bool:
 
 
 def take_out_archived(work: Work, search: Search) -> bool:
-    """Take the keys out of an app's input archives; returns True if there were any."""
+    """Remove the keys from an app's input archives. Returns True if there were any."""
     work.on_progress(f"{search.member.app}: looking through its input archive")
 
     def on_gone(gone: Sequence[archive.GoneObject]) -> None:
@@ -143,7 +141,7 @@ def _publish(
 ) -> None:
     """Record the replacements of SSTs and in-flight records in an app's index, if there are any.
 
-    With `anyhow`, write an index even if there are none.
+    With `even_if_empty`, write an index in any case.
     """
     if not (ssts or records or anyhow):
         return
@@ -167,7 +165,7 @@ def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]]
 
 
 def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
-    """Commit a version of kind `forget` for each affected stage; yields app, stage and version.
+    """Commit a version of kind `forget` for each affected stage. Yields app, stage and version.
 
     A batch that was computed on older rows cannot be committed after that version. Raises the errors of `amend`, and of
     reading SSTs.
@@ -192,19 +190,17 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
 
 @dataclass
 class _Version:
-    """The new version of one stage, built on its newest version."""
+    """Builder of one stage's version of kind `forget`, on top of its newest version."""
 
     work: Work
     search: Search
     stage: str
     after: int
-    """Newest version that was searched."""
     index: ForgottenIndex = field(init=False)
     waiting: int = 0
-    """Number of rejected records that wait to be retried."""
 
     def requires(self, head: Manifest) -> bool:
-        """Search the versions committed since, and return True if `head` does not have the newest index yet."""
+        """Search newer versions. Returns True if `head` does not have the newest index yet."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
         for item in self.search.named(self.stage, self.after):
@@ -219,7 +215,6 @@ class _Version:
         return True
 
     def update(self, draft: Manifest) -> Manifest:
-        """Return the draft with the replacements of its SSTs."""
         updated = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
         if self.search.is_copy(self.stage) or REJECTED not in updated.side_tables:
             return updated
@@ -228,7 +223,6 @@ class _Version:
 
 
 def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
-    """Return the number of remaining rejected records of a stage that wait to be retried."""
     side = head.side_tables.get(REJECTED)
     ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.sst(sst)) is not None]
     blocks = (block for sst in newest_first(ssts) for block in whole_blocks(store, sst, REJECTED_RECORDS))
@@ -237,7 +231,7 @@ def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
 
 
 def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
-    """Delete replaced objects from the store and this machine's cache, and objects with a key that nothing names."""
+    """Delete replaced objects from the store and this machine's cache, and unreferenced objects with a key."""
     deleted, remaining = 0, list[Held]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
@@ -264,7 +258,7 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
 
 
 def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
-    """Return when a stage's newest version of kind `forget` was written, by the storage's clock; 0 if it has none.
+    """Return when the storage got a stage's newest version of kind `forget`, in milliseconds; 0 without one.
 
     For a retired stage, the result is the largest integer.
     """
@@ -278,7 +272,6 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
 
 
 def _newest_forget(store: ObjectStore, app: str, stage: str) -> Manifest | None:
-    """Return the newest version of kind `forget` of a stage; None if there is none."""
     head = history.head(store, app, stage)
     while head is not None and head.traits is not FORGET:
         head = history.before(store, head)
@@ -286,7 +279,6 @@ def _newest_forget(store: ObjectStore, app: str, stage: str) -> Manifest | None:
 
 
 def mask_texts(work: Work) -> None:
-    """Mask the keys in the texts of edits and of the log of operations."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         for done in OPERATIONS.all(store, app):
@@ -312,5 +304,4 @@ def mask_texts(work: Work) -> None:
 
 
 def _same_length(before: Struct, after: Struct) -> bool:
-    """Return True if both are encoded to the same length: a replica would take them for the same object."""
     return len(codec.encode(before)) == len(codec.encode(after))

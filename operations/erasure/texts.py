@@ -1,4 +1,4 @@
-"""Masks for keys in texts that users wrote: statements and messages of edits, entries of the log of operations.
+"""Masks for keys in texts of users: statements and messages of edits, entries of the log of operations.
 
 A key is masked as an SQL literal that equals it, as `TABLE=KEY` and `TABLE KEY`, and as a number that is compared with
 the key's column. As a word in a sentence it is masked if it has at least three characters: shorter words occur in too
@@ -13,9 +13,7 @@ from functools import cached_property
 from .matching import KeyRows
 
 MASK = "(forgotten)"
-"""Text that replaces a key."""
 _SHORTEST = 3
-"""Minimum length of words that are masked as a key."""
 _LITERAL = re.compile(r"'((?:[^']|'')*)'|\"((?:[^\"]|\"\")*)\"")
 _TOKEN = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
@@ -23,7 +21,7 @@ _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Texts:
-    """Keys of all tables, in the forms in which texts contain them."""
+    """Masker of the keys of all tables, in the forms in which texts contain them."""
 
     keys: Mapping[str, KeyRows]
 
@@ -34,7 +32,6 @@ class Texts:
 
     @cached_property
     def _numbers(self) -> dict[str, frozenset[str]]:
-        """Values of numeric key columns as text, by column."""
         numbers: dict[str, set[str]] = {}
         for rows in self.keys.values():
             for name, column in zip(rows.rows.column_names, rows.columns, strict=True):
@@ -43,11 +40,9 @@ class Texts:
         return {name: frozenset(some) for name, some in numbers.items()}
 
     def stand_in(self, *texts: str) -> bool:
-        """Return True if one of these texts contains a key."""
         return any(self.masked(text) != text for text in texts)
 
     def masked(self, text: str) -> str:
-        """Return the text with its keys masked."""
         masked_text = _LITERAL.sub(self._literal, text)
         for name, numbers in self._numbers.items():
             masked_text = self._without_numbers(masked_text, name, numbers)
@@ -79,6 +74,5 @@ class Texts:
         return _LISTS.sub(mask, compared.sub(mask, text))
 
     def _in(self, text: str) -> Iterator[str]:
-        """Yield the words that are keys and occur in a text, longest first."""
         some = (word for word in self._words if len(word) >= _SHORTEST and word in text)
         return iter(sorted(some, key=len, reverse=True))

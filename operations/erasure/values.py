@@ -47,19 +47,16 @@ FUNCTIONS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """The values of one key column."""
+    """Values of one key column, each with a code."""
 
     values: pa.Array
-    """The value of each key."""
 
     @cached_property
     def kind(self) -> str:
-        """The kind of comparison; empty if values cannot be compared."""
         return _kind(self.values.type)
 
     @cached_property
     def codes(self) -> dict[Token, int]:
-        """The number of each distinct value."""
         numbers: dict[Token, int] = {}
         for token in self._tokens:
             if token is not None:
@@ -68,7 +65,7 @@ class KeyColumn:
 
     @cached_property
     def of_keys(self) -> tuple[int, ...]:
-        """Number of each key's value; `NULL` for null, and a lower number for values that cannot be compared."""
+        """Code of each key's value; `NULL` for null, and a lower number for values that cannot be compared."""
         codes = (NULL if token is None else self.codes[token] for token in self._tokens)
         if self.kind:
             return tuple(codes)
@@ -80,18 +77,17 @@ class KeyColumn:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The distinct text values."""
         return tuple(value for kind, value in self.codes if kind == "text")
 
     def made_by(self, functions: Sequence[str]) -> "KeyColumn":
-        """Return the column with these functions applied to each value; unchanged unless the values are text."""
+        """Apply functions to each value. The column is unchanged unless its values are text."""
         if self.kind != "text" or not functions:
             return self
         converted = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
         return KeyColumn(pa.array(converted, self.values.type))
 
     def codes_of(self, values: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
-        """Return, for each field value, the number of the equal key value, else -1. `values` has no nulls."""
+        """Return the code of the key value that equals each field value, or -1. `values` has no nulls."""
         if self.kind == "text" and not functions and is_text(values.type):
             # Compared as bytes: Spark's strings may be invalid UTF-8.
             texts = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
@@ -103,7 +99,7 @@ class KeyColumn:
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
     def code(self, value: Any, functions: Sequence[str] = ()) -> int:
-        """Return the number of the key value that equals a field's value, else -1."""
+        """Return the code of the key value that equals a field's value, or -1."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
             return max((self.code(_applied(text, functions)) for text in texts), default=-1)
@@ -132,7 +128,6 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
-    """Yield a token for each value: values are equal if their tokens are."""
     if kind == "time":
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
     if kind == "date":
@@ -149,7 +144,6 @@ def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
 
 
 def _plain(values: pa.Array) -> Iterator[Any]:
-    """Yield Arrow values as Python values; times become wrapped microseconds, which may be of any year."""
     if pa.types.is_timestamp(values.type):
         yield from (
             _Time(number) for number in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist()
@@ -166,7 +160,6 @@ class _Time:
 
 
 def _candidates(value: Any, kind: str) -> Iterator[Token]:
-    """Yield the tokens of all key values, in a column of this kind, that a field's value would equal."""
     match kind:
         case "text":
             yield from ((kind, text) for text in _texts(value))
@@ -248,7 +241,7 @@ def _numbers(value: Any, kind: str) -> Iterator[Any]:
 
 
 def _times(value: Any) -> Iterator[int]:
-    """Yield the times that a value may mean, in microseconds since 1970."""
+    """Yield the possible times of a value, in microseconds since 1970."""
     if isinstance(value, _Time):
         yield value.us
         return

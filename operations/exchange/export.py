@@ -1,4 +1,4 @@
-"""Export of an app at a moment to a folder that can be read without slackwater.
+"""Export of an app at a moment to a folder of Parquet files that can be read without slackwater.
 
 The SSTs of the moment are merged to the newest row of each key, as a compaction does; the app is not changed. The
 document is written last, and the folder gets its final name when all files are complete.
@@ -42,11 +42,9 @@ class FolderWritten:
 
     path: Path
     export: Export
-    """Document of the folder."""
 
     @property
     def bytes(self) -> int:
-        """Total size of all files except the document."""
         return sum(file.bytes for file in self.export.files)
 
 
@@ -66,7 +64,7 @@ def export_folder(
 
     `reader` returns the reader of Kafka's in-flight records; it is called only if Kafka holds some that no snapshot
     has. `on_progress` gets the number of state partitions written and their total number. A call that is killed leaves
-    a folder beside `path` whose name begins with a dot; the next call removes that folder.
+    a folder beside `path` with a name that begins with a dot; the next call removes that folder.
 
     Raises `NotFound` (the moment was garbage collected meanwhile), `Refused` (the folder exists or cannot be written,
     or records in flight no longer exist), `Usage` (raised by `reader`), `Corruption` (an object differs from what its
@@ -168,7 +166,6 @@ def _path(kind: str, name: str, number: int) -> str:
 
 
 def _written(folder: Path, path: str, rows: pa.Table) -> File:
-    """Write rows to a file of the folder. Raises `OSError` if the disk is full."""
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, target, compression="zstd", write_page_checksum=True)
@@ -178,14 +175,12 @@ def _written(folder: Path, path: str, rows: pa.Table) -> File:
 
 
 DOCUMENT = "export.json"
-"""File name of the document."""
 
 
 class File(Struct, frozen=True):
     """Parquet file of the folder."""
 
     path: str
-    """Path within the folder, such as `tables/NAME/part-00000.parquet`."""
     rows: limits.Bytes
     bytes: limits.Bytes
     sha256: str
@@ -195,17 +190,14 @@ class ExportedTable(Struct, frozen=True):
     """Exported table: a stage's own or a side table."""
 
     stage: limits.Name
-    """Stage that the table belongs to."""
     key: tuple[limits.ColumnName, ...]
     columns: dict[limits.ColumnName, limits.TypeName]
-    """Arrow types of the columns that users see, by name."""
     rows: limits.Count
     files: tuple[File, ...]
     """Files of the table, at least one: a table without rows has one file without rows."""
 
     @property
     def bytes(self) -> int:
-        """Total size of the table's files."""
         return sum(file.bytes for file in self.files)
 
 
@@ -221,7 +213,7 @@ class ExportedChannel(Struct, frozen=True):
     receiver: limits.NameOrNone
     """Stage that has not consumed the records; empty if no stage has read the channel yet."""
     after: limits.Seq
-    """Version of the sender, whose versions `after` + 1 to `up_to` sent the records."""
+    """Version of the sender; its versions `after` + 1 to `up_to` sent the records."""
     up_to: limits.Seq
     counts: limits.Counts
     """Number of records by Kafka partition."""
@@ -242,7 +234,6 @@ class Export(Struct, frozen=True):
     by: limits.Line
     """user@host of the caller."""
     stages: dict[limits.Name, Manifest]
-    """Version of each stage: offsets by topic and partition, declared tables, watermarks and so on."""
     tables: dict[limits.Name, ExportedTable]
     in_flight: tuple[ExportedChannel, ...] = ()
     starts: dict[limits.Topic, limits.Offsets] = {}
@@ -250,7 +241,6 @@ class Export(Struct, frozen=True):
 
     @property
     def files(self) -> Iterator[File]:
-        """All files of the folder except the document."""
         for table in self.tables.values():
             yield from table.files
         for channel in self.in_flight:
@@ -258,7 +248,7 @@ class Export(Struct, frozen=True):
 
 
 def of_stage(manifest: Manifest, clock_ms: int) -> Manifest:
-    """Return a stage's version in the form of the document, whose tables lack rows that expired at `clock_ms`."""
+    """Return a stage's version for the document; its tables lack the rows that expired at `clock_ms`."""
     # Running snapshots and request totals belong to the source app.
     exported = replace(without_snapshots(carried(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms))
     return without_ssts(exported)

@@ -1,4 +1,4 @@
-"""First version of a stage whose rows come from outside the app: the complete manifest except the rows."""
+"""Manifest of the first version of a stage whose rows come from outside the app, before the rows are loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from .initialise import begun_elsewhere, check_free
 
 _PATIENCE_S = 60.0
-"""Seconds to wait for the broker."""
 _CONF = {
     "spark.ui.enabled": "false",
     # This JVM runs for seconds, without a job: optimised compilation does not pay off.
@@ -46,13 +45,10 @@ class FirstVersion:
     manifest: Manifest
     """Manifest of kind "init", without rows and outputs."""
     info: AppInfo
-    """Identity of the app: the stored one, or a new one with the requested offsets."""
     others: tuple[str, ...]
-    """Other stages of the app, which begin empty, at the offsets that the program declares."""
     channels: Callable[[], dict[str, Output]]
     """Function that creates missing channels that the stage reads or writes; returns the outputs. Raises `Refused`."""
     shape: Shape
-    """Schemas of the stage."""
 
 
 def first_version_of(
@@ -76,7 +72,7 @@ def first_version_of(
         Usage: an offset or a time cannot be parsed.
         NotFound: the program has no such stage, or the app or Kafka has no such topic.
         Refused: the stage has no table, or one with waiting rows, or has versions; offsets do not exist, or the app
-            began at other offsets. Also what `load_app` and `shapes` raise.
+            began at other offsets; or an error of `load_app` or `shapes`.
         Unavailable: Kafka or the store did not answer.
     """
     program = load_app(path, name=app, store=store)
@@ -101,7 +97,7 @@ def first_version(
 ) -> FirstVersion:
     """Return the first version of a stage of a loaded program, of any kind of state.
 
-    The parameters and errors are those of `first_version_of`, which also checks that the stage has no versions.
+    The parameters and errors are those of `load_first_version`, which also checks that the stage has no versions.
     """
     begin = starting_at(instants.parse("--at", at)) if at else None
     offsets_by_topic = starting_offsets_in(offsets)
@@ -165,7 +161,6 @@ def first_version(
 
 
 def _with_table(program: App, stage: str) -> Stage:
-    """Return a stage of the program. Raises `Refused` if the stage has no table."""
     (declared,) = program.select((stage,))
     if declared.state is None:
         stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)

@@ -1,4 +1,4 @@
-"""Commit of a stage's first table from imported rows.
+"""Loading of imported rows and their commit as version 1 of a stage.
 
 The SSTs are put first, then one commit names them in version 1. A call that is killed before the commit can be
 repeated; garbage collection deletes the SSTs of the first call. A call that is repeated after the commit compares its
@@ -49,7 +49,7 @@ def by_hash(
     """Yield the rows sorted by the `_hash` of their key, which is added as first column. Equal hashes have no order.
 
     Reads all rows before the first is yielded. `on_read` gets the number of rows and bytes of each batch. Sorting
-    beyond `MEMORY` uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any
+    beyond `SORT_MEMORY` uses Python's folder of temporary files. Raises `SlackwaterError` if that disk is full, and any
     error of `rows`.
     """
     hashed = pa.schema([pa.field(HASH, pa.int64()), *schema])
@@ -112,7 +112,7 @@ def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) 
 
 _SEQ = 1
 _LEVEL = 1
-"""Level of the SSTs: that of a sorted run, because SSTs of level 0 would have to be merged."""
+"""Level of the SSTs: 1, the level of a sorted run, because SSTs of level 0 would have to be merged."""
 _MOST_WORKERS = 4
 """Maximum number of workers: each holds the rows of an SST in memory twice."""
 
@@ -122,9 +122,7 @@ class Loaded:
     """SSTs that no version names yet, and the progress of writing them."""
 
     read: int = 0
-    """Rows read; all rows are read before the first SST is written."""
     rows: int = 0
-    """Number of rows in the written SSTs."""
     ssts: list[Sst] = field(default_factory=list)
     """The written SSTs; sorted by hash when loading is complete."""
     latest_ms: int | None = None
@@ -135,7 +133,7 @@ OnProgress = Callable[[Loaded], None]
 
 
 def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
-    """Delete SSTs that no version names. Garbage collection deletes those for which this fails."""
+    """Delete SSTs that no version names. If a deletion fails, garbage collection deletes the SST later."""
     if store is not None:
         for sst in ssts:
             with suppress(SlackwaterError):
@@ -155,9 +153,9 @@ class _Written:
 class Loading:
     """Writes rows as SSTs of the first version of the app and stage in `names`.
 
-    Deterministic except for the SSTs' names. Memory: a few SSTs, and `MEMORY` for sorting. One put for each SST, or
-    none if `store` is None. Rows with a time to live expire by a time counted from `clock_ms`. `on_progress` is called
-    after each batch and each SST.
+    Deterministic except for the SSTs' names. Memory: a few SSTs, and `SORT_MEMORY` for sorting. One put for each SST,
+    or none if `store` is None. Rows with a time to live expire by a time counted from `clock_ms`. `on_progress` is
+    called after each batch and each SST.
     """
 
     store: ObjectStore | None
@@ -172,7 +170,6 @@ class Loading:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Names of the table's key columns."""
         return tuple(column.name for column in self.table.key)
 
     def load(self, source: RowSource) -> Loaded:
@@ -247,7 +244,6 @@ class Loading:
 
 
 Channels = Callable[[], Mapping[str, Output]]
-"""Function that creates missing channels that the stage writes, and returns their ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,15 +255,12 @@ class Initialised:
     version: int
     rows: int
     ssts: int
-    """Number of SSTs with the rows."""
     bytes: int
-    """Total size of the SSTs."""
     offsets: Mapping[str, tuple[int, ...]]
     """First offsets to read, by topic."""
     already: bool
-    """True if an earlier call committed the same rows."""
+    """True if an earlier call committed these rows."""
     others: tuple[str, ...] = ()
-    """Other stages of the app, which begin empty."""
     starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """First offsets of the other stages, by topic; a topic that is not listed begins as the program declares."""
 
@@ -289,8 +282,7 @@ def initialise(
     `dry_run`, everything is checked and nothing is written.
 
     Raises `Refused` if the stage has other versions, the app is an unfinished clone or is being removed, or the rows do
-    not fit the table (`Loading.load`); nothing is changed then. Raises `Unavailable`: repeating the call completes the
-    init.
+    not fit the table (`RowLoader.load`); nothing is changed then. After `Unavailable`, a repeated call continues.
     """
     table = first.table
     if table is None:
@@ -347,7 +339,6 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 def _existing_init(
     store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
-    """Return the result of an earlier init with the same rows. Takes as long as loading the rows, without the puts."""
     earlier = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
     if head.table != first.table or first.table is None:
         raise _has_versions(head.app, head.stage, f"{earlier}, whose table is not the one that the program declares")

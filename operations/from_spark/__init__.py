@@ -1,4 +1,1 @@
-"""Spark queries: following a running query (`attach`), converting a stopped query to a stage (`adopt`).
-
-`checkpoint` reads the queries' checkpoints.
-"""
+"""Operations on Spark queries: attach follows a running query, adopt converts a stopped query to a stage."""

@@ -1,4 +1,4 @@
-"""`slackwater archive APP --from REF`: archives records that the app has read since a moment, if Kafka has them.
+"""Filling of input archives: adds records that an app has read since a moment, if Kafka still has them.
 
 Records are added by version, so that each object states when its records were read, and only records that a committed
 version has read are archived. An interrupted call is resumed by the same command: the index lists the archived records.
@@ -43,10 +43,7 @@ class TopicFilled:
 
 @dataclass(slots=True)
 class _ReadTopic:
-    """Offsets of one topic that were read since a moment."""
-
     read: list[tuple[int, Extents]] = field(default_factory=list)
-    """Commit times, each with the offsets that the commit read."""
 
 
 _ByTopic = dict[tuple[str, str], _ReadTopic]
@@ -65,8 +62,8 @@ def fill(
 ) -> tuple[TopicFilled, ...]:
     """Add the records that an app has read since a moment to its archives.
 
-    With `since` None, the beginning of the app's history counts. Creates the archive of a topic that has none. Raises
-    the errors of `StoredApp.archive`, and `Corruption`.
+    With `since` None, all records since the beginning of the app's history are added. Creates the archive of a topic
+    that has none. Raises the errors of `StoredApp.archive`, and `Corruption`.
     """
     check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
@@ -86,7 +83,7 @@ def fill(
 
 
 def _since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ByTopic) -> None:
-    """Add to `reads` what a stage read in each version after `start`, as far back as its history exists."""
+    """Add to `reads` the offsets that a stage read in each version after `start`, as far back as its history exists."""
     later = head
     for earlier in history.backwards(store, head):
         if earlier.version < later.version and later.traits.reads_records:
@@ -165,7 +162,6 @@ def _grouped(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tu
 def _append(
     store: ObjectStore, kafka: Topics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
-    """Append the records at these offsets, in objects of at most the target size."""
     writer, done = ArchiveWriter(), list[Extent]()
     for extent in extents:
         for first in range(extent.first, extent.end, _AT_ONCE):
@@ -185,11 +181,9 @@ class ArchiveMerged:
 
     topic: str
     before: int
-    """Number of objects before the merge."""
     after: int
     """Number of objects after the merge; in a dry run, after the first merge."""
     bytes: int
-    """Bytes read by the merge."""
 
 
 def merge_archives(

@@ -39,7 +39,7 @@ class Merge:
     """Compaction that is due: number, bytes and levels (ascending) of its SSTs, and the level of its output."""
 
     stage: str
-    """Name of the table: that of its stage, or of the side table."""
+    """Name of the table, which is the stage's name or the name of a side table."""
     partition: int
     inputs: int
     bytes: int
@@ -77,7 +77,7 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
 
 
 def merged_last(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
-    """Return the heads that are compactions, after which nothing was committed.
+    """Return the newest versions of stages, as far as they are of kind "compaction".
 
     Makes the requests of `plan`, and raises its errors.
     """
@@ -109,13 +109,12 @@ class Compacted:
     version: int
     merges: int
     partitions: tuple[int, ...]
-    """Merged state partitions, ascending."""
     inputs: int
     outputs: int
     bytes_read: int
     bytes_written: int
     left_out: int
-    """Merges that did not fit any more: another process merged their inputs, or their result is gone."""
+    """Merges that did not fit any more: another process merged their inputs, or their result is lost."""
 
 
 @dataclass(slots=True)
@@ -128,7 +127,6 @@ class StageCompactor:
     _: KW_ONLY
     by: str
     threads: int
-    """Number of parallel merges."""
     now_ms: Callable[[], int]
     stop: threading.Event
     """If set, running merges are abandoned."""
@@ -140,12 +138,12 @@ class StageCompactor:
         self._store = CountingStore(store)
 
     def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
-        """Merge until nothing is due, or `stop` is set; yields each version when it is committed.
+        """Merge until no merge is due, or `stop` is set; yields each version when it is committed.
 
-        One request if nothing is due and no version was committed since the last call. With `full`, each state
+        One request if no merge is due and no version was committed since the last call. With `full`, each state
         partition is merged into one run, once, even if batches are committed meanwhile.
 
-        Raises `NotFound` if the stage is gone, `Refused` if a merge would take too long, `CommitConflict` if other
+        Raises `NotFound` if the stage was deleted, `Refused` if a merge would take too long, `CommitConflict` if other
         writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
@@ -254,18 +252,15 @@ class AppCompactor:
     cache: SstCache
     app: str
     wanted: tuple[str, ...] = ()
-    """Stages whose tables are compacted; empty for all."""
     _: KW_ONLY
     by: str
     threads: int
     now_ms: Callable[[], int]
     stop: threading.Event
-    """If set, running merges are abandoned."""
     _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
-    """Compactors by stage; None for a stage without a table."""
 
     def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
-        """Merge until nothing is due, and record it in the log of operations. Raises the errors of `merge_due`."""
+        """Merge until no merge is due, and record it in the log of operations. Raises the errors of `merge_due`."""
         done = []
         for compacted in self.merge_due(full=full):
             done.append(compacted)
@@ -291,10 +286,10 @@ class AppCompactor:
         failed: Callable[[str, Exception], None],
         away: Callable[[Unavailable], None],
     ) -> None:
-        """Merge until `stop` is set, checking every `every_s` seconds what is due.
+        """Merge until `stop` is set, checking every `every_s` seconds for due merges.
 
-        Raises the errors of `plan` at the first check. `away` is called if the store does not answer; the next check
-        retries.
+        Raises the errors of `plan` at the first check. `on_unavailable` is called if the store does not answer; the
+        next check retries.
         """
         plan(self.store, self.app, self.wanted)  # raises if a stage has no table to watch
         record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
@@ -309,12 +304,12 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until nothing is due, or everything with `full`; yields each version when it is committed.
+        """Merge until no merge is due; with `full`, merge each state partition into one run. Yields each new version.
 
         May be called again. Makes a listing and a request for each stage if nothing was committed since the last call.
-        If a table cannot be merged, `failed` receives its stage and the error, and the other tables are merged. The
-        error is raised instead if there is no `failed`, or if the store does not answer. Raises the errors of `plan`
-        and `StageCompactor.until_done`, with a note that names the table.
+        If a table cannot be merged, `on_failure` receives its stage and the error, and the other tables are merged. The
+        error is raised instead if `on_failure` is None, or if the store does not answer. Raises the errors of `plan`
+        and `StageCompactor.merge_until_done`, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
         if new := tuple(name for name in names if name not in self._stages):

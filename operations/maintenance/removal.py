@@ -1,14 +1,16 @@
-"""Removal of an app with all its objects. The order lets a repeated call finish a removal interrupted at any point.
+"""Removal of an app with all its objects; protection of app names against destructive commands.
+
+The order lets a repeated call finish a removal interrupted at any point:
 
 1. Check that no clone needs the app (`take.remove`) and no runner holds it. Every stage gets a version that retires it:
    a runner that was not detected stops at its next commit.
 2. Wait until these versions are as old as the time for which a writer may commit without checking for newer versions
-   (`store.versions.horizon`): a writer that resumes later checks, finds that its history is gone, and stops.
-3. Put the object that marks the app as being removed. From now on, listing its stages or creating an app of its name is
-   refused. Check once more: a cut that was pinned before is found now, and whoever pins one later finds the mark. A
-   promotion that is prepared and not decided is rolled back.
-4. Delete the app's identity, then everything else, the newest versions last, and the mark after them. A record of who
-   removed the app, and when, remains, because the app's own log is deleted.
+   (`store.versions.horizon`): a writer that resumes later checks, finds that its history is deleted, and stops.
+3. Put the journal, an object that marks the app as being removed. From now on, listing its stages or creating an app of
+   its name is refused. Check once more: a cut that was pinned before is found now, and whoever pins one later finds the
+   journal. A promotion that is prepared and not decided is rolled back.
+4. Delete the app's identity, then everything else, the newest versions last, and the journal after them. A record of
+   who removed the app, and when, remains, because the app's own log is deleted.
 5. If the app is a clone, remove the snapshot that pinned the shared files in its source.
 """
 
@@ -43,11 +45,9 @@ class Protection(Struct, frozen=True):
     """Stored object that makes an app's name protected."""
 
     app: limits.Name
-    """Protected name."""
     by: limits.Line
     time_ms: limits.TimeMs
     message: limits.Line = ""
-    """Reason for the protection."""
 
 
 def protection_of(store: ObjectStore, app: str) -> Protection | None:
@@ -85,10 +85,10 @@ def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called
 
 
 def check_protected(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
-    """Raise `Protected` if the app in this folder is protected and `typed` is not its name.
+    """Raise `Protected` if the app in this folder is protected and the user did not confirm by typing its name.
 
-    The name by which the app is `called` is accepted, and also the folder's and the protected name, unless `called` is
-    a former name such as `NAME~1`. `what` is the protected action, as in "to …".
+    `typed` may be the name by which the app is `called`, and also the folder's or the protected name, unless `called`
+    is a former name such as `NAME~1`. `action` completes the hint, as in "to …".
     """
     called = called or app
     if typed == called or (protection := protection_of(store, app)) is None:
@@ -115,11 +115,11 @@ def _name(store: ObjectStore, app: str) -> str:
 
 
 _BATCH = 1_000
-"""Number of objects that are deleted between two checks that the app is still marked."""
+"""Number of objects that are deleted between two checks that the app is still marked as being removed."""
 
 
 class Removal(Struct, frozen=True):
-    """Object that marks an app as being removed; afterwards, the record of its removal."""
+    """Journal of the removal of an app; after the removal, the record that remains of it."""
 
     id: limits.Ulid
     app: limits.Name
@@ -130,15 +130,13 @@ class Removal(Struct, frozen=True):
     topics: tuple[limits.Topic, ...]
     """Repartition topics of the app, and the internal topics of its sinks."""
     message: limits.Line = ""
-    """Reason for the removal."""
     source: limits.NameOrNone = ""
-    """App that a clone with shared files was cloned from, which has a snapshot for it; else empty."""
+    """App from which a clone was cloned, if the source has a snapshot that pins shared files; else empty."""
     source_root: limits.Line = ""
     snapshot: limits.NameOrNone = ""
 
     @property
     def operation(self) -> Operation:
-        """The removal as an entry of the log of operations."""
         detail, versions = f"{len(self.topics)} topics of its own", self.stages
         return Operation(self.id, self.app, "app rm", detail, self.by, self.time_ms, self.message, versions)
 
@@ -183,13 +181,13 @@ def remove_app(
     An app that serves under another app's name since a promotion is never removed.
 
     With `fence`, an app that a runner holds is removed, too; the runner stops. With `force`, an app whose files clones
-    still use is removed, too; the clones are damaged then. `outside` removes the app's topics in Kafka; if it raises,
-    the next call calls it again. `on_wait` receives a line about what is waited for, and `pause` sleeps for a number of
-    seconds.
+    still use is removed, too; the clones are damaged then. `remove_topics` removes the app's topics in Kafka; if it
+    raises, the next call calls it again. `on_wait` receives a line that names the reason of a wait, and `pause` sleeps
+    for a number of seconds.
 
     Raises `NotFound` if the app does not exist and no removal is recorded. Raises `Refused`, with nothing deleted, if a
     clone needs the app or may need it, a runner holds it, or it serves under another app's name. After `Unavailable`,
-    the same call continues.
+    a repeated call continues.
     """
     keys.check_name("app", app)
     check_nameless(store, app)
@@ -233,7 +231,6 @@ def remove_app(
 
 
 def _removed_earlier(store: ObjectStore, app: str, outside: Callable[[Removal], None], *, dry_run: bool) -> Removed:
-    """Return the record of a completed removal, and repeat its steps outside of the app's folder."""
     earlier = removal_of(store, app)
     if earlier is None:
         apps.read_app(store, app)  # raises `NotFound`
@@ -245,7 +242,6 @@ def _removed_earlier(store: ObjectStore, app: str, outside: Callable[[Removal], 
 
 
 def _retire(store: ObjectStore, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
-    """Commit versions that retire the stages, and put them into `heads`."""
     # Receivers first, as when stages are retired one by one.
     for stage in reversed(order(heads)):
         if not heads[stage].retired:
@@ -295,7 +291,7 @@ def _delete_objects(store: ObjectStore, app: str, removal: Removal) -> None:
 def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:
     """Delete all objects of a temporary app that no runner holds.
 
-    `outside` removes its topics in Kafka. An interrupted call is finished by the same call; meanwhile the app is
+    `remove_topics` removes its topics in Kafka. A repeated call finishes an interrupted one; meanwhile the app is
     invisible.
     """
     objects = list(store.list(f"{app}/"))
@@ -316,7 +312,6 @@ def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = l
 def _make_note(
     store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.Cloning | None, by: str
 ) -> Removal:
-    """Return the object that marks an app with these stages as being removed."""
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
     topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
@@ -341,14 +336,13 @@ def removal_of(store: ObjectStore, app: str) -> Removal | None:
 
 
 def _stages(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, ...]:
-    """Return the stages of an app, or those of an unfinished clone."""
     if cloning is None:
         return history.list_stages(store, app)
     return tuple(name for name in store.list_folders(keys.stages(app)) if name != keys.CLONING)
 
 
 def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, str, str]:
-    """Return a clone's source, the source's root, and its snapshot for the clone; empty if nothing is shared."""
+    """Return a clone's source, the source's root, and its snapshot for the clone; empty if no file is shared."""
     info = cloning.info if cloning is not None else apps.find_app(store, app)
     if info is None or info.origin is None:
         return "", "", ""
@@ -357,7 +351,7 @@ def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple
 
 
 def _release(store: ObjectStore, removal: Removal) -> None:
-    """Remove the snapshot that pinned the shared files of a clone, unless it is that of another clone."""
+    """Remove the snapshot that pinned the shared files of a clone, unless it belongs to a different clone."""
     if not removal.snapshot:
         return
     source = store.at(removal.source_root)
@@ -377,9 +371,9 @@ def _contents(store: ObjectStore, app: str) -> Contents:
 
 
 def _in_deletion_order(store: ObjectStore, app: str, removal: Removal) -> tuple[list[ObjectInfo], ...]:
-    """Return the remaining objects of the app in groups, in the order of their deletion; each group is unordered.
+    """Return the app's remaining objects in groups, in the order of deletion; each group is unordered.
 
-    Snapshots come before the objects that they pin, and last the version of each stage that stops its runner.
+    Snapshots come before the objects that they pin; the newest version of each stage, which stops its runner, is last.
     """
     # The protection belongs to the app that has the name now.
     protected = (keys.protected(app),) if apps.folder_of(store, app) != app else ()

@@ -42,7 +42,6 @@ class Token(Struct, frozen=True):
     per_s: Annotated[int, Meta(ge=0, le=1_000_000, description="requests a second, or 0")] = 0
     """Maximum number of requests that each instance answers in a second; 0 for no limit."""
     until_ms: limits.TimeMs = 0
-    """Time when the token expires; 0 for never."""
     created_ms: limits.TimeMs = 0
     by: limits.Line = ""
     message: limits.Line = ""
@@ -57,7 +56,6 @@ def _(value: Token) -> Iterator[checks.Wrong]:
 
 
 def digest(token: str) -> str:
-    """Return the stored hash of a token's secret."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -136,7 +134,6 @@ def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
 
 
 def _record(store: ObjectStore, token: Token, verb: str, by: str) -> None:
-    """Record that a token was added or removed, in the log of operations of each app that the token names."""
     for app in apps.list_apps(store) if ALL in token.apps else token.apps:
         detail = f"{token.name}: {', '.join(token.verbs)} of {', '.join(token.tables)}"
         record(store, apps.folder_of(store, app), verb, detail, by)

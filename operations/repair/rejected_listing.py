@@ -20,14 +20,14 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A record that failed its batch and was left out."""
+    """A record that made a batch fail and was left out of it."""
 
     stage: str
     address: str
-    """Position in Kafka: `topic[partition]@offset`; for a row of a repartition topic, with its number in the message.
+    """Location in Kafka: `topic[partition]@offset`, and `+row` for a row of a message in a repartition topic.
 
-    That number follows as `+row`. The address of a row that a sink's topic refused is `topic vN+row`, with the row
-    number among the sink's rows of that version.
+    A row that a sink's topic refused has the address `topic vN+row`, with the row number among the sink's rows of
+    version N.
     """
     input: str
     time_ms: int
@@ -35,11 +35,9 @@ class RejectedRecord:
     value: bytes | None
     """Bytes as stored in Kafka; for a row of a repartition topic, an Arrow stream of that row."""
     error: str
-    """Class name of the exception."""
     message: str
     stack: str
     version: int
-    """Version that rejected the record."""
     rejected_ms: int
     attempts: int
     retried: int | None
@@ -55,13 +53,12 @@ class RejectedRecords:
     total: Mapping[str, int]
     """Number of records ever rejected, by stage."""
     waiting: Mapping[str, int]
-    """Number of rejected records not retried yet, by stage."""
 
 
 def rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """Return the newest `limit` rejected records (0 for all) of a cut; with `every`, also those already retried.
+    """Return the newest `limit` rejected records of a cut, 0 for all; with `include_retried`, also retried ones.
 
     Raises `NotFound` if the moment has no such stage.
     """

@@ -1,8 +1,8 @@
-"""`slackwater reset`: continue users' topics from other offsets, as a new version of each stage. Tables stay.
+"""Reset of the offsets from which an app reads users' topics, as a new version of each stage. Tables stay.
 
 A reset is decided and committed like a rewind: for all stages or for none, even if the process is killed. Rows already
-counted remain counted: after a move back, records count twice, and after a move forward, some never do. The plan has
-their numbers.
+counted remain counted: after a move back, records count twice; after a move forward, skipped records never count. The
+plan has the numbers of both.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Moved:
     topic: str
     partition: int
     before: int
-    """Offset before the reset."""
     after: int
-    """Offset from which the stage continues."""
     another: bool = False
     """True if `after` belongs to a new topic that replaced the one of that name."""
 
@@ -54,7 +52,6 @@ class ResetStage:
 
     stage: str
     version: int
-    """Newest version of the stage."""
     moved: tuple[Moved, ...]
     watermark_ms: int | None
     """Watermark of a stage with an offset that moves back; else None.
@@ -91,9 +88,7 @@ class ResetDone:
     number: int = 0
     """Number of the migration; 0 for a dry run, or if no offset changes."""
     snapshot: str = ""
-    """Snapshot of the moment before the reset; empty for a dry run, or if no offset changes."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """New version of each stage; empty for a dry run, or if no offset changes."""
 
 
 def reset(
@@ -113,7 +108,7 @@ def reset(
 
     `scope` maps topics, by declared name or name in Kafka, to their partitions, None for all; an empty scope means all
     topics. The `reader` copies the in-flight records into the snapshot of the moment before the reset. An interrupted
-    reset is finished by the same call, or by the next run, rewind or migration. A repeated shift is applied only once
+    reset is finished by a repeated call, or by the next run, rewind or migration. A repeated shift is applied only once
     until a runner has committed again. Raises the errors of `StoredApp.reset`.
     """
     if not dry_run:
@@ -147,7 +142,6 @@ def reset(
 
 
 def _step(positions: Mapping[str, ReadFrom]) -> MigratedStage:
-    """Return the version to commit for a stage whose inputs move to these positions."""
     return MigratedStage(
         reset={name: position.offsets for name, position in positions.items()},
         reset_ids={name: position.topic_id for name, position in positions.items() if position.topic_id},
@@ -155,7 +149,7 @@ def _step(positions: Mapping[str, ReadFrom]) -> MigratedStage:
 
 
 def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ReadFrom]]) -> None:
-    """Export the lag from the new offsets. A repeated call does so again, since the first may have died before."""
+    """Export the lag from the new offsets, even in a repeated call: the first call may have died before the export."""
     for stage, head in heads.items():
         new = positions.get(stage, {})
         users = {
@@ -168,7 +162,7 @@ def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[s
 
 
 def _was_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], request: str) -> bool:
-    """Return True if the app's last change was this same shift, so that a repeated command does not shift twice."""
+    """Return True if the app's last change was this very shift, so that a repeated command does not shift twice."""
     last = MIGRATIONS.newest(store, app)
     if last is None or not last.resets or not last.detail.startswith(f"{last.number}: {request}"):
         return False
@@ -182,7 +176,6 @@ def _new_positions(
     scenario: Scenario,
     kafka: Topics,
 ) -> dict[str, dict[str, ReadFrom]]:
-    """Return the new position of each input that moves, by stage and declared name. Raises the errors of `reset`."""
     live = {stage: head for stage, head in heads.items() if not head.retired}
     users = [(stage, name, at) for stage, head in live.items() for name, at in head.inputs.items() if not at.upstream]
     if not users:
@@ -248,7 +241,6 @@ class ReadFrom:
     """Position from which one input continues."""
 
     offsets: tuple[int, ...]
-    """Offset of each Kafka partition."""
     topic_id: str = ""
     """Id of the current topic if it replaced the topic that was read, `?` if that id is not known; else empty."""
     another: str = ""
@@ -362,7 +354,7 @@ def span_ms(text: str) -> int:
 
 
 def scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
-    """Parse words such as `flights` or `flights:0,1` into the partitions of each topic.
+    """Parse arguments such as `flights` or `flights:0,1` into the partitions of each topic.
 
     The partitions are None for all of them; the result is empty for all topics. Raises `Usage` for another format, or
     if both or neither of `words` and `all_topics` are given.

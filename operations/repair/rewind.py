@@ -1,4 +1,4 @@
-"""`slackwater rewind`: snapshot the current moment, record the decision, and commit a version of each stage.
+"""Rewind of an app: snapshot the current moment, record the decision, and commit a version of each stage.
 
 The history stays. A named snapshot keeps the undone state, so that a second rewind can restore it.
 """
@@ -98,7 +98,6 @@ class Rewound:
     snapshot: str = ""
     """Snapshot of the undone state; empty for a dry run, or if nothing changes."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """New version of each stage; empty for a dry run, or if nothing changes."""
     changes: tuple[TableDiff, ...] = ()
     """Row changes of each table, for a dry run only."""
 
@@ -116,11 +115,11 @@ def rewind(
     dry_run: bool = False,
     reader: Topics | None = None,
 ) -> Rewound:
-    """Roll all stages of an app back to an earlier moment, atomically; None means before the newest deploy.
+    """Roll all stages of an app back to an earlier moment, atomically.
 
-    Without `kafka`, only tables are rolled back. The `reader` copies the in-flight records into the snapshot of the
-    moment before the rewind. An interrupted rewind is finished by the same call, or by the next run or migration.
-    Raises the errors of `StoredApp.rewind`.
+    With `target` None, the moment is the one before the newest deploy. Without `kafka`, only tables are rolled back.
+    The `reader` copies the in-flight records into the snapshot of the moment before the rewind. An interrupted rewind
+    is finished by a repeated call, or by the next run or migration. Raises the errors of `StoredApp.rewind`.
     """
     if not dry_run:
         check_exclusion(store, app, Intent.REWIND, *HERE)
@@ -145,7 +144,7 @@ def rewind(
 
 
 def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
-    """Pin a cut under this name. Replaces the snapshot of an interrupted call that pinned another cut."""
+    """Pin a cut under this name. Replaces the snapshot of an interrupted call that pinned a different cut."""
     existing = find_snapshot(store, cut.app, name)
     if existing is not None and existing.stages != cut.versions:
         remove(store, cut.app, name)

@@ -40,7 +40,7 @@ class SinkRows:
 def sink_rows(
     store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: Topics
 ) -> Iterator[SinkRows]:
-    """Yield the rows that versions after `then` committed for the sinks of these stages, by sink and topic.
+    """Yield counts of rows that versions after `then` committed for the sinks of these stages, by sink and topic.
 
     Raises `Refused` if a sink has not yet published all rows committed before that moment.
     """
@@ -57,7 +57,7 @@ def sink_rows(
 
 
 def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
-    """Return the other apps that, by promotions, had this app's name since a time and published under it.
+    """Return other apps that had this app's name since a time, through promotions, and published under it.
 
     Makes no request if the app took part in no promotion.
     """
@@ -73,7 +73,7 @@ def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> 
 
 
 def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str) -> tuple[Counter[str], Counter[str]]:
-    """Return the number of rows of one sink since `was`, by topic: of published rows, and of rows not published yet."""
+    """Count a sink's rows since `was`, by topic: published rows, and rows not published yet."""
     info = apps.find_app(store, head.app)
     previous = was.sinks.get(name) if was is not None else None
     rows, dropped = Counter[str](), Counter[str]()
@@ -139,7 +139,6 @@ def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) 
 
 
 def _sent_since(kafka: Topics, topic: str, since_ms: int) -> tuple[str, ...]:
-    """Return the offset ranges sent to a topic since a time; empty if the topic no longer exists."""
     ends = kafka.ends(topic)
     return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
 
@@ -150,11 +149,9 @@ class Undone:
 
     stage: str
     version: int
-    """Newest version of the stage."""
     to: int
     """Version whose content is restored; 0 if the stage had none at the moment."""
     time_ms: int
-    """Commit time of the version `to`; 0 if there is none."""
     retires: bool
     """True if the rewind retires the stage, because it did not exist or was retired at the moment."""
     offsets: tuple[str, ...]
@@ -167,16 +164,14 @@ class RewindPlan:
 
     app: str
     ref: str
-    """Target moment, as the user wrote it."""
     to: Cut
     stages: tuple[Undone, ...]
     """Stages that change, upstream first."""
     sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
-    """Content of the version to commit, for each stage of the app."""
     table_only: bool
     others: tuple[str, ...] = ()
-    """Apps that had this app's name since the moment and published under it. What they published is not undone."""
+    """Apps that had this app's name since the moment and published under it; their published rows are not undone."""
 
 
 def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Topics | None) -> RewindPlan:
@@ -185,7 +180,7 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
     Without `kafka`, only the tables are rolled back; offsets and in-flight records stay.
 
     Raises `NotFound` if the moment or a topic does not exist, and `Refused` if a stage was renamed since, Kafka no
-    longer holds what must be read again, or a sink has not published all rows from before that moment.
+    longer holds the records that must be read again, or a sink has not published all rows from before that moment.
     """
     cut, table_only = cut_at(store, target), kafka is None
     if problems := violations(cut.stages):
@@ -210,7 +205,6 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
 def _steps(
     heads: Mapping[str, Manifest], then: Mapping[str, Manifest], *, table_only: bool
 ) -> dict[str, MigratedStage]:
-    """Return the version to commit for each stage that is rewound to its version at the moment, or retired."""
     steps = {}
     for stage, head in heads.items():
         previous = then.get(stage)
@@ -223,7 +217,6 @@ def _steps(
 
 
 def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
-    """Return True if the stage already has the content that this step would restore."""
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
     return was_made_so or head.version == step.rewound

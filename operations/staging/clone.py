@@ -1,8 +1,8 @@
-"""Clone of an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone's own.
+"""Clone of an app at a moment: new manifests that name the source's SSTs, and repartition topics of the clone.
 
 No state is read or copied, except for deep clones and tables with masked columns, so a clone costs the same at ten
-thousand keys and at five million. Each step may be interrupted: the source's cut is pinned first, then an object
-(`Cloning`) reserves the name and records the progress, and a repeated call continues from that object. The clone's
+thousand keys and at five million. Each step may be interrupted: the source's cut is pinned first, then a journal
+(`Cloning`) reserves the name and records the progress, and a repeated call continues from the journal. The clone's
 identity is written last; until then, the clone is invisible.
 """
 
@@ -53,19 +53,18 @@ def clone(
     noted: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
-    """Create app `name` from a moment of another app; the source only gets a snapshot that pins the cut.
+    """Create app `name` from a moment of another app. The source only gets a snapshot that pins the cut.
 
     Idempotent: a repeated call finishes an interrupted clone, and changes nothing if the clone exists.
 
     The clone reads `topics` (declared name to topic) instead of the source's, with the same partitions and offsets; it
-    shares the other topics with the source. It publishes `sinks`, each to a topic of its own, or for a function to the
-    name that the function gets; sinks not listed publish nothing. `terms` has all options, including `topics` and
-    `sinks`. The clone is created in `target_store`, by default in the source's store. Relative refs count from
-    `now_ms`, by default the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run`
-    checks everything and changes nothing; with `over`, the check assumes that an existing clone of that name is removed
-    first. `cache` is needed if columns are masked. `on_progress` receives the number of copied SSTs, and the total
-    number of SSTs to copy. With `noted`, the clone is recorded in the source's audit log; temporary clones are not
-    recorded.
+    shares the remaining topics with the source. It publishes `sinks`, each to its own topic; a function gets the name
+    instead. Sinks that are not listed publish nothing. `terms` has all options, including `topics` and `sinks`. The
+    clone is created in `target_store`, by default in the source's store. Relative refs count from `now_ms`, by default
+    the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run` checks everything and
+    changes nothing; with `replaces_existing`, the check assumes that a clone of that name is removed first. `cache` is
+    needed if columns are masked. `on_progress` receives the number of copied SSTs, and the total number of SSTs to
+    copy. With `is_logged`, the clone is recorded in the source's audit log; temporary clones are not.
 
     Raises the errors of `StoredApp.clone`.
     """
@@ -103,28 +102,23 @@ def clone(
 
 @dataclass(frozen=True, slots=True)
 class ScratchClone:
-    """A temporary clone for a trial or a drill, in the store of its source."""
+    """Temporary clone for a trial or a drill, in the store of its source."""
 
     store: ObjectStore
     ref: str
-    """Start of the clone, as the user wrote it."""
     start: Cut
-    """Cut that `ref` named when the caller resolved it."""
     name: str
     terms: Terms
-    """Options of the clone, with the trial or drill that needs the clone as reason."""
     channels: Topics
     by: str
     outside: Callable[[Removal], None]
-    """Function that removes the clone's topics and consumer groups from Kafka."""
     pause: Callable[[], None]
-    """Function that waits between two checks for the expiry of a killed runner's heartbeats."""
 
     @contextmanager
     def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Create the clone, and remove it on exit inside the context of `ending`.
+        """Create the clone, and remove it on exit inside the context of `removing`.
 
-        Raises the errors of `drop` and `clone`.
+        Raises the errors of `remove` and `clone`.
         """
         self.drop()
         try:
@@ -135,7 +129,7 @@ class ScratchClone:
                 self.drop()
 
     def make(self, *, noted: bool) -> None:
-        """Create the clone, or finish creating it. With `noted`, the clone is recorded in the source's audit log."""
+        """Create the clone, or finish creating it. With `is_logged`, the source's audit log records the clone."""
         clone(
             self.store,
             self.ref,
@@ -148,7 +142,7 @@ class ScratchClone:
         )
 
     def drop(self) -> None:
-        """Remove the clone and its pin, or what an interrupted call left of the two. Idempotent.
+        """Remove the clone and its pin, and what an interrupted call left of them. Idempotent.
 
         Raises `Refused` if the app of that name is not a clone of this source, or a runner holds it.
         """
@@ -167,7 +161,6 @@ class ScratchClone:
 
 
 def _find_keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:
-    """Return the snapshot that may hold copies of the in-flight records; None if there is none."""
     name = note.snapshot or plan.state.snapshot
     return find_snapshot(store, plan.source.app, name) if name else None
 
@@ -175,10 +168,9 @@ def _find_keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot
 def _begin(
     store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str
 ) -> tuple[Cloning, Snapshot | None]:
-    """Pin the source's cut and reserve the clone's name. Returns the object that reserves the name, and the pin.
+    """Pin the source's cut and reserve the clone's name. Returns the clone's journal, and the pin.
 
-    An earlier clone of that name, or a call that was interrupted before it reserved the name, may have left a pin of
-    its own. That pin is kept, because the process that created it may still continue.
+    A pin that an earlier or an interrupted call left is kept, because the process that created it may still continue.
     """
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
@@ -215,7 +207,6 @@ def _begin(
 
 
 def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
-    """Pin the cut in the source. Returns the snapshot's name."""
     cut, name = plan.source, plan.info.name
     keeper = read_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     if keeper is not None and keeper.stages != cut.versions:

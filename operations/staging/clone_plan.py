@@ -1,4 +1,4 @@
-"""Plan of a clone, made after all checks that change nothing."""
+"""Plan of a clone, and its checks, which change nothing."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,16 +33,15 @@ class Terms:
     sinks: Mapping[str, str] = field(default_factory=dict)
     """Topic that the clone publishes to, by the sink's declared name."""
     masks: Mapping[str, str] = field(default_factory=dict)
-    """Masked columns: `table.column` to the text of the mask, in the format that `mask` parses."""
+    """Masks by `TABLE.COLUMN`, in the format of `Masks`."""
     deep: bool = False
-    """True for a clone that copies all SSTs and shares nothing."""
     empty: bool = False
     """True for a clone without state, which reads all topics from the beginning."""
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
     left: Collection[str] = ()
-    """Repartition topics left in Kafka by an earlier clone of that name, which the new clone takes over."""
+    """Repartition topics that an earlier clone of that name left in Kafka, and that the new clone takes over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +53,18 @@ class ClonePlan:
     """Identity of the clone. Before the plan is carried out, `origin.snapshot` is not pinned yet."""
     target_root: str
     topics: Mapping[str, str]
-    """Topic that the clone reads in place of each user's topic, by declared name."""
     in_flight: tuple[InFlight, ...]
-    """In-flight records to copy into the clone's repartition topics."""
     copies: Mapping[str, int]
     """Number of bytes that are copied of the source's SSTs, by table name."""
     resumed: bool
     """True if an earlier call began this clone; then the plan has that call's cut and snapshot."""
     done: bool = False
-    """True if the clone is already complete."""
     note: Cloning | None = None
-    """Object by which an earlier call reserved the name, if the clone is incomplete."""
+    """Journal by which an earlier call reserved the name, if the clone is incomplete."""
     still_shown: tuple[str, ...] = ()
-    """Sentences, one for each other column or table that still shows masked values."""
 
     @property
     def state(self) -> Cut:
-        """Cut whose state the clone gets; without stages for an empty clone."""
         return _state(self.source, self.info)
 
 
@@ -88,7 +82,7 @@ def make_plan(
 ) -> ClonePlan:
     """Plan a clone of the cut `at`, by default of the current cut of `ref`. Raises the errors of `clone`.
 
-    With `over`, an existing clone of that name is ignored.
+    With `replaces_existing`, an existing clone of that name is ignored.
     """
     check_new_name("app", name)
     if terms.empty:
@@ -155,7 +149,7 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
-    """Check that a clone may have its source in one root and its target in another. Raises `Usage` or `Refused`.
+    """Check that a clone in the root `target` may have a source in the root `source`. Raises `Usage` or `Refused`.
 
     Makes the requests of `apps.check_root`.
     """
@@ -173,7 +167,6 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
 
 
 def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None) -> Cut:
-    """Return the cut that the call that began the clone has chosen."""
     origin = info.origin
     assert origin is not None  # noqa: S101  every clone has one
     snapshot = note.snapshot if note is not None else origin.snapshot
@@ -185,9 +178,9 @@ def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None)
 
 
 def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
-    """Return the topic that the clone reads in place of each user's topic, by declared name.
+    """Return the clone's topic for each user's topic of the source, by declared name.
 
-    `replacements` has the topics that differ from the source's. Raises `NotFound` if the app does not read one of them.
+    `replacements` has the topics that differ. Raises `NotFound` if the app does not read one of them.
     """
     topics = {name: read.topic for name, read in users_inputs_by_name(cut)}
     for declared in replacements:
@@ -197,7 +190,6 @@ def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_channels_free(cut: Cut, name: str, kafka: Topics, inherited: Collection[str] = ()) -> None:
-    """Raise `Refused` if Kafka has a repartition topic of the clone's name that is not in `inherited`."""
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
         if topic not in inherited and kafka.ends(topic) is not None:
@@ -218,8 +210,7 @@ def _check_offsets(
 ) -> None:
     """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot has a copy.
 
-    The clone reads other topics than the source for the declared names in `replaced`; there, topic ids are not
-    compared.
+    Topic ids are not compared for the declared names in `replaced`, because the clone reads other topics there.
     """
     for declared, read in users_inputs_by_name(cut):
         topic_id = "" if declared in replaced else read.topic_id
@@ -270,10 +261,9 @@ def _check_name_free(target: ObjectStore, name: str) -> None:
 
 
 def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
-    """Return what an earlier call left of this clone, or None if it was not begun.
+    """Return the journal of an incomplete clone, the identity of a complete one, or None.
 
-    The result is the object that reserves the name if the clone is incomplete, and the clone's identity if it is
-    complete. Raises `Refused` if another app has the name.
+    Raises `Refused` if another app has the name.
     """
     name = planned.name
     existing, note = apps.find_begun(target, name)
@@ -331,7 +321,6 @@ def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
 
 
 def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
-    """Return the other columns that show the values of a masked column: descriptions by table and column."""
     names, columns = {mask.column}, dict[tuple[str, str], str]()
     while True:
         new = {
@@ -349,7 +338,6 @@ def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
 
 
 def _columns(at: Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each visible column of a version's table, and the names it is computed from."""
     assert at.table is not None  # noqa: S101  it is among a cut's tables
     kind = kind_of(at.table.state).core if at.table.state else None
     for column in (*at.table.key, *visible_columns(at.table)):

@@ -1,4 +1,4 @@
-"""List of clones in a store root, and of its apps' clones in other roots, with the bytes kept because of each clone.
+"""List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
 
 SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin costs the SSTs that neither the
 source's newest versions nor another snapshot name: without the clone, retention would remove them.
@@ -20,38 +20,32 @@ from ...store.versions.side_tables import all_ssts
 
 @dataclass(frozen=True, slots=True)
 class KnownClone:
-    """Description of one clone, as far as this store root shows it."""
+    """Description of a clone, as far as this store root shows it."""
 
     name: str
     root: str
-    """Store root of the clone."""
     source: str
     source_root: str
-    """Store root of the source; empty for a deep clone."""
     snapshot: str
     """Snapshot of the source that pins the shared SSTs; empty if nothing is shared."""
     cut: dict[str, int]
-    """Version of each stage of the source."""
     created_ms: int
     owner: str
     reason: str
     expires_ms: int
-    """Time when the clone expires; 0 for never."""
     has_run: bool | None
-    """True if a runner has committed versions of the clone since it was made; None if that is not visible."""
     shared_bytes: int
-    """Bytes of the source's SSTs that the clone's first versions name."""
+    """Size of the source's SSTs that the clone's first versions name."""
     kept_bytes: int
     """Size of shared SSTs that only this pin keeps once retention has expired the source's history."""
     state: str = ""
-    """`being made`, `gone` (only its pin remains), or the reason why the clone is not visible; empty if complete."""
+    """`being made`, `gone` (only its pin remains), or an error; empty for a complete clone."""
     called: str = ""
-    """Name that the clone has or had since its promotion over another app; a promoted clone does not expire."""
+    """Name that the clone got by a promotion over another app; a promoted clone does not expire."""
     source_called: str = ""
-    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if its name is that of its folder."""
+    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if it is the folder's name."""
 
     def is_over(self, now_ms: int) -> bool:
-        """Return True if the clone's time to live has passed."""
         return 0 < self.expires_ms <= now_ms
 
     def is_expired(self, now_ms: int) -> bool:
@@ -142,14 +136,13 @@ def _describe(
 
 
 def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> KnownClone:
-    """Return what a pin shows of its clone."""
     sizes = _bytes(store, pin)
     facts = (pin.name, pin.stages, pin.completed_ms, pin.by)
     return KnownClone(pin.clone, root, pin.app, store.url, *facts, "", 0, None, *sizes, state)
 
 
 def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
-    """Return the size of the SSTs that a pin names, and the size of those that nothing else in the source names."""
+    """Return the size of the SSTs that a pin names, and the size of those that only the pin names."""
     pinned = _named(store, pin)
     named_elsewhere: set[str] = set()
     for head in heads_of(store, pin.app, history.list_stages(store, pin.app)).values():
@@ -161,7 +154,6 @@ def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
 
 
 def _named(store: ObjectStore, snapshot: Snapshot) -> dict[str, int]:
-    """Return the SSTs that a snapshot names, with their bytes; empty if the snapshot is gone."""
     with suppress(NotFound):
         cut = of_snapshot(store, snapshot)
         return {sst.object: sst.bytes for manifest in cut.stages.values() for sst in all_ssts(manifest)}

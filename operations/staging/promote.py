@@ -1,4 +1,4 @@
-"""`slackwater promote`: wait until the new app has caught up, stop both apps at the same offsets, and move the name."""
+"""`slackwater promote`: waits until the new app has caught up, stops both apps at equal offsets, moves the name."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,11 +29,10 @@ _ROUNDS = 5
 _NEAR_S = 1.0
 """Seconds within which the new app must catch up to count as near; at least the duration of its batches."""
 _HELD_S = 20.0
-"""Minimum time limit for the hold, in seconds. A backlog that takes longer is read while the old app continues."""
+"""Minimum time limit for the hold, in seconds. A longer backlog is read while the old app continues."""
 _HELD_BATCHES = 3
 """Number of batches for which a hold allows time: the current one, and those that read the remaining records."""
 _RECENT = 5
-"""Number of recent versions of each stage among which the longest batch is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +43,23 @@ class Promoted:
     at: Mapping[str, tuple[int, ...]]
     """Offsets at which both apps stopped, by users' topic; for a dry run, the old app's furthest offsets."""
     behind: int = 0
-    """For a dry run: number of records that the new app must still read to reach the old app's offsets."""
+    """Number of records until the new app reaches the old app's offsets, in a dry run; otherwise 0."""
     changes: tuple[TableDiff, ...] = ()
-    """Differences between the apps' tables; rows that only the new app has count as added."""
+    """Differences between the apps' tables. Rows that only the new app has count as added."""
     held_s: float = 0.0
-    """Seconds during which the old app was held."""
     versions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Versions that this call committed, by app and stage."""
     idle: bool = False
-    """True if neither app is running; nothing is published under the name until a runner starts."""
+    """True if neither app is running. Nothing is published under the name until a runner starts."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Newest versions of the two apps, by polling: a request for each stage, and one for each new version."""
+    """Poller of the newest versions of both apps: one request for each stage, and one for each new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
 
     def look(self) -> tuple[Heads, Heads]:
-        """Return the newest versions of the old app and of the new one."""
         for app, heads in self.heads.items():
             newest = {stage: history.head(self.store, app, stage, hint=head.version) for stage, head in heads.items()}
             self.heads[app] = {stage: head or heads[stage] for stage, head in newest.items()}
@@ -71,7 +67,6 @@ class _Watch:
         return old, new
 
     def batches_s(self) -> float:
-        """Return the seconds that a record takes through the slowest path of either app, judged by recent batches."""
         return max(self._batches_s(app, heads) for app, heads in self.heads.items())
 
     def _batches_s(self, app: str, heads: Heads) -> float:
@@ -104,13 +99,13 @@ def promote(
 ) -> Promoted:
     """Give an app the name and sinks of another app, which is called `NAME~1` from then on.
 
-    Both apps must stop at the same offsets of their topics with no records in flight. So the call waits until the new
-    app has read what the old one had read, holds both, and switches once their offsets agree. Without `staging`, the
-    name is given back to the app that had it before. `allowed` is called before any change, and may raise. `on_wait`
+    Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
+    has read what the old one had read, holds both, and switches over once their offsets agree. Without `staging`, the
+    name is given back to its previous app. `check_allowed` is called before any change, and may raise. `on_wait`
     receives the progress, `pause` is called between two polls, `clock` returns seconds. With a `cache`, tables are
     compared. An interrupted call is finished by the same call.
 
-    Raises the errors of `StoredApp.promote`; a refused promotion changes nothing, and both apps continue.
+    Raises the errors of `StoredApp.promote`. A refused promotion changes nothing, and both apps continue.
     """
     check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
     planned, old, new = plan(store, name, staging, kafka)
@@ -146,7 +141,6 @@ class _Patience:
     on_wait: Callable[[str], None]
     pause: Callable[[], None]
     batches_s: float = 0.0
-    """Seconds that recent batches took, from `_Watch.batches_s`."""
     _until: float = 0.0
     _last_reason: str = ""
 
@@ -171,9 +165,9 @@ class _Patience:
 
 
 def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
-    """Finish the switch of an interrupted call and return it; if none was begun, return the number for a new one.
+    """Finish the switchover of an interrupted call and return it. Without one, return the number for a new one.
 
-    Raises `Refused` if an undecided switch belongs to another app.
+    Raises `Refused` if an undecided switchover belongs to another app.
     """
     number = planned.number
     begun = _find_begun(planned, watch.heads.values())
@@ -194,7 +188,7 @@ def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _W
 
 
 def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotion | None:
-    """Return this promotion if the newest versions of either app show that an interrupted call began it; else None."""
+    """Return this promotion if a newest version of either app shows that an interrupted call began it, or None."""
     marks = (head.promotion for heads in apps_heads for head in heads.values() if head.promotion is not None)
     return next(
         (promotion for promotion in marks if (promotion.name, promotion.number) == (planned.name, planned.number)), None
@@ -204,7 +198,6 @@ def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotio
 def _check_alone(
     store: ObjectStore, planned: PromotionPlan, pause: Callable[[], None], clock: Callable[[], float]
 ) -> None:
-    """Raise `Refused` if another promotion in progress holds one of the two apps."""
     for app in (planned.over, planned.to):
         first, until = holds.find_hold(store, app), clock() + 2 * HOLD_RENEW_S
         while first is not None and (first.name, first.to) != (planned.name, planned.to) and clock() < until:
@@ -219,7 +212,6 @@ def _check_alone(
 def _catch_up_and_switch(
     store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, patience: _Patience, by: str
 ) -> tuple[Switch, float]:
-    """Bring both apps to the same offsets, and switch. Returns the switch, and the duration of the hold in seconds."""
     number = planned.number
     while True:
         # Records that arrive during catch-up must be read while the old app is held, so repeat until few are left.
@@ -314,7 +306,6 @@ def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int,
 
 
 def _at_switch(store: ObjectStore, app: str, heads: Heads, switch: Switch) -> Heads:
-    """Return the versions by which an app was switched, or its newest ones if an earlier call committed the switch."""
     committed = switch.made.get(app, {})
     return {stage: history.read(store, app, stage, committed[stage][1]) if stage in committed else head
             for stage, head in heads.items()}  # fmt: skip

@@ -18,20 +18,16 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
 
 Heads = Mapping[str, Manifest]
-"""Newest versions of an app, by stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromotedSink:
-    """A sink that the new app takes over."""
+    """Sink that the new app takes over."""
 
     stage: str
-    """Stage of the new app."""
     sink: str
     topic: str
-    """Topic of the sink; empty for a function."""
     new: bool
-    """True if the old app has no sink of that name, so that publishing starts with the promotion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +36,11 @@ class PromotionPlan:
 
     name: str
     staging: str
-    """The new app, as the user named it."""
     to: str
     """Folder of the new app."""
     over: str
     """Folder of the app that has the name now."""
     number: int
-    """Number of the promotion among those of the name; the newest existing one if `to` already has the name."""
     sinks: tuple[PromotedSink, ...] = ()
     topics: Mapping[str, str] | None = None
     """Sinks that the old app publishes, in the form of `Origin.sinks`."""
@@ -54,15 +48,12 @@ class PromotionPlan:
     """Sinks that the new app published before the promotion, in the form of `Origin.sinks`."""
 
     back: bool = False
-    """True if the promotion gives the name back."""
 
     @property
     def done(self) -> bool:
-        """True if `to` already has the name."""
         return self.to == self.over
 
     def switch(self, number: int, at: Standing, by: str) -> Switch:
-        """Return the hand-over from the old app to the new one at these offsets."""
         topics, before = (dict(sinks) if sinks is not None else None for sinks in (self.topics, self.before))
         promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)
         return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)
@@ -71,11 +62,11 @@ class PromotionPlan:
 def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[PromotionPlan, Heads, Heads]:
     """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new one.
 
-    Without `staging`, the name is given back to the app that had it before the newest promotion, if that promotion did
-    not itself give the name back.
+    Without `staging`, the name is given back to the app that had it before the newest promotion; if that promotion
+    already gave the name back, the plan is `done`.
 
-    Raises `NotFound` if an app, stage or topic does not exist, and `Refused` if the apps can never reach the same
-    offsets, are not clones of each other, or a sink has no counterpart. Changes nothing.
+    Raises `NotFound` if an app, stage or topic does not exist, and `Refused` if the apps can never reach equal offsets,
+    are not clones of each other, or a sink has no counterpart. Changes nothing.
     """
     is_return, over = not staging, apps.folder_of(store, name)
     if is_return:
@@ -119,7 +110,6 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
 
 
 def _current_sinks(store: ObjectStore, app: str, heads: Heads) -> Mapping[str, str] | None:
-    """Return the sinks that an app publishes, in the form of `Origin.sinks`. An undecided promotion does not count."""
     promotion = newest_of(heads.values())
     if promotion is not None and not apps.outcome(store, promotion):
         return promotion.before
@@ -138,7 +128,7 @@ def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads:
 
 
 def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics) -> None:
-    """Check that both apps can reach the same offsets of the same topics."""
+    """Check that both apps can reach equal offsets of their common topics. Raises `Refused`."""
     new_topics, old_topics = (
         {declared_as: at.topic for head in heads.values() if not head.retired for declared_as, at in head.inputs.items()
          if not at.upstream}
@@ -183,7 +173,7 @@ def _sinks(
 ) -> tuple[PromotedSink, ...]:
     """Return the sinks that the new app takes over.
 
-    Raises `Refused` if a sink of the old app has no counterpart in the new app, or one of another kind.
+    Raises `Refused` if a sink of the old app is missing in the new app, or is of a different kind there.
     """
     old_kinds = {sink: info.kind for head in old.values() if not head.retired for sink, info in head.sinks.items()}
     new_kinds = {

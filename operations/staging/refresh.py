@@ -1,7 +1,7 @@
-"""Refresh of a clone: remove it, and clone it again from its source's newest moment on the same terms.
+"""Refresh of a clone: removes it, and clones the source's newest moment again with the same options.
 
-An object that outlives the removal records the identity of the old clone. So an interrupted refresh is finished by the
-same call: if an app of that name has another identity, it is the new clone.
+A journal that outlives the removal records the identity of the old clone. So an interrupted refresh is finished by the
+same call: if an app of that name has a different identity, it is the new clone.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,12 @@ from .clone_plan import ClonePlan, Terms
 
 
 class Refreshing(Struct, frozen=True):
-    """Object that records a refresh in progress."""
+    """Journal of a refresh in progress."""
 
     before: AppInfo
-    """Identity of the clone before the refresh."""
     by: limits.Line
     time_ms: limits.TimeMs
     source: limits.NameOrNone = ""
-    """App from which the new clone is made."""
 
 
 def refresh(
@@ -94,9 +92,9 @@ def refresh(
 
 
 def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing | None:
-    """Return the object that records an interrupted refresh; None if there is none.
+    """Return the journal of an interrupted refresh; None if there is none.
 
-    Deletes that object if the refresh was complete except for the deletion. Raises `Refused` in a dry run if it exists.
+    Deletes the journal if everything else was done. Raises `Refused` in a dry run if the journal exists.
     """
     key = keys.refreshing(name)
     if (note := codec.find(store, key, Refreshing)) is None:

@@ -1,4 +1,4 @@
-"""`slackwater trial`: run a changed program over the app's past input between two moments, and compare the results.
+"""`slackwater trial`: runs a changed program over the app's past input, and compares the results.
 
 A clone at the first moment is migrated if needed, and runs the program up to the second moment's offsets, publishing
 nothing. Its tables are compared with the app's own at the second moment. If records were in flight then, or the app has
@@ -61,17 +61,13 @@ class SinkDiff:
 
     sink: str
     removed: pa.Table
-    """Rows that only the first program wrote."""
     added: pa.Table
-    """Rows that only the second program wrote."""
     rows: tuple[int, int]
-    """Number of rows from the first program, and from the second."""
     near: int = 0
-    """Number of records that count as equal although floats differ within the tolerance of `snapshot.diff.equality`."""
+    """Number of records whose floats differ within the tolerance of `snapshot.diff.equality`, and count as equal."""
 
     @property
     def equal(self) -> bool:
-        """True if both programs wrote the same rows, in any order."""
         return not self.removed.num_rows and not self.added.num_rows
 
 
@@ -102,7 +98,6 @@ def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.
 
 
 def _all_written(store: ObjectStore, head: Manifest, name: str) -> InFlight:
-    """Return all rows written for a sink since it started, described as in-flight records."""
     sink = head.sinks[name]
     versions = history.after(store, head.app, head.stage, sink.since - 1)
     attempts = tuple(
@@ -117,7 +112,7 @@ _LOOK_S = 1.0
 
 @dataclass(slots=True)
 class CloneRun:
-    """A temporary clone, and a program that runs in it."""
+    """Temporary clone, and a program that runs in it."""
 
     store: ObjectStore
     options: Options
@@ -127,20 +122,14 @@ class CloneRun:
     release: Release
     ends: Ends
     name: str
-    """Name of the clone."""
     ref: str
-    """Start of the clone, as the user wrote it."""
     start: Cut
-    """Cut that `ref` named when the trial began."""
     what: str
-    """Description of the program, for messages."""
     stages: tuple[str, ...]
-    """Stages to run."""
     records: int = 0
     seconds: float = 0.0
     migrated: list[str] = field(default_factory=list)
     shares: Mapping[str, KeyShare] = field(default_factory=dict)
-    """Share of keys that are sampled, for each stage with a table."""
 
     @property
     def _keeps(self) -> bool:
@@ -204,13 +193,12 @@ class CloneRun:
 
     @property
     def tried(self) -> Mapping[str, KeyShare | None] | None:
-        """Tables under trial, each with its share of keys, None for all keys. None instead of a mapping: all tables."""
+        """Tables under trial, each with its share of keys (None for all keys); None if all tables are under trial."""
         if self.release.sample is not None:
             return self.shares
         return dict.fromkeys(self.stages) if self.release.only else None
 
     def newest(self) -> Cut:
-        """Return the newest cut of the clone."""
         return resolve(self.store, self.name, now_ms=instants.now_ms())
 
     def _migrate(self, program: App) -> None:
@@ -226,7 +214,6 @@ class CloneRun:
             raise StopRequested
 
     def _forget(self, _removal: Removal) -> None:
-        """Delete the clone's topics and consumer groups from Kafka."""
         kafka = open_kafka(self.options.kafka)
         if topics := [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]:
             kafka.delete_topics(topics)
@@ -241,25 +228,19 @@ class Trial:
     start: Cut
     end: Cut
     tables: tuple[TableDiff, ...]
-    """Differences of each table from the old results, in the columns that both have."""
     sinks: tuple[SinkDiff, ...]
-    """Differences of each sink's rows from the old results."""
     unknown: tuple[str, ...]
     """Sinks that are not compared, because the old program did not run in the trial."""
     records: int
-    """Number of records read from users' topics."""
     seconds: float
-    """Duration of the run, from its first batch to its last."""
     beside: bool
     """True if the old program ran over the same input; False if the result was compared with the app itself."""
     migrated: tuple[str, ...]
-    """Changes that the migration made, one line for each."""
     kept: str = ""
-    """Name of the clone that was kept; empty for none."""
     not_allowed: tuple[str, ...] = ()
     """Failed queries for expected differences, each with the reason. Those differences are reported."""
     new_tables: Mapping[str, int] = field(default_factory=dict)
-    """Tables that only the changed program has, with their approximate number of rows; these are not compared."""
+    """Approximate number of rows of tables that only the changed program has; these are not compared."""
 
     @property
     def same(self) -> bool:
@@ -276,7 +257,7 @@ def plan_of(release: Release, options: Options) -> TrialPlan:
 
 
 def trial(release: Release, options: Options, cache: SstCache, *, by: str, listener: Listener | None = None) -> Trial:
-    """Run a trial of a release. An interrupted trial starts from the beginning when repeated."""
+    """Run a trial of a release. A repeated call starts from the beginning."""
     with stop_signals() as stop, stop.at_once():
         return _run_trial(plan_of(release, options), options, cache, by, listener or Listener(), stop)
     raise KeyboardInterrupt

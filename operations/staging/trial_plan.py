@@ -1,4 +1,4 @@
-"""Plan of a trial, made after all checks that need no Spark."""
+"""Plan of a trial, and its checks, which need no Spark."""
 
 from __future__ import annotations
 
@@ -26,29 +26,20 @@ from ...store.versions.manifest import Input, Table
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The changed program, and the span of input to run it on."""
+    """Changed program, and the span of input for its trial."""
 
     app: str
     code: str
-    """Path of the changed program's file."""
     start: str
-    """Moment where the input starts, a ref of the app."""
     end: str
-    """Moment where the input ends, a ref of the app."""
     before: str = ""
-    """Path of the file of the program that ran in the app; empty if not available."""
     keep: str = ""
-    """Name under which the clone is kept; empty if the clone is to be removed."""
     allow: tuple[str, ...] = ()
     """Queries that return the keys of expected differences, as parsed by `snapshot.diff.moments`."""
     only: tuple[str, ...] = ()
-    """Stages to try, with all stages upstream; empty for all stages."""
     sample: Sample | None = None
-    """Share of keys to try; None for all keys."""
     renames: Mapping[str, str] = field(default_factory=dict)
-    """Renamed columns, old name to new."""
     stages: Mapping[str, str] = field(default_factory=dict)
-    """Renamed stages, old name to new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +50,11 @@ class TrialPlan:
     start: Cut
     end: Cut
     ends: Ends
-    """Offsets up to which the app had read at the moment `end`."""
     new: App
     new_stages: tuple[str, ...]
-    """Stages of the changed program to run, upstream first."""
     old: App | None
-    """The old program, if it must run over the same input; None to compare with the app itself."""
     old_stages: tuple[str, ...]
-    """Stages of the old program to run."""
     sinks: frozenset[str]
-    """Sinks of the app at the moment `end`."""
 
 
 def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
@@ -146,7 +132,6 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
 
 
 def _counterparts(old: App, release: Release) -> tuple[str, ...]:
-    """Return the stages of the old program that correspond to the stages under trial. A new stage has none."""
     former = {new: old for old, new in release.stages.items()}
     called = [former.get(name, name) for name in release.only]
     return up_to(old, [name for name in called if name in old.stages] or called)
@@ -203,7 +188,7 @@ class Sample:
 def sampled(
     app: App, shapes: Mapping[str, Shape], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
-    """Return the program restricted to sampled rows, and the share of keys of each stage with a table.
+    """Restrict a program to sampled rows. Returns the program, and the share of keys of each stage with a table.
 
     Only the stages `names` are restricted. Raises `Refused` if a stage would get only some of a key's records, or
     depends on a watermark, which rows of all keys advance.

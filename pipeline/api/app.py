@@ -1,4 +1,4 @@
-"""An app and its stages, which a decorator declares. Values only, no Spark."""
+"""`App`: the name and the stages of an app, which the decorator `App.stage` declares. Values only, no Spark."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,7 @@ class App:
     name: str
     stages: dict[str, Stage] = field(default_factory=dict)
     file: Path | None = None
-    """File that declares the app, if loaded from one."""
+    """Program file that declares the app; None if the app was not loaded from a file."""
 
     def __post_init__(self) -> None:
         # A suffix ~1 names the app that had the name before a promotion; see `apps.folder_of`.
@@ -160,7 +160,7 @@ class App:
             )
 
     def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
-        """Return a copy of the app in which the topics in `starts` have these starting offsets."""
+        """Return a copy of the app in which each topic in `starting_offsets` begins at the given offsets."""
 
         def moved(source: Topic | str) -> Topic | str:
             return replace(source, start=starts.get(source.name, source.start)) if isinstance(source, Topic) else source
@@ -180,20 +180,20 @@ class App:
         return self._find(channel)[0]
 
     def writers(self, stage: Stage) -> dict[str, str]:
-        """Return the stage that writes each input, by the input's declared name; empty for a user's topic."""
+        """Return, by each input's declared name, the stage that writes the input; empty for a user's topic."""
         return {
             name: "" if isinstance(source, Topic) else self.writer_of(source).name
             for name, source in stage.inputs.items()
         }
 
     def channel(self, name: str) -> Repartition:
-        """Return a repartition topic by name. Raises `NotFound`."""
+        """Return the repartition topic with this name. Raises `NotFound`."""
         return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """Return the stages of these names, upstream first; all stages if no name is given.
+        """Return the named stages, upstream first; all stages if no name is given.
 
-        Raises `Usage` if the app has no stage, `NotFound` for an unknown name, and the errors of `in_order`.
+        Raises `Usage` if the app has no stage, `NotFound` for an unknown name, and the errors of `stages_in_order`.
         """
         self.check_declared()
         for name in names:
@@ -202,7 +202,7 @@ class App:
         return tuple(stage for stage in self.in_order() if not names or stage.name in names)
 
     def key_of(self, stage: Stage) -> tuple[str, ...]:
-        """Return the key columns of a stage's state: the stage's own `key`, else the key of the channels that it reads.
+        """Return the key columns of a stage's state: the stage's own `key`, or the key of the channels that it reads.
 
         Raises `NotFound` if no stage writes one of the channels, and `Usage` if there is no key, or if the channels are
         keyed differently, so that rows with equal keys would not meet in one task.
@@ -226,7 +226,6 @@ class App:
         return next(iter(keys.values()))
 
     def _written(self) -> dict[str, tuple[Stage, Repartition]]:
-        """Return the repartition topics that stages write, by name, each with its writer."""
         return {output.name: (stage, output) for stage in self.stages.values() for output in stage.repartitions}
 
     def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
@@ -237,7 +236,6 @@ class App:
         return written[channel]
 
     def _upstream(self) -> TopologicalSorter[str]:
-        """Return a topological sorter of the stages' names, in which each stage follows its upstream stages."""
         writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
         graph = {
             name: [writers[channel] for channel in stage.channels if channel in writers]

@@ -1,4 +1,4 @@
-"""Sinks of an app: a topic that others read, or a function that is called with each version's rows."""
+"""Sinks of an app: a Kafka topic for other consumers, or a function called with each version's rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ VersionFunction = Callable[[str, str, int, pa.Table], None]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Encoding of rows as records of a topic. Sent to workers by pickle, inside Spark."""
+    """Encoding of rows as Kafka records. Spark pickles it to workers."""
 
     key: tuple[str, ...]
     """Key columns; empty for records without a key."""
@@ -28,12 +28,11 @@ class Encoding:
     registry: str = ""
     """URL of the schema registry, for Avro."""
     subject: str = ""
-    """Subject of the values' schema in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSink:
-    """A topic that others read. `name` is the topic; a clone must publish to another topic."""
+    """Sink that publishes to the Kafka topic `name`. A clone of the app must publish to a different topic."""
 
     name: str
     encoding: Encoding
@@ -44,7 +43,7 @@ class TopicSink:
 
 @dataclass(frozen=True, slots=True)
 class FunctionSink:
-    """A function that is called with the rows of each version."""
+    """Sink that calls a function with the rows of each version."""
 
     name: str
     function: VersionFunction

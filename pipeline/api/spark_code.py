@@ -1,6 +1,6 @@
-"""State as code written for Spark: `processor(...)` for `transformWithState`, `pandas_state(...)` for frames.
+"""`processor(...)` and `pandas_state(...)`: tables kept by code written for Spark's stateful operators.
 
-Rows are converted from Arrow to `Row` or to pandas frames, and what the code returns to Arrow.
+Rows are converted from Arrow to `Row` objects or pandas frames. Results of the code are converted back to Arrow.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,7 +103,7 @@ def processor(
 
 @dataclass(slots=True)
 class _VariableRecorder:
-    """Handle for `init` outside a batch: records the requested state variables."""
+    """Handle that `init` gets outside a batch. Records the state variables that `init` requests."""
 
     columns: dict[str, StateColumn] = field(default_factory=dict)
 
@@ -144,7 +144,7 @@ class _VariableRecorder:
 
 
 class _UnusableVariable:
-    """A state variable in use outside a batch: every method call raises `Refused`."""
+    """State variable that `init` gets outside a batch. Each method call raises `Refused`."""
 
     def __init__(self, label: str) -> None:
         self._what = label
@@ -154,7 +154,7 @@ class _UnusableVariable:
 
 
 def _struct(label: str, columns: Any) -> pa.StructType:
-    """Return the fields of a state variable as tables store them. Raises `Refused` if a table cannot store them."""
+    """Return the Arrow type with which a table stores a state variable, or raise `Refused` if no table can store it."""
     try:
         return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
     except Usage as error:
@@ -163,7 +163,7 @@ def _struct(label: str, columns: Any) -> pa.StructType:
 
 @dataclass(frozen=True, slots=True)
 class _InstanceOfBatch:
-    """Creates the instance for a batch."""
+    """Creates the instance of the user's class for a batch."""
 
     pickled: bytes
     mode: TimeMode
@@ -207,25 +207,21 @@ Ids = npt.NDArray[np.int32]
 
 class _AsPython:
     def struct(self, kind: pa.StructType) -> StructType:
-        """Return an Arrow struct type as Spark's type."""
         return from_arrow_schema(pa.schema(list(kind)))
 
 
 class AsRows(_AsPython):
-    """Converts each row to a `Row`."""
+    """Converts each row to a Spark `Row`."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Return each key as a tuple."""
         return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's position to an iterator over its rows, or to None for a key without rows."""
         python_rows = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
         return lambda key: iter(python_rows[ends[key] : ends[key + 1]]) if ends[key] < ends[key + 1] else None
 
     def nothing(self, _rows: pa.Schema) -> Iterator[Any]:
-        """Return an empty iterator."""
         return iter(())
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
@@ -251,14 +247,12 @@ class AsRows(_AsPython):
 
 
 class AsFrames(_AsPython):
-    """Converts the rows of a key to a pandas frame."""
+    """Converts the rows of each key to one pandas frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
-        """Return each key as a tuple."""
         return list(_frame(keys).itertuples(index=False, name=None))
 
     def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's position to its rows as one frame, or to None for a key without rows."""
         frame = _frame(rows)
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
 
@@ -270,7 +264,6 @@ class AsFrames(_AsPython):
         return group
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
-        """Return an iterator over one empty frame."""
         return iter([pd.DataFrame(columns=rows.names)])
 
     def table(self, output: Sequence[Any], schema: pa.Schema) -> pa.Table:
@@ -294,7 +287,7 @@ class AsFrames(_AsPython):
 
 
 def _frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows to a frame as Spark does: times in UTC without a zone, and Python's own number types."""
+    """Convert rows to a frame as Spark does: times in UTC without a zone, integers as int64, floats as float64."""
     columns = {}
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         kind = column.type
@@ -309,10 +302,7 @@ def _frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: bool) -> pa.Table:
-    """Convert Python values to an Arrow table.
-
-    Raises `Refused`, naming the column, if a value does not fit its type.
-    """
+    """Convert Python values to an Arrow table. Raises `Refused` with the column's name if a value does not fit."""
     arrays = []
     for column, values in zip(schema, columns, strict=True):
         try:
@@ -367,7 +357,7 @@ def pandas_state(
 
 @dataclass(frozen=True, slots=True)
 class _CallsOfBatch:
-    """Creates the calls of the function in a batch."""
+    """Creates, for a batch, the function that calls the user's function for one key."""
 
     function: Callable[..., Any]
     timeout: Timeout

@@ -1,4 +1,4 @@
-"""A stage as an app declares it, with its options of event time, and its validation without the other stages."""
+"""`Stage`, the declaration of a stage; `event_time(...)`; and checks that need no other stage."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ DEFAULT_EVENT_TIME = event_time()
 
 
 def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repartition:
-    """Return the channel from a stage to the stage that stores its late rows.
+    """Return the channel that carries a stage's late rows to the stage that stores them.
 
     Raises `Usage` if the stage cannot have a table of late rows.
     """
@@ -89,7 +89,7 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
 
 
 def as_they_came(rows: "DataFrame") -> "DataFrame":
-    """Return the rows unchanged: the function of the stage that stores late rows."""
+    """Return the rows unchanged. Function of the stage that stores late rows."""
     return rows
 
 
@@ -108,7 +108,7 @@ class Stage:
     """Outputs in the order in which the function or the state returns their rows."""
     state: Kind | None
     key: tuple[str, ...]
-    """Declared key; empty if the stage takes the key of its channels, which `App.key_of` looks up."""
+    """Declared key; empty if the stage uses the key of its channels (`App.key_of`)."""
     table: TableOptions
     max_records: int | None = None
     trigger: str | None = None
@@ -147,10 +147,7 @@ class Stage:
 
     @property
     def emits_to(self) -> tuple[Repartition | Sink, ...]:
-        """Outputs that get the stage's rows, or the rows that its state emits.
-
-        All except the destination of late rows.
-        """
+        """Outputs that get the stage's rows: all outputs except the destination of late rows."""
         return tuple(output for output in self.writes if output != self.late)
 
     @property
@@ -160,7 +157,7 @@ class Stage:
 
 
 def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Return an argument that may be one value or several values as a tuple; `check_stage` reports wrong values."""
+    """Return a value, or several values, as a tuple. `check_stage` reports values of a wrong type."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)
@@ -169,7 +166,7 @@ def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...
 def check_rejects(
     stage: str, on_error: str, max_rejected: int | None, rejects: str | None, outputs: Iterable[Repartition | Sink]
 ) -> None:
-    """Raise `Usage` if a stage's options about failing records contradict each other."""
+    """Raise `Usage` if a stage's options for failing records contradict each other."""
     if on_error not in get_args(OnError):
         raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
     rejecting = [output for output in outputs if isinstance(output, TopicSink) and output.on_error == "reject"]
@@ -188,7 +185,7 @@ _OPTIONS = {
 
 
 def check_options(stage: str, **options: object) -> None:
-    """Raise `Usage` if an option of a stage has the wrong type. None stands for an option's default."""
+    """Raise `Usage` if an option of a stage has the wrong type. None means the option's default."""
     for name, value in options.items():
         kind, example = _OPTIONS[name]
         if value is not None and not isinstance(value, kind):
@@ -196,7 +193,6 @@ def check_options(stage: str, **options: object) -> None:
 
 
 def _check_types(stage: Stage) -> None:
-    """Raise `Usage` if an argument of a stage has the wrong type."""
     state, where = stage.state, f"stage {stage.name!r}"
     if not callable(stage.transform):
         raise Usage(

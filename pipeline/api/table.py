@@ -18,7 +18,7 @@ from ...store.versions.manifest import Policy, Ttl, is_internal
 
 L0_SLOWDOWN = 20
 L0_STOP = 36
-"""RocksDB's defaults."""
+"""RocksDB's default numbers of L0 files at which writes slow down and stop."""
 
 _MIB = 1 << 20
 _UNIVERSAL = Policy()

@@ -1,4 +1,4 @@
-"""Topics that stages read and write: users' topics, with the offsets to begin at, and topics between two stages.
+"""Declarations of topics: users' topics, with their starting offsets, and repartition topics between stages.
 
 Starting offsets have the options of Structured Streaming's Kafka source, in snake case: `startingTimestamp` takes
 precedence over `startingOffsetsByTimestamp`, and that over `startingOffsets`.
@@ -30,16 +30,16 @@ class StartingOffsets:
     option: str = "starting_offsets"
     """Name of the argument, for messages."""
     everywhere: int = _EARLIEST
-    """Offset (-1 for latest, -2 for earliest) or timestamp, in ms since 1970, of all partitions."""
+    """Offset (-1 for latest, -2 for earliest) or timestamp (ms since 1970) for all partitions."""
     by_partition: Mapping[int, int] | None = None
-    """Offset or timestamp of each Kafka partition; None if `everywhere` applies to all partitions."""
+    """Offset or timestamp of each Kafka partition; None if one value applies to all partitions."""
     by_time: bool = False
     """True for timestamps: a partition begins at its first record of that time or later."""
     or_latest: bool = False
-    """True if a partition without a record that late begins at its end; False to refuse the stage then."""
+    """True if a partition without a record that late begins at its end; False to refuse the stage."""
     stored: bool = False
-    """True for offsets stored when the app was created: Kafka may have lost records since (the offsets are
-    still returned, below the earliest), and the topic may have more partitions.
+    """True for offsets stored when the app was created.
+    Kafka may have deleted these records since, and the topic may have more partitions now.
     """
 
     @property
@@ -54,7 +54,7 @@ class StartingOffsets:
         ends: Sequence[int],
         first_since: Callable[[Sequence[int]], Sequence[int]],
     ) -> tuple[int, ...]:
-        """Return the first offset to read of each partition.
+        """Return the first offset to read, by partition.
 
         `topic` is its name in Kafka, with offsets from `earliest` to `ends` (exclusive). `first_since` takes a
         timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
@@ -147,7 +147,7 @@ def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
 
 
 def starting_at(time_ms: int) -> StartingOffsets:
-    """Return offsets of the first record since a time (ms since 1970), or the partition's end if none is later."""
+    """Return starting offsets at the first record of a time (ms since 1970) or later, or at the partition's end."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 

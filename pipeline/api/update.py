@@ -1,4 +1,4 @@
-"""`update(...)`: state kept by a vectorised user function, with columns declared as Arrow schemas or Spark DDL."""
+"""`update(...)`: a table kept by a vectorised user function. Also parses declarations of columns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def update(
 
 
 def schema_of(columns: Columns) -> pa.Schema:
-    """Return the Arrow schema of columns declared as DDL text. Raises `Usage` if Spark cannot parse it."""
+    """Return the Arrow schema of declared columns. Raises `Usage` if Spark cannot parse their DDL."""
     if isinstance(columns, pa.Schema):
         return columns
     # Imported here so that importing the package does not load Spark.

@@ -1,1 +1,1 @@
-"""One micro-batch of one stage, from its plan to its commit."""
+"""Computation of one stage's micro-batches, from the plan to the commit."""

@@ -1,4 +1,4 @@
-"""Lineage of columns: the input fields from which a stage's columns come, read from Spark's plan.
+"""Lineage of columns: traces each column of a stage to the input fields that it comes from, in Spark's plan.
 
 The trace follows casts, functions that parse JSON and messages, fields of structs, arrays and maps, `explode`,
 branches of `coalesce` and `when`, and unions. Any other function is named in the source, because its result no longer
@@ -32,7 +32,7 @@ _SAME = frozenset(
         *("Flatten", "ArrayCompact", "Shuffle", "ArrayExcept", "ArrayIntersect"),
     }
 )
-"""Expressions that return the value of their first child."""
+"""Expressions that return the value of their first child, or elements of it."""
 _TEXT = {
     "Lower": "lower",
     "Upper": "upper",
@@ -46,26 +46,24 @@ _ALL = frozenset(
         *("With", "CommonExpressionDef"),
     }
 )
-"""Expressions that may return the value of any of their children."""
+"""Expressions whose value may come from any of their children."""
 _COMPUTED = frozenset(_TEXT.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _From:
-    """An input's field that a column comes from, while its way through the plan is followed."""
+    """Field of an input that a column comes from, while the plan is traced."""
 
     input: str
     path: tuple[str, ...]
-    """Column of the input, then the names of the fields below it; empty if only the user's code knows the field."""
+    """Column of the input, then names of nested fields; empty if only the user's code knows the field."""
     by: tuple[str, ...] = ()
     format: str = ""
 
     def below(self, step: str) -> "_From":
-        """Return the source for a field, named `step`, inside the current one."""
         return self if self.by or not self.path else replace(self, path=(*self.path, step))
 
     def through(self, name: str) -> "_From":
-        """Return the source with one more function's name, unless an earlier function's result cannot be recomputed."""
         if not self.path or not _COMPUTED.issuperset(self.by):
             return self
         return replace(self, by=(*self.by, name))
@@ -75,12 +73,10 @@ class _From:
 class _Traced:
     sources: tuple[_From, ...] = ()
     type: Any = None
-    """Type of the value, in Spark's JSON."""
     parts: "Mapping[str, _Traced]" = field(default_factory=dict)
-    """Sources of each field of a struct that the plan builds."""
+    """Traces of the fields of a struct that the plan builds."""
 
     def map(self, change: Callable[[_From], _From], kind: Any = None) -> "_Traced":
-        """Return a copy with `change` applied to each source, including the sources of all parts."""
         every = [*self.sources, *(source for part in self.parts.values() for source in part.sources)]
         return _Traced(tuple(dict.fromkeys(map(change, every))), kind)
 
@@ -95,7 +91,7 @@ class _Node:
 def sources_of(
     frame: DataFrame, feeds: Mapping[str, DataFrame], topics: Iterable[str]
 ) -> dict[str, tuple[FieldSource, ...]]:
-    """Return the sources of each column of a DataFrame that a stage's function returns.
+    """Return the sources of each column of a DataFrame that a stage's function returned.
 
     `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics; the others are
     channels, whose columns are fields.
@@ -105,7 +101,6 @@ def sources_of(
 
 
 def joined(lineages: Iterable[Mapping[str, tuple[FieldSource, ...]]]) -> dict[str, tuple[FieldSource, ...]]:
-    """Merge lineages of several DataFrames: a column gets its sources from all of them."""
     merged: dict[str, dict[FieldSource, None]] = {}
     for columns in lineages:
         for name, sources in columns.items():
@@ -119,18 +114,15 @@ class Tracer:
 
     plan: _Node
     feeds: Mapping[int, str]
-    """Names of the inputs, by the id of their first column."""
     topics: frozenset[str]
     _traced: dict[tuple[int, int], _Traced] = field(default_factory=dict)
     _aliases: dict[int, dict[int, _Node]] = field(default_factory=dict)
-    """Expressions that a node names, by expression id; nodes are identified by `id()`."""
+    """Expressions named by a plan node, by expression id. The outer key is the node's `id()`."""
 
     def columns(self) -> dict[str, tuple[FieldSource, ...]]:
-        """Return the sources of each column, by name."""
         return {name: self.sources(self._column(id_, self.plan)) for id_, name in _output(self.plan)}
 
     def sources(self, traced: _Traced) -> tuple[FieldSource, ...]:
-        """Return sources in the form that manifests store."""
         return tuple(dict.fromkeys(self._source(source) for source in traced.map(lambda source: source).sources))
 
     def _source(self, source: _From) -> FieldSource:
@@ -168,7 +160,7 @@ class Tracer:
         return self._column(id_, below[0]) if below else self._opaque(plan)
 
     def _read(self, id_: int, attributes: Sequence[_Node]) -> _Traced:
-        """Return the source of a column that is read, of one of these; none for a table that does not stream."""
+        """Trace a column of a leaf of the plan. A leaf that is no streaming input gives no sources."""
         name = self.feeds.get(_id(attributes[0]), "") if attributes else ""
         attribute = next((node for node in attributes if _id(node) == id_), None)
         if not name or attribute is None:
@@ -189,10 +181,7 @@ class Tracer:
         return _joined([self._column(_output(child)[at][0], child) for child in plan.children])
 
     def _opaque(self, plan: _Node) -> _Traced:
-        """Return one source without a field for each input below a node.
-
-        Nobody knows which part the value comes from.
-        """
+        """Return one source without a field for each input below a node, because the field is unknown."""
         return _Traced(tuple(_From(name, ()) for name in _feeds(plan, self.feeds)))
 
     def _generated(self, generator: _Node, at: int, count: int, plan: _Node) -> _Traced:
@@ -301,11 +290,10 @@ _TRACES: Mapping[str, Callable[[Tracer, _Node, _Node], _Traced]] = {
     "CaseWhen": Tracer._case,
     "If": lambda tracer, node, plan: tracer._any_of(node.children[1:], plan),
 }
-"""Rules of tracing for expressions that treat their children differently, by class name."""
+"""Tracing rules, by Spark's class name, for expressions that do not treat all children alike."""
 
 
 def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
-    """Return the root of a tree, from a list of its nodes in which parents precede children."""
     at = iter(nodes)
 
     def build() -> _Node:
@@ -317,7 +305,6 @@ def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
 
 
 def _aliases(plan: _Node) -> list[_Node]:
-    """Return the expressions that a node names."""
     lists = (value for value in plan.fields.values() if isinstance(value, list))
     trees = (tree for values in lists for tree in values if isinstance(tree, list) and tree and "class" in tree[0])
     return [_tree(tree) for tree in trees if tree[0]["class"].endswith(".Alias")]
@@ -328,8 +315,6 @@ def _id(node: _Node) -> int:
 
 
 def _output(plan: _Node) -> list[tuple[int, str]]:
-    """Return the ids and names of a node's output columns."""
-
     def named(lists: Sequence[Any]) -> list[tuple[int, str]]:
         return [(_id(node), node.fields["name"]) for node in map(_tree, lists) if "exprId" in node.fields]
 
@@ -355,7 +340,6 @@ def _feeds(plan: _Node, feeds: Mapping[int, str]) -> list[str]:
 
 
 def _part(traced: _Traced, ordinal: int, name: str) -> _Traced:
-    """Return the source of a field of a struct."""
     fields = traced.type.get("fields", []) if isinstance(traced.type, dict) else []
     declared = fields[ordinal] if ordinal < len(fields) else {}
     name = name or declared.get("name", "")
@@ -367,7 +351,6 @@ def _part(traced: _Traced, ordinal: int, name: str) -> _Traced:
 
 
 def _joined(alternatives: Sequence[_Traced]) -> _Traced:
-    """Return the union of several sources."""
     names = [name for traced in alternatives for name in traced.parts]
     parts = {
         name: _joined([traced.parts[name] for traced in alternatives if name in traced.parts])
@@ -382,7 +365,6 @@ def _inner(kind: Any, name: str) -> Any:
 
 
 def _steps(literal: _Node) -> tuple[str, ...] | None:
-    """Return the names in a JSONPath; None for a path of an unsupported form."""
     text = str(literal.fields.get("value"))
     try:
         return Field.of(text).steps if text.startswith("$") else None
@@ -391,6 +373,5 @@ def _steps(literal: _Node) -> tuple[str, ...] | None:
 
 
 def _name_of(node: _Node) -> str:
-    """Return a function's name in SQL style, from its class name."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", node.kind).lower()
     return "window" if name == "precise_timestamp_conversion" else name

@@ -1,4 +1,4 @@
-"""Commits a stage's versions, each on top of the newest committed one.
+"""Commits a stage's versions in order, each on top of the newest committed version.
 
 By default a batch ends with its commit. With `max_unflushed` a batch ends when its SSTs are durable on this machine: a
 thread uploads them and commits, version after version, while the next batches run, like RocksDB flushing memtables
@@ -7,8 +7,8 @@ that folder, and computes the uncommitted versions again.
 
 The version that a batch was built on may no longer be the newest at commit time: a compaction by another process is a
 version, too. A compaction changes no row, so the batch is rebased on it and gets the next number
-(`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is `Outdated`. Any other
-version with the batch's number ends this writer.
+(`store.compaction.plan.rebase`). After a forget or a promotion, a batch that had an effect is outdated, and is computed
+again. Any other version with the batch's number ends this writer.
 """
 
 import threading
@@ -37,10 +37,9 @@ from ..listener import BatchReport, StateFigures
 
 
 class StageMeter:
-    """Adds up the requests of one stage. Used by one thread at a time, but any thread may update its counters.
+    """Adds up one stage's requests to the store. Call it from one thread at a time; any thread may use its stores.
 
-    `folder` has the counts of the planner processes, a file for each; `stores` are the stores that the driver uses for
-    the stage.
+    `folder` has a file of counts for each planner process. `stores` are the driver's stores for the stage.
     """
 
     def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,11 +47,10 @@ class StageMeter:
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
 
     def put(self, seconds: float) -> None:
-        """Note the duration of the put of a manifest, for the next version to report."""
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the counts since the last call, except those that tasks report."""
+        """Return the counts since the last call, without the counts that tasks report."""
         now, planned = self._clock(), shared_stats(self.folder)
         total = sum(
             (*(store.take() for store in self._stores), planned - self._planned),
@@ -63,7 +61,6 @@ class StageMeter:
 
 
 _UPLOADS = 4
-"""Maximum number of SSTs of a version that are uploaded, and held in memory, at once."""
 
 
 class Outdated(CommitConflict):
@@ -71,7 +68,7 @@ class Outdated(CommitConflict):
 
 
 class PromotedMeanwhile(Outdated):
-    """A batch was computed without sinks that a promotion gave its app in the meantime."""
+    """A batch was computed without sinks that a promotion added to its app in the meantime."""
 
 
 class ForgottenMeanwhile(Outdated):
@@ -80,16 +77,14 @@ class ForgottenMeanwhile(Outdated):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed version, the version before it, and how long the batch and the commit took."""
+    """A committed version, the version before it, and durations of the batch and its commit."""
 
     previous: Manifest
     manifest: Manifest
     seconds: float
     """Time from the batch's start until the next batch could start."""
     commit_seconds: float
-    """Time that the put of the manifest took."""
     unflushed: int
-    """Number of newer versions that are not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +94,25 @@ class PendingVersion:
     base: Manifest
     manifest: Manifest
     merges: tuple[Done, ...]
-    """Compactions whose results `manifest` names."""
     started: float
-    """Start of the batch, on the monotonic clock."""
     on_commit: Callable[[Committed], None]
     stats: Stats = field(default_factory=Stats)
-    """Store requests and bytes of the batch's tasks."""
 
     @property
     def added(self) -> frozenset[str]:
-        """Objects of the SSTs that `base` does not have."""
         existing = {sst.object for sst in all_ssts(self.base)}
         return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in existing)
 
 
 class Committer:
-    """Commits the versions of one claimed stage. Call `submit` from one thread only; other methods are thread-safe.
+    """Commits versions of one claimed stage. All methods are thread-safe, except `submit`.
 
     Args:
         claimed: Manifest of the claim, which is the stage's head.
         meter: Counts the stage's requests, for its versions to record; None to count nothing.
         spool: Folder where SSTs wait for their upload; None if they are written to the store directly.
         max_unflushed: Maximum number of versions that are acknowledged and not committed; 0 for none.
-        failed: Called, on a thread of this class, with the error that stops all further commits.
+        on_failure: Called, on a thread of this class, with the error that stops all further commits.
     """
 
     def __init__(
@@ -136,7 +127,7 @@ class Committer:
     ) -> None:
         self.head = self._claimed = claimed
         self.in_order = False
-        """True while every batch has to be committed before the next one starts."""
+        """True while each batch must be committed before the next batch starts."""
         self._store, self._meter, self._spool = store, meter, spool
         self._max_unflushed, self._failed = max_unflushed, failed
         self._committing = threading.Lock()
@@ -144,7 +135,7 @@ class Committer:
         self._moved = threading.Condition()
         """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
-        """Versions to commit, each with the seconds until it was acknowledged."""
+        """Versions to commit, each with the seconds from its batch's start to its acknowledgement."""
         self._failure: BaseException | None = None
         self._closed = False
         if max_unflushed:
@@ -152,18 +143,17 @@ class Committer:
 
     @property
     def tip(self) -> Manifest:
-        """Newest acknowledged version, on which the next batch is built."""
         with self._moved:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
-        """Make a version durable. Takes one request, or more if another version has its number.
+        """Commit a version, or queue it. Takes one request, or more if another version has its number.
 
-        With `max_unflushed`, return once at most that many versions wait for their commit; while `in_order` is set,
-        once this version is committed.
+        With `max_unflushed`, return once at most that many versions wait for their commit; while `is_synchronous` is
+        set, return once this version is committed.
 
         Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
-        a version that no batch can follow, `Outdated`, and `Refused` after `close`.
+        a version that no batch can follow, `OutdatedBatch`, and `Refused` after `close`.
         """
         if not self._max_unflushed:
             self._commit(change)
@@ -190,7 +180,7 @@ class Committer:
             return self._moved.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
 
     def close(self) -> None:
-        """Stop committing; versions that are not committed yet are dropped."""
+        """Stop committing, and drop versions that are not committed yet."""
         with self._moved:
             self._closed = True
             self._moved.notify_all()
@@ -217,7 +207,6 @@ class Committer:
         return self._closed or self._failure is not None
 
     def _flush(self) -> None:
-        """Commit the submitted versions in order, until `close` or the first failure."""
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: self._unflushed or self._closed)
@@ -239,7 +228,6 @@ class Committer:
                 self._moved.notify_all()
 
     def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
-        """Commit a version on top of the head. Raises what `submit` raises without `max_unflushed`."""
         claimed, rebased, started = self._claimed, change, 0.0
 
         def follows(head: Manifest) -> bool:
@@ -278,7 +266,6 @@ class Committer:
         change.on_commit(Committed(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1)))
 
     def _find_conflict(self, head: Manifest) -> Manifest | None:
-        """Return the first version after this writer's head that its batches cannot follow; None if there is none."""
         since = (
             history.read(self._store, head.app, head.stage, version)
             for version in range(self.head.version + 1, head.version + 1)
@@ -288,7 +275,7 @@ class Committer:
         )
 
     def _rebase(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """Return the version rebased on this head. Raises `Outdated` if its batch has to be computed again."""
+        """Rebase a version on the head. Raises `OutdatedBatch` if the batch has to be computed again."""
         if head.sinks.keys() != change.base.sinks.keys() or head.promotion != change.base.promotion:
             change = self._add_promoted_sinks(change, head)
         if head.forgotten != change.base.forgotten and change.added:
@@ -304,10 +291,9 @@ class Committer:
         return moved
 
     def _add_promoted_sinks(self, change: PendingVersion, head: Manifest) -> PendingVersion:
-        """Return the version with the sinks of a promotion that was committed after its batch was computed.
+        """Add the sinks of a promotion that was committed after the batch was computed.
 
-        Raises `PromotedMeanwhile` if the batch had an effect, because its rows have to be published to the new sinks,
-        too.
+        Raises `PromotedMeanwhile` if the batch had an effect, because the new sinks need its rows, too.
         """
         manifest = change.manifest
         rows_in = (source.rows for source in manifest.inputs.values())
@@ -324,7 +310,6 @@ class Committer:
         return replace(change, manifest=structs.replace(manifest, **promoted))
 
     def _upload(self, change: PendingVersion) -> None:
-        """Upload the version's new SSTs that are not in the store yet."""
         if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
             return
         do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
@@ -332,10 +317,7 @@ class Committer:
 
 
 def spools_beside(cache_folder: Path) -> Path:
-    """Return the folder that holds the spools of all runners with this cache.
-
-    On the cache's disk, outside the cache.
-    """
+    """Return the folder for the spools of all runners that share a cache: on the cache's disk, outside the cache."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")
 
 
@@ -345,7 +327,6 @@ def report_of(
     due: tuple[Compaction, ...] = (),
     stall_s: float = 0.0,
 ) -> BatchReport:
-    """Return the report of a committed version, from its tasks' reports and the compactions due after it."""
     previous, manifest = committed.previous, committed.manifest
     rejects, times = rejected_of(manifest), manifest.event_time or EventTime()
     flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}

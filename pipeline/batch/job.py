@@ -1,6 +1,6 @@
-"""The Spark job of each batch of one stage, from the stage's rows to the reports of its tasks.
+"""Starts the Spark query of one stage, and runs the Spark job of each batch.
 
-Also has the configuration of a stage's runner, and the retry of a failed batch without bad records.
+Also has the configuration of a stage's runner. A failed batch may be computed again without its bad records.
 """
 
 import dataclasses
@@ -47,14 +47,13 @@ from .transform import apply, for_state, tag
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
-"""Maximum seconds to wait, during a query's first batch, for the query's start to return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a stage's batches: size, interval, and number of versions ahead of the last commit.
+    """Limits of a stage's batches: size, interval, write stalls, and number of versions ahead of the last commit.
 
-    `until` maps users' topics to the end offsets to read to; topics that are not in it are read to their ends.
+    `end_offsets` maps users' topics to offsets at which reading stops. Topics that it lacks are read to their ends.
     """
 
     max_records: int | None
@@ -66,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
-    """Configuration of one stage's runner. With `max_unflushed`, `places` has a spool folder."""
+    """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool folder."""
 
     stage: Stage
     shape: Shape
@@ -77,24 +76,19 @@ class StageConfig:
     compaction_threads: int = 1
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
-    """True to download SSTs in the background; only useful if tasks run on this machine."""
     rescue: Callable[["Batch", Exception], Written] | None = None
     """Computes a failed batch without the bad records, or raises its error; None if the stage rejects no records."""
     set_aside: Callable[["Batch", Written], Written] | None = None
-    """Moves records that a sink's topic refuses to the table of rejected records; None if no sink rejects any."""
+    """Moves records that are too large for a sink's topic to the table of rejected records; None to do nothing."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """Topics, by sink, of the sinks that are published under another name than declared."""
     retry: Callable[["Batch"], Written] | None = None
-    """Computes the waiting rejected records as a batch of their own."""
     input_spools: Mapping[str, str] = field(default_factory=dict)
-    """Folders in which readers keep the records that they fetch, by archived topic."""
     tracing: Tracing | None = None
-    """Creates a span for each batch; None to create none."""
 
 
 @dataclass(slots=True)
 class StageJob:
-    """Computes the batches of one stage. `store` is the store, or the spool, to which SSTs are written."""
+    """Computes the batches of one stage. SSTs are written to `store`, which is the store or a spool."""
 
     config: StageConfig
     store: ObjectStore
@@ -105,17 +99,16 @@ class StageJob:
     """Returns the workers' access to the store; called for each batch because credentials may be temporary."""
     stopping: Callable[[], bool]
     query: Future[StreamingQuery] | None = None
-    """The stage's query, once started, for counting its records; None to count none. A batch may begin before that."""
+    """The stage's query, to count its records; may be set after the first batch has begun. None to count none."""
     _forecast: Forecast = field(default_factory=Forecast)
 
     def times(self, base: Manifest) -> BatchTimes:
-        """Return the times of the batch that would follow the version `base` if it started now."""
         now_ms, by = instants.now_ms(), self.config.shape.due_by
         due = due_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
 
     def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:
-        """Compute a batch and return its results. If it fails and the stage rejects records, leave the bad ones out."""
+        """Compute a batch. If it fails and the stage rejects records, leave out the bad records."""
         counts = self._counts(base, after)
         counts_before = counts.now() if counts is not None else {}
         batch, set_aside = Batch(self, base, after, times), self.config.set_aside
@@ -134,7 +127,6 @@ class StageJob:
         return set_aside(batch, written) if set_aside is not None else written
 
     def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
-        """Return the counter of the records that a batch reads from users' topics; None if it reads no such topic."""
         users = any(not base.inputs[name].upstream and end.offsets for name, end in after.items())
         return RecordCounts.of(self.query.result(_START_S)) if users and self.query is not None else None
 
@@ -179,16 +171,14 @@ class StageJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch on top of the version `base`. All of its rows are computed, or only some."""
+    """A batch on top of the version `base`, which can be computed over all rows or over some."""
 
     job: StageJob
     base: Manifest
     after: Mapping[str, Position]
-    """End position of each input, by declared name."""
     times: BatchTimes
 
     def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
-        """Compute the batch over the given rows, without pre-aggregation, and return the tasks' reports."""
         return self.job._compute(rows, self.base, self.times)
 
     def check(self, rows: DataFrame) -> None:
@@ -198,7 +188,6 @@ class Batch:
 
 
 def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
-    """Write the rows of a stage without state to its outputs, without a shuffle."""
     outputs = tuple(enumerate(task.outputs))
     if task.rows:
         tagged = (F.when(F.col(TAG) == n, _kafka_partition(output, n)) for n, output in outputs)
@@ -207,7 +196,6 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
 
 
 def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
-    """Return the Kafka partition of a row; with a `tag`, of a row of that tag. Sinks have one partition."""
     if not target.key:
         return F.lit(0)
     names = target.key if tag is None else (name_of(tag, column) for column in target.key)
@@ -217,10 +205,10 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle the rows to their state partitions and merge them there. With several machines, `homes` places the tasks.
+    """Shuffle rows to their state partitions and merge them there. With several machines, `homes` places the tasks.
 
-    If rows of the table may fall due, each non-empty state partition also gets a marker row. If pre-aggregation pays
-    off (`Forecast.few_keys`) and the task allows it, rows are aggregated before the shuffle.
+    If rows of the table may fall due, each non-empty state partition also gets a probe row. If `few_keys` is not None
+    and the task allows it, rows are pre-aggregated before the shuffle.
     """
     table = task.step.table
     if few_keys is not None and can_add_up(task, rows.schema):
@@ -234,10 +222,7 @@ def run_state(
 
 
 def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    """Return rows and marker rows, with all rows of a state partition in one task.
-
-    With `alone`, all rows in one task.
-    """
+    """Add probe rows, and bring all rows of a state partition to one task; with `alone`, bring all rows to one task."""
     count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
@@ -284,7 +269,7 @@ PLANNED_AT_ONCE = {
     # Number of keys in Spark's hash table, for aggregates whose values cannot be updated in place, before it sorts.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "50000",
 }
-"""Spark settings with which a stage's query is started; the query and the jobs of its batches keep them."""
+"""Spark settings with which a stage's query is started. The query and the jobs of its batches keep them."""
 
 
 def start_query(
@@ -295,7 +280,7 @@ def start_query(
     *,
     counts: Path,
 ) -> StreamingQuery:
-    """Start a stage's query at the positions of its `head`. Raises `Refused` as `transform.apply` does.
+    """Start a stage's query at the positions of its `head`. Raises `Refused` if its function's result is unusable.
 
     `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
     """

@@ -31,22 +31,14 @@ _MOST_DIGITS = 28
 _TIMES = (t.TimestampType, t.TimestampNTZType)
 _FRACTIONS = (t.FloatType, t.DoubleType)
 _NUMBERED = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DateType, *_TIMES)
-"""Types whose order is that of an integer."""
 _IN_PLACE = (t.BooleanType, t.DecimalType, *_FRACTIONS, *_NUMBERED)
-"""Types whose values Spark's hash table updates in place."""
 _KEPT = (t.StringType, t.BinaryType, *_IN_PLACE)
-"""Types of which Spark can find the smallest, largest, first or last value."""
 _KEEPS_IN_PLACE = tuple(map(int, __version__.split(".")[:2])) >= (4, 2)
-"""True if Spark's `max_by` takes a count.
-
-Such Spark versions compute it in a hash table, earlier ones sort the rows.
-"""
+"""True if Spark's `max_by` takes a count, which makes Spark use a hash table instead of sorting rows."""
 _BOUND = "_slackwater_bound"
 """Column with the event time, in microseconds since 1970, beyond which a row is too far ahead of the clock."""
 _BATCH = "_slackwater_batch"
-"""Name of the temporary view of a batch's rows."""
 SHUFFLE_TASKS = "spark.sql.shuffle.partitions"
-"""Spark setting: number of tasks after the shuffle of pre-aggregated rows."""
 
 
 class Forecast:
@@ -59,7 +51,6 @@ class Forecast:
         """True if one task can merge all keys of the next batch; None for no pre-aggregation."""
 
     def learn(self, results: Sequence[TaskReport]) -> None:
-        """Update the forecast from the reports of a batch's tasks."""
         rows = sum(result.rows_in for result in results)
         # An aggregate writes each key of the batch.
         keys = sum(sst.rows for result in results for sst in result.ssts)
@@ -73,7 +64,6 @@ class Forecast:
 
 
 def can_add_up(task: StateTask, schema: t.StructType) -> bool:
-    """Return True if rows of this schema can be pre-aggregated for a task."""
     aggregates = task.step.state.added_up
     key = [column.name for column in task.step.table.key]
     if not aggregates or task.late_to is not None or len(task.times.watermarks) > 1:
@@ -108,7 +98,7 @@ def _has_collation(kind: t.DataType) -> bool:
 def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
     """Return one row for each key with its partial aggregates and `_hash`, and the task that merges such rows.
 
-    Requires `can_add_up`.
+    Requires `can_pre_aggregate`.
     """
     schema, key = rows.schema, [column.name for column in task.step.table.key]
     aggregates = task.step.state.added_up
@@ -152,7 +142,6 @@ def _listed(columns: Mapping[str, str]) -> str:
 
 
 def _parts(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
-    """Return the SQL of each partial value of an aggregate that does not depend on the order of rows, by name."""
     if aggregate.column is None:
         return {"count": "count(1)"}
     column, kind = in_backticks(aggregate.column), schema[aggregate.column].dataType
@@ -171,12 +160,11 @@ def _parts(aggregate: Aggregate, schema: t.StructType) -> dict[str, str]:
 
 
 def _by(function: str, value: str, rank: str) -> str:
-    """Return the SQL of the value whose rank is the largest (`max`) or smallest (`min`) of several rows."""
     return f"get({function}_by({value}, {rank}, 1), 0)" if _KEEPS_IN_PLACE else f"{function}_by({value}, {rank})"
 
 
 def _picked(aggregate: Aggregate, schema: t.StructType) -> str:
-    """Return SQL for the value and `by` of the first or last row. In ties the largest value wins, NaN before null."""
+    """Return SQL for the value and `by` of the first or last row. Ties: the largest value, then NaN, then null."""
     value, by = in_backticks(str(aggregate.column)), in_backticks(str(aggregate.by))
     kind = schema[str(aggregate.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMES) else f"CAST({by} AS bigint)"

@@ -1,4 +1,4 @@
-"""Runs a stage's function over chosen records outside of its query, to reject records and to replay history."""
+"""Applies a stage's function to chosen records outside of its query, to reject records or to replay history."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,26 +24,22 @@ from .schemas import Shape
 from .transform import for_state, over, tag
 
 Numbers = npt.NDArray[np.int64]
-"""Record numbers, an array."""
 _BATCH_ROWS = 10_000
 
 
 @dataclass
 class Rerun:
-    """A stage's function applied to given records, and to subsets of them. Raises `Refused` if the function fails.
+    """Result of a stage's function for given records, and for subsets of them. Raises `Refused` if the function fails.
 
-    `rows` is the function's result for all records, in the form of a batch's rows, in the session `spark`.
+    `rows` has the result for all records, in the form of a batch's rows. `spark` is the session of these rows.
     """
 
     stage: Stage
     shape: Shape
     inputs: Sequence[DataFrame]
-    """Records of each input, with their numbers in the column `RECORD`, in the order of the function's arguments."""
+    """Records of each input, in the order of the function's arguments, with their numbers in the column `RECORD`."""
     output: str = ""
-    """Output whose rows are wanted, if a stage without state returns one DataFrame for each output.
-
-    Empty for all outputs.
-    """
+    """Output whose rows are wanted, if a stage without state returns a DataFrame for each; empty for all outputs."""
 
     def __post_init__(self) -> None:
         self._feeds = [plan_of(frame) for frame in self.inputs]
@@ -56,34 +52,27 @@ class Rerun:
 
     @cached_property
     def numbered(self) -> DataFrame | None:
-        """The function's rows with the number of their record in the column `RECORD`.
-
-        None if the function mixes records.
-        """
+        """Rows of the function, with record numbers in the column `RECORD`; None if the function mixes records."""
         located = [with_records(frame, self._shown) for frame in self._frames]
         numbered = [frame for frame in located if frame is not None]
         return tag(numbered, (*self.shape.key, RECORD)) if len(numbered) == len(located) else None
 
     def needed(self, rows: DataFrame) -> DataFrame:
-        """Return the columns that a batch computes: `_hash`, the key, and columns for the state and for late rows."""
+        """Select the columns that a batch computes: `_hash`, the key, and columns for the state and for late rows."""
         key, bound = self.shape.key, self.shape.bound
         return for_state(rows, key, bound.needs, Times(self.shape.watermarks), self.shape.late) if bound else rows
 
     def table(self) -> tuple[pa.Table, bool]:
-        """Return `needed` of all rows, by one Spark job, and True if the rows have the column `RECORD`."""
+        """Compute all needed columns in one Spark job. The second value is True if they include `RECORD`."""
         return self.needed(self.rows if self.numbered is None else self.numbered).toArrow(), self.numbered is not None
 
     @cached_property
     def numbers(self) -> Numbers:
-        """Numbers of all records, ascending."""
         parts = [frame.select(RECORD).toArrow()[RECORD].to_numpy() for frame in self.inputs]
         return np.sort(np.concatenate(parts))
 
     def of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
-        """Return the rows of `numbered` with these key hashes, but not of the records `without`.
-
-        None if `numbered` is None.
-        """
+        """Return numbered rows with these key hashes, except for records `without`; None if rows have no numbers."""
         if self.numbered is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
@@ -91,13 +80,12 @@ class Rerun:
         return self.without(self.numbered, without).where(of_key)
 
     def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
-        """Return what the function returns if it gets all records except `left_out`."""
         if not left_out:
             return rows
         return self._where(rows, f"`{RECORD}` NOT IN ({', '.join(f'{number}L' for number in sorted(left_out))})")
 
     def only(self, rows: DataFrame, chosen: Numbers) -> DataFrame:
-        """Return what the function returns if it gets only the records `chosen`, an ascending subset of `numbers`."""
+        """Return the function's rows for the records `chosen`, an ascending subset of `numbers`."""
         indexes = np.searchsorted(self.numbers, chosen)
         begins = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
         ends = np.append(begins[1:], len(indexes)) - 1
@@ -122,9 +110,9 @@ class Rerun:
 def records_of(
     spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path, batch_rows: int = _BATCH_ROWS
 ) -> DataFrame:
-    """Write an input's records and their numbers to a file, and return a DataFrame that reads it, in one task a core.
+    """Write records and their numbers to a file, and return a DataFrame that reads the file in parallel.
 
-    There are at most as many tasks as the file has batches of `batch_rows`.
+    Spark has at most one task for each core, and for each `batch_rows` rows of the file.
     """
     rows = rows.append_column(RECORD, pa.array(numbers, pa.int64()))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
@@ -135,7 +123,6 @@ def records_of(
     file_path = str(path)
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield `batch_rows` rows of the file from each start number that Spark passes."""
         for batch in batches:
             with pa.memory_map(file_path) as mapped:
                 table = pa.ipc.open_file(mapped).read_all()

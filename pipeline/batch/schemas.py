@@ -1,4 +1,4 @@
-"""Schemas of each stage's rows and of each repartition topic.
+"""Derives the schemas of each stage's rows and of each repartition topic.
 
 The user's functions are applied to empty streams once, upstream first. Rows that cannot be stored or sent are refused.
 """
@@ -42,14 +42,12 @@ from .transform import Applied, apply, each_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _TO = re.compile(r"_to(_\d+)?", re.IGNORECASE)
-"""Reserved names: the columns that hold a row's Kafka partitions."""
 _SESSION = "spark.sessionWindow"
-"""Spark's metadata key of a session window column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The schemas of one stage.
+    """The schemas of one stage, and its rules of event time.
 
     Attributes:
         inputs: Schema of the rows that the function gets, by the input's declared name.
@@ -57,11 +55,11 @@ class Shape:
         key: Key columns of the state; empty without state.
         table: The stage's table; None without state.
         bound: The state, with the columns of the function's rows that it needs; None without state.
-        rows: Without state: schema of each output's rows; empty if all outputs get the same rows.
+        output_schemas: Without state: schema of each output's rows; empty if all outputs get equal rows.
         watermarks: Watermarks that the function declares.
-        timed: Inputs that have a watermark, declared by this stage or by the stage that writes the input.
-        late_by: Columns of a batch's rows that decide if a row is late; empty if no row can be late.
-        late: Columns of late rows that are sent on, each with its name in the output.
+        inputs_with_watermark: Inputs whose watermark is declared by this stage, or by the stage that writes the input.
+        lateness_columns: Columns of a batch's rows that decide if a row is late; empty if no row can be late.
+        late_columns: Columns of late rows that are sent on, each with its name in the output.
         lineage: Source fields of the columns, in the form of `Manifest.lineage`.
     """
 
@@ -79,18 +77,15 @@ class Shape:
 
     @property
     def due_by(self) -> DueBy | None:
-        """Kind of time at which rows of the table fall due, the watermark or the clock; None if no row can fall due."""
         return self.bound.due_by if self.bound is not None else None
 
     @property
     def time_rules(self) -> TimeRules:
-        """Event-time rules of the stage."""
         behind_ms = self.bound.behind_ms if self.bound is not None else 0
         return TimeRules(self.watermarks, self.timed, self.due_by, behind_ms)
 
     @property
     def own(self) -> frozenset[str]:
-        """Inputs whose watermark the function declares."""
         return frozenset(name for watermark in self.watermarks for name in watermark.inputs)
 
 
@@ -135,7 +130,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 
 def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str, DataFrame]) -> dict[str, Lineage]:
-    """Return source fields of the table's key and of the columns sent to each channel, as far as plans show them."""
+    """Return source fields of the table's key, under an empty name, and of each channel's columns, by channel."""
     topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
     lineages = [sources_of(frame, streams, topics) for frame in applied.frames]
     rows = joined(lineages)
@@ -155,10 +150,6 @@ def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str,
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
-    """Return the schemas, with the schema of late rows added if they are sent on.
-
-    Raises `Refused` if no row can be late.
-    """
     if stage.late is None:
         return shape
     if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
@@ -187,7 +178,6 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
 
 
 def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
-    """Return the watermarks that a stage's function declares, on columns of its batches."""
     declared = [
         (number, watermark.column, watermark.delay_ms)
         for number, watermark in enumerate(applied.declared)
@@ -206,12 +196,11 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
 
 
 def ddl_of(rows: StructType) -> str:
-    """Return the columns of a repartition topic as DDL, in which manifests store them."""
+    """Return the columns of a repartition topic as DDL, the form that manifests store."""
     return ", ".join(f"{in_backticks(field.name)} {_ddl(field.dataType)}" for field in rows)
 
 
 def _ddl(kind: DataType) -> str:
-    """Return a type's DDL, with the names of struct fields quoted, which Spark's own DDL omits."""
     match kind:
         case StructType():
             names = [name if _WORD.fullmatch(name) else in_backticks(name) for name in kind.names]
@@ -251,7 +240,6 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
 
 
 def _shape_without_state(stage: Stage, inputs: dict[str, StructType], rows: list[StructType]) -> Shape:
-    """Return the schemas of a stage whose function's rows go to its outputs."""
     if len(rows) > 1 and not each_output(stage, rows):
         raise Refused(
             f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
@@ -265,7 +253,6 @@ def _shape_without_state(stage: Stage, inputs: dict[str, StructType], rows: list
 
 
 def _bound(stage: Stage, state: Kind, key: tuple[str, ...], arrow: list[pa.Schema], applied: Applied) -> Bound:
-    """Return the state, bound to the rows of the stage's function."""
     times = [watermark.column if watermark else None for watermark in applied.declared]
     marked = [of_input(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
     with as_user_error(f"the state of stage {stage.name!r}"):
@@ -279,7 +266,6 @@ def _bound(stage: Stage, state: Kind, key: tuple[str, ...], arrow: list[pa.Schem
 
 
 def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], arrow: list[pa.Schema]) -> None:
-    """Check that all rows of a stage have the key, with the same types."""
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
     read = {name: arrow_of(inputs[name]) for name in stage.channels}
@@ -288,7 +274,7 @@ def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType]
 
 
 def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
-    """Return the stage's state. If the key has a session window, the window does not identify a row: sessions grow.
+    """Return the stage's state, changed to a state of sessions if the key has a session window.
 
     Raises `Refused` for sessions that cannot be stored, or whose rows cannot be final.
     """
@@ -310,7 +296,6 @@ def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructT
 
 
 def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
-    """Return the table's value columns, with their defaults."""
     defaults, visible = stage.table.defaults, [name for name in values.names if not is_internal(name)]
     for name in defaults:
         if name not in visible:
@@ -325,10 +310,7 @@ def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
 
 
 def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
-    """Return the schema of each output of the state.
-
-    Raises `Refused` unless there is one for all outputs or one for each.
-    """
+    """Return each output's schema. Raises `Refused` unless the state emits one for all outputs or one for each."""
     if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, but writes= has "
@@ -343,7 +325,7 @@ def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:
-    """Raise `Usage` if a key column has different types, such as 1 and "1", whose hashes differ."""
+    """Raise `Usage` if inputs have a key column with different types, such as 1 and "1", whose hashes differ."""
     for column in key:
         types = {name: str(schema.field(column).type) for name, schema in rows.items()}
         if len(set(types.values())) > 1:

@@ -17,9 +17,9 @@ from ...store.versions.manifest import Manifest, Span
 def arrive(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> Outcome:
-    """Return the protocol's answer to a batch that moves inputs from `before` to `after`, both by declared name.
+    """Return the protocol's outcome of a batch that moves its inputs from `before` to `after`, by declared name.
 
-    Both positions are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are gone.
+    Both mappings are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are deleted.
     Raises `Corruption` if the batch does not continue where the head's captures end.
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)

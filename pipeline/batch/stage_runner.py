@@ -43,7 +43,7 @@ from .snapshot_events import arrive
 
 
 class StageRunner:
-    """Runs one claimed stage. Spark calls it with batches on a thread of its own; all other methods are thread-safe.
+    """Runs one claimed stage. Batches run on a thread of Spark's. All public methods are thread-safe.
 
     Args:
         claimed: Manifest of the claim, which is the stage's head.
@@ -75,9 +75,7 @@ class StageRunner:
         self.job_group = ""
         """Spark job group of the stage's query; empty before its start."""
         self._batch_s = 0.0
-        """Duration of the last batch."""
         self._span: BatchSpan | None = None
-        """Span of the batch under way, if tracing is on."""
         has_table, resources, limits = config.shape.table is not None, config.resources, config.limits
         # Local tasks share one cache, so they need no placement.
         self._homes = Homes() if resources.elsewhere else None
@@ -110,33 +108,28 @@ class StageRunner:
 
     @property
     def head(self) -> Manifest:
-        """Newest committed version."""
         return self._committer.head
 
     @property
     def tip(self) -> Manifest:
-        """Newest acknowledged version; with `max_unflushed`, possibly not committed yet."""
         return self._committer.tip
 
     def forget(self, snapshots: frozenset[str]) -> None:
-        """Have the next version drop these recorded snapshots, whose requests no longer exist."""
+        """Drop these recorded snapshots, whose requests were deleted, in the next version."""
         self._closed_snapshots = snapshots
 
     def keep_in_order(self, enabled: bool) -> None:
-        """With `enabled`, commit each batch before the next one starts, in spite of `max_unflushed`."""
+        """Commit each batch before the next batch starts, in spite of `max_unflushed`, while `enabled`."""
         self._committer.in_order = enabled
 
     def stop(self) -> None:
-        """Start no further batch."""
         self._stopping = True
 
     @property
     def busy(self) -> bool:
-        """True while a batch is under way."""
         return self._busy.locked()
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the streaming query at the head's positions."""
         self._wake_for(self.head)
         started = start_query(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
         self._query.set_result(started)
@@ -160,7 +153,6 @@ class StageRunner:
         self._committer.refresh()
 
     def close(self) -> None:
-        """Stop compactions and downloads of SSTs, and commit nothing more."""
         self._committer.close()
         if self._homes is not None:
             self._homes.close()
@@ -184,7 +176,6 @@ class StageRunner:
 
     @contextmanager
     def _under_way(self) -> Iterator[None]:
-        """Add the version being made to log lines, and open the batch's span, while the block runs."""
         app, tracing = self.head.app, self._config.tracing
         with (
             working_on(app, self.stage.name, self.tip.version + 1),
@@ -209,7 +200,7 @@ class StageRunner:
         self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Call `make`, which makes a version; call it again if a promotion or a forget made the batch outdated.
+        """Make a version, and make it again if a promotion or a forget made the batch outdated.
 
         After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
         objects that no longer exist.
@@ -232,7 +223,6 @@ class StageRunner:
         *,
         with_rows: bool,
     ) -> None:
-        """Compute a batch and submit its version for commit."""
         started = time.monotonic()
         # One base for the whole batch: a compaction may be adopted meanwhile.
         base = self.tip
@@ -248,7 +238,7 @@ class StageRunner:
         self._submit(base, ends, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
     def retry(self) -> None:
-        """Run the waiting rejected records through the program, as a batch of their own between two others.
+        """Process the waiting rejected records as a separate batch between two batches of the query.
 
         Its version changes the table, the channels and the table of rejected records atomically. Raises what a batch
         raises, which ends the stage.
@@ -272,7 +262,7 @@ class StageRunner:
         self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
 
     def edit(self, store: ObjectStore, request: EditRequest) -> None:
-        """Apply a requested edit of rows between two batches, as a version of its own, unless it is applied already.
+        """Apply a requested edit of rows between two batches, as a separate version, unless it is applied already.
 
         If an edit cannot be applied, the reason is written to its request. Raises what a commit raises, which ends the
         stage.
@@ -316,7 +306,6 @@ class StageRunner:
         *,
         with_rows: bool = True,
     ) -> None:
-        """Write the snapshot markers that follow a computed batch, and submit its version for commit."""
         results, merges, resources = tuple(written.results), self._finished, self._config.resources
         markers = {}
         for snapshot, channel in outcome.markers:
@@ -375,7 +364,6 @@ class StageRunner:
             self._on_move(self.head, self.tip)
 
     def _wake_for(self, manifest: Manifest) -> None:
-        """Have a batch start when the table's next row falls due, or at once if a row is already due."""
         if self._config.shape.due_by is None:
             return
         times, at_ms = manifest.event_time, None
@@ -385,5 +373,4 @@ class StageRunner:
 
     @property
     def _finished(self) -> tuple[Done, ...]:
-        """Finished compactions, whose results the next version may name."""
         return self._upkeep.finished if self._upkeep is not None else ()

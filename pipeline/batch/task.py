@@ -1,4 +1,4 @@
-"""The Spark task of a micro-batch, in a Python worker: sends rows to Kafka and reports.
+"""Spark tasks of a micro-batch, in Python workers: merge rows into the state, and send rows to Kafka.
 
 A task takes effect when the driver commits a manifest that names its attempt. A retried or speculative attempt that no
 manifest names leaves only orphans.
@@ -57,19 +57,17 @@ class OutputTopic:
     encoding: Encoding | None = None
     """Encoding of a sink's rows as records; None for a channel, to which rows are sent as they are."""
     published_to: str = ""
-    """Topic to which a sink's records are published, and whose size limit applies to them."""
     rejects: bool = False
     """True if records too large for the topic are reported (`TaskReport.unsent`) instead of failing the batch."""
 
     def partitions_of(self, rows: pa.Table) -> Partitions:
-        """Return the Kafka partition of each row."""
         if not self.key:
             return np.zeros(rows.num_rows, np.int32)
         return partition_of(hash_keys(rows, self.key), self.partitions)
 
 
 def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mapping[str, str]) -> OutputTopic:
-    """Return the topic to which a batch on top of `base` writes the rows for a channel or a sink.
+    """Return the topic to which a batch on top of `base` writes the rows of a channel or a sink.
 
     `published` maps sinks to their topics, for sinks that are not published under their declared names.
     """
@@ -85,17 +83,14 @@ def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mappi
 
 
 _MOST_PUBLISHED = MOST_RECORD - (64 << 10)
-"""Maximum bytes of a sink's record, which must fit into a message of the internal topic."""
 _LIMIT_S = 60.0
-"""Seconds for which a topic's maximum record size is cached."""
 _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
-"""Maximum record size by broker and topic."""
 
 
 def check_sizes(
     kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
 ) -> tuple[pa.Table, tuple[Unsent, ...]]:
-    """Return a sink's records that fit into its topic, and the records that are too large.
+    """Separate a sink's records that fit into its topic from records that are too large.
 
     Raises `BadRecord` for the first record that is too large, unless the sink rejects such records.
     """
@@ -125,7 +120,6 @@ def check_sizes(
 
 
 def _limit(kafka: Kafka, topic: str) -> int | None:
-    """Return the maximum size of a record before compression; None if unknown."""
     named = (kafka.properties.get(name, "none") for name in ("compression.type", "compression.codec"))
     # The size of a record after compression is not known in advance.
     return None if any(codec != "none" for codec in named) else kafka.max_message_bytes(topic)
@@ -133,14 +127,13 @@ def _limit(kafka: Kafka, topic: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Task(ABC):
-    """The task of a micro-batch, for any stage."""
+    """Base class of the Spark tasks of a micro-batch."""
 
     resources: WorkerResources
     writer: str
     version: int
     outputs: tuple[OutputTopic, ...]
     times: Times = field(default_factory=Times, kw_only=True)
-    """Event times that the task finds in its rows and reports."""
     error_mark: ErrorMark = field(default=ERROR_MARK, kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -210,12 +203,11 @@ class Task(ABC):
 class WriteTask(Task):
     """Task of a stage without state: sends the function's rows to the stage's outputs.
 
-    Without `rows`, each output gets all rows, and column `_to_<n>` has a row's partition in output n. With `rows`,
-    output n gets the rows with tag n, and column `_to` has their partition.
+    Without `row_schemas`, each output gets all rows, and column `_to_<n>` has a row's partition in output n. With
+    `row_schemas`, output n gets the rows with tag n, and column `_to` has their partition.
     """
 
     rows: tuple[pa.Schema, ...] = ()
-    """Schema of each output's rows; empty if all outputs get the same rows."""
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         parts = ((target, *part) for target, part in zip(self.outputs, self._parts(rows), strict=True))
@@ -232,10 +224,7 @@ class WriteTask(Task):
 
 
 MARK = "_is_mark"
-"""Column of batches in which rows may fall due.
-
-True in a marker row, which is no record: its state partition is checked.
-"""
+"""Column that is True in a probe row, which is no record: the task looks for due rows in its state partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +235,6 @@ class StateTask(Task):
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
     ssts: tuple[Sst, ...]
     only_checks: bool = False
-    """True to merge rows without writing anything, only to see if the merge succeeds."""
     late_to: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
 
@@ -270,7 +258,6 @@ class StateTask(Task):
         return replace(result, rows_in=num_rows(rows), sent=sent, unsent=unsent, late=num_rows(late))
 
     def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
-        """Merge rows that are not late, and the rows of the table that fall due in the `marked` state partitions."""
         table, count, reads = self.step.table, self.step.table.ranges, Reads()
         counted, store, cache = self.resources.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
@@ -307,7 +294,6 @@ class StateTask(Task):
         )
 
     def _emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> Iterator[tuple[OutputTopic, pa.Table, Partitions]]:
-        """Yield each output with the rows that the state partitions emitted for it."""
         tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
         # A single table goes to all outputs.
         for target, rows in zip(self.outputs, tables * len(self.outputs) if len(tables) == 1 else tables, strict=True):

@@ -41,7 +41,7 @@ _WATERMARK, _DELAY = "EventTimeWatermark", "spark.watermarkDelayMs"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredWatermark:
-    """Watermark of a DataFrame's rows: the column with their event time, and the delay."""
+    """Watermark that a stage's function declares: the column with the event time, and the delay."""
 
     column: str
     delay_ms: int
@@ -49,7 +49,7 @@ class DeclaredWatermark:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Result of a stage's function: its DataFrames, and the watermark that each declares."""
+    """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
 
     frames: tuple[DataFrame, ...]
     """One DataFrame, or one for each input (with state) or output (without state, reading each stream only once)."""
@@ -60,17 +60,13 @@ class Applied:
 
 @contextmanager
 def _calling(stage: Stage) -> Iterator[None]:
-    """Turn errors of a stage's function, called within the block, into `Refused`."""
     topics = [source.name for source in stage.inputs.values() if isinstance(source, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
         yield
 
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
-    """Call the stage's function with one streaming DataFrame for each input.
-
-    Raises `Refused` in the cases of `shapes`.
-    """
+    """Call the stage's function with streaming DataFrames. Raises `Refused` for a result that a stage cannot use."""
     with _calling(stage):
         frames = _frames(stage, inputs.values())
         _check_frames(stage, frames)
@@ -89,7 +85,6 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
 
 
 def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    """Call the stage's function with batch DataFrames; return its DataFrames as a tuple. Raises `Refused`."""
     with _calling(stage):
         return _frames(stage, inputs)
 
@@ -100,7 +95,6 @@ def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def each_output(stage: Stage, frames: Sequence[object]) -> bool:
-    """Return True if a stage without state returned one DataFrame for each of its outputs."""
     return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
 
 
@@ -169,7 +163,7 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
 
 
 def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
-    """Return the rows of all DataFrames, which have the same types of key columns, as one DataFrame."""
+    """Unite DataFrames, and tag each row with the position of its DataFrame. Types of key columns must be equal."""
     if len(frames) == 1:
         return frames[0]
     tagged = []
@@ -187,7 +181,7 @@ def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
 def for_state(
     rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: Times, late: Iterable[str]
 ) -> DataFrame:
-    """Return the columns of a batch's rows that the state needs: key, hash, values, late rows, times and `RECORD`."""
+    """Select the columns of a batch that its task needs: key, hash, values, late rows, times and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
     return rows.select(
         *(F.col(in_backticks(name)) for name in names), F.xxhash64(*map(in_backticks, key)).alias("_hash")

@@ -20,14 +20,13 @@ from ..spark.clock import STOPPED_AT, stop_clocks
 from . import task  # noqa: F401
 
 _AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
-"""Linux's socket option for immediate acknowledgements; None on other systems."""
 
 
 def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
-    """Return pyspark's worker function, without its error if Spark closes the connection, as after another task failed.
+    """Wrap pyspark's worker function, so that it returns without an error when Spark closes the connection.
 
-    The worker acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for 40
-    ms.
+    The worker also acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for
+    40 ms.
     """
 
     def quiet(connection: socket.socket, *arguments: object) -> int:

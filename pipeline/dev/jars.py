@@ -15,7 +15,6 @@ from ...common.whole_file import locked
 from ...errors import SlackwaterError
 
 Tell = Callable[[str], None]
-"""Receives progress messages of slow operations; each message is one line."""
 
 JAVA_NEEDED = 17
 _EVERY_S = 1.0
@@ -26,11 +25,14 @@ class MissingTool(SlackwaterError):
 
 
 def quiet(_line: str) -> None:
-    """Ignore a progress message."""
+    ...
 
 
 def find_java(who: str) -> str:
-    """Return the path of Java in JAVA_HOME, else of the first Java on PATH. Raises `MissingTool`, which names `who`."""
+    """Return the path of Java in JAVA_HOME, else of the first Java on PATH.
+
+    Raises `MissingTool`, whose message says that `program` needs Java.
+    """
     hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
@@ -57,12 +59,10 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """A program on Java with its dependencies, as listed in a Maven project."""
+    """Program on Java with its dependencies, as listed in a Maven project."""
 
     name: str
-    """Name for messages: `Kafka 4.1.0`."""
     folder_name: str
-    """Folder in the cache: `kafka-4.1.0`."""
     pom: Path
 
     def fetch(self, tell: Tell = quiet) -> Path:
@@ -80,7 +80,6 @@ class Jars:
         return folder
 
     def _is_complete(self, folder: Path) -> bool:
-        """Return True if the folder has a copy of the current `pom.xml`, so that its jars are complete and current."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
         return False
@@ -119,7 +118,6 @@ class Jars:
 
 
 def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) -> tuple[int, str]:
-    """Run Maven, reporting the number of downloaded files. Return its exit code and the first error that it prints."""
     failure, num_files, reported_s = "", 0, time.monotonic()
     silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(

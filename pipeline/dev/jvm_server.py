@@ -1,6 +1,6 @@
 """Java servers for development, the demo and tests: a process on a port of this machine; start, wait, stop, release.
 
-A server's process is supervised while ours, and found by its mark once released.
+This process supervises the server until it releases the server; a released server is found by its tag.
 """
 
 import os
@@ -25,13 +25,12 @@ _POLL_S = 0.05
 
 
 class SupervisedProcess:
-    """A server process that ends with this process, even if this process is killed, unless it is released.
+    """Server process that ends with this process, even if this process is killed, unless it is released.
 
     It runs in its own session, so that a Ctrl-C in the terminal reaches this process and not the server.
     """
 
     def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
-        """Start `argv` in `folder`, appending its output to `log`. Raises `SlackwaterError` if it cannot be run."""
         command, pipe = (sys.executable, "-I", "-S", launch.__file__, *argv), subprocess.PIPE
         with log.open("ab") as out:
             self._launcher = subprocess.Popen(
@@ -58,7 +57,6 @@ class SupervisedProcess:
             return None
 
     def kill(self) -> None:
-        """Kill the server and wait until it has ended."""
         self._orders.close()
         self._finish()
 
@@ -76,7 +74,7 @@ class SupervisedProcess:
 
 
 def find_process(pid: int, mark: str) -> psutil.Process | None:
-    """Return the process of that id if `mark` is among its arguments, because the id may have been reused."""
+    """Return the process of that id if `tag` is among its arguments, because the id may have been reused."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
@@ -98,14 +96,12 @@ def terminate_process(pid: int, mark: str, patience_s: float) -> None:
 
 
 def logged(log: Path, since: int) -> str:
-    """Return the end of the text appended to `log` after byte `since`, up to 64 KiB."""
     with log.open("rb") as file:
         file.seek(max(since, os.fstat(file.fileno()).st_size - 65_536))
         return file.read().decode(errors="replace")
 
 
 def last_words(log: Path, since: int, num_lines: int = 6) -> str:
-    """Return the last lines appended to `log` after byte `since`, without stack frames, indented."""
     lines = logged(log, since).splitlines()
     relevant = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(f"  {line}" for line in relevant[-num_lines:])
@@ -121,14 +117,12 @@ _TRIES = 100
 
 
 def is_port_open(port: int) -> bool:
-    """Return True if a server listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
 def is_port_free(port: int) -> bool:
-    """Return True if a server could listen on the port."""
     # Checked as well, because some systems allow binding to one address while a server listens on all addresses.
     if is_port_open(port):
         return False
@@ -143,7 +137,6 @@ def is_port_free(port: int) -> bool:
 
 
 def choose_port(*preferred: int) -> int:
-    """Return the first preferred port that is free, else any free one. Raises `Unavailable` if none is found."""
     for port in preferred:
         if is_port_free(port):
             return port
@@ -158,9 +151,7 @@ START_PATIENCE_S = 60.0
 
 
 _MOST_MOVES = 5
-"""Maximum number of changes of the port in one start."""
 _TAKEN = "Address already in use"
-"""Java's error message if a port is taken."""
 
 JVM_FLAGS = (
     # The server shares a small machine with Spark. Using only the first compiler tier saves 40 % of a start's CPU time
@@ -173,24 +164,22 @@ JVM_FLAGS = (
 
 
 class EmbeddedServer(ABC):
-    """A server in a folder, on a port of 127.0.0.1 that stays the same after a restart.
+    """Server in a folder, on a port of 127.0.0.1 that stays unchanged after a restart.
 
     As a context manager, kills the server at the end, which is quick and loses no acknowledged data. The server ends
     with this process, even if this process is killed, unless `release` was called.
     """
 
     name: ClassVar[str]
-    """Name for messages: `Kafka`."""
     jars: ClassVar[Jars]
     heap: ClassVar[str]
-    """Value of `-Xmx`."""
 
     def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
         """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
-        `port` None selects a free port, or another free port if that is taken before the server listens. The server's
-        output is appended to `log`, by default `server.log` in the folder. `tell` receives progress messages, such as
-        those of the download at the first start.
+        `port` None selects a free port, and a different one if that is taken before the server listens. The server's
+        output is appended to `log`, by default `server.log` in the folder. `report` receives progress messages, such as
+        the number of files downloaded at the first start.
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port
@@ -203,7 +192,6 @@ class EmbeddedServer(ABC):
 
     @property
     def address(self) -> str:
-        """Address as `host:port`."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -225,7 +213,7 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
-        """Write the server's files into the folder; return its main class with arguments."""
+        ...
 
     def start(self) -> None:
         """Start the server and wait until it answers. After an error, no server runs.
@@ -277,11 +265,9 @@ class EmbeddedServer(ABC):
         self.may_move = False
 
     def _has_lost_port(self) -> bool:
-        """Return True if the server ended because a port that it needs was taken."""
         return not is_port_free(self.port) or _TAKEN in logged(self.log, self._log_start)
 
     def _change_port(self) -> bool:
-        """Switch to another port if the port is allowed to change (`may_move`). Returns True if it is."""
         if self.may_move:
             old_port, self.port = self.port, choose_port()
             self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")

@@ -57,9 +57,9 @@ _PREPARED = "meta.properties"
 
 
 class EmbeddedKafka(EmbeddedServer):
-    """A Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`; clients connect to `broker.bootstrap`.
+    """Kafka broker in a folder: `with EmbeddedKafka(folder) as broker:`; clients connect to `broker.bootstrap`.
 
-    `kill` and another `start` simulate a crash and recovery: the port and the data stay the same, and the broker
+    `kill` and another `start` simulate a crash and recovery: the port and the data stay, and the broker
     answers after about 3 s.
     """
 
@@ -69,11 +69,9 @@ class EmbeddedKafka(EmbeddedServer):
 
     @property
     def bootstrap(self) -> str:
-        """Value of `bootstrap.servers` for clients."""
         return self.address
 
     def answers(self) -> bool:
-        """Return True if the broker of this folder lists its topics and each partition has a leader."""
         cluster = self._cluster_id()
         if not cluster or not is_port_open(self.port):
             return False
@@ -92,7 +90,6 @@ class EmbeddedKafka(EmbeddedServer):
         return bool(listed.brokers) and all(partition.leader >= 0 for partition in partitions)
 
     def _cluster_id(self) -> str:
-        """Return the id of the cluster in the folder; empty before the first start."""
         with suppress(FileNotFoundError):
             match = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _PREPARED).read_text(), re.MULTILINE)
             return match[1].strip().replace("\\", "") if match else ""

@@ -15,7 +15,6 @@ import threading
 
 
 def main() -> None:
-    """Run the command given as arguments until it ends, and exit with its exit code."""
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
     sys.stdout.write(f"{server.pid}\n")
     sys.stdout.flush()

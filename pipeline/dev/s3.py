@@ -37,7 +37,7 @@ _TIMEOUT_S = 2.0
 
 
 class EmbeddedS3(EmbeddedServer):
-    """An S3 server in a folder: `with EmbeddedS3(folder) as bucket:`; `bucket.store_root` is the store root."""
+    """S3 server in a folder: `with EmbeddedS3(folder) as bucket:`; `bucket.store_root` is the store root."""
 
     name: ClassVar[str] = "S3"
     jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("s3-pom.xml"))
@@ -45,17 +45,14 @@ class EmbeddedS3(EmbeddedServer):
 
     @property
     def endpoint(self) -> str:
-        """Endpoint URL for S3 clients."""
         return f"http://{self.address}"
 
     @property
     def store_root(self) -> str:
-        """Store root that is the whole bucket."""
         return f"s3://{BUCKET}/"
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables with which any AWS client reaches this server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
@@ -64,7 +61,6 @@ class EmbeddedS3(EmbeddedServer):
         }
 
     def answers(self) -> bool:
-        """Return True if the bucket can be listed and has the object that identifies this folder's server."""
         mark_name = self._mark_name()
         return (
             bool(mark_name)
@@ -73,7 +69,6 @@ class EmbeddedS3(EmbeddedServer):
         )
 
     def _returns(self, path: str, expected: bytes) -> bool:
-        """Return True if the server answers a GET of this path with a body that contains the expected bytes."""
         # AWS's first signature version needs only these lines; importing boto3 is slow.
         date = formatdate(usegmt=True)
         signed_text = f"GET\n\n\n{date}\n{path.partition('?')[0]}"
@@ -89,7 +84,6 @@ class EmbeddedS3(EmbeddedServer):
             connection.close()
 
     def _mark_name(self) -> str:
-        """Return the name of the object that identifies this folder's server; empty before the first start."""
         marks = self.folder / "objects" / _MARKS
         return next((path.name for path in sorted(marks.glob("*"))), "")
 

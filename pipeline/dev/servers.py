@@ -55,21 +55,20 @@ class ServerStatus:
     pid: int | None
     started_ms: int | None
     data: str
-    """Folder of the server's data."""
     data_bytes: int
     log: str
 
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """A folder that a purge deletes."""
+    """Folder that a purge deletes."""
 
     path: str
     bytes: int
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """Stored record of a server. After a stop, `pid` is 0 and the port stays recorded."""
+    """Stored record of a server's process. After a stop, `pid` is 0 and the port stays recorded."""
 
     pid: int
     mark: str
@@ -81,14 +80,13 @@ class DevServers:
     """Kafka and S3 of a folder. All methods are safe for concurrent use by threads and processes."""
 
     def __init__(self, folder: Path, *, tell: Tell = quiet) -> None:
-        """Configure the servers of `folder`, which is created at the first start; `tell` receives progress messages."""
+        """Configure the servers of `folder`, which the first start creates; `report` receives progress messages."""
         self.folder = folder.absolute()
         self._control = self.folder / "dev"
         self._tell = tell
 
     @property
     def env_file(self) -> Path:
-        """Shell script that sets `environment()`, written by `up`."""
         return self._control / "env.sh"
 
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
@@ -135,17 +133,12 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self) -> tuple[str, ...]:
-        """Stop both servers, keep their data, and wait until they have ended.
-
-        Returns the names of the stopped servers.
-        """
         if not self._control.exists():
             return ()
         with self._locked():
             return self._stop(self._servers())
 
     def purge(self) -> tuple[Purged, ...]:
-        """Stop both servers, and delete their data and records. Returns the deleted folders."""
         if not self.folder.exists():
             return ()
         self._control.mkdir(exist_ok=True)
@@ -159,12 +152,10 @@ class DevServers:
         return deleted
 
     def purgeable(self) -> tuple[Purged, ...]:
-        """Return the folders that `purge` would delete."""
         folders = (*(server.folder for server in self._servers()), self._control)
         return tuple(Purged(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
 
     def status(self) -> tuple[ServerStatus, ...]:
-        """Return the current status of both servers."""
         statuses = []
         for server in self._servers():
             memory = self._running(server)
@@ -176,12 +167,10 @@ class DevServers:
         return tuple(statuses)
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables with which slackwater, and any AWS client, uses the running servers."""
         kafka, bucket = self._servers()
         return {"SLACKWATER_STORE": bucket.store_root, "SLACKWATER_KAFKA": kafka.bootstrap, **bucket.environment}
 
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
-        """Return both servers with their recorded ports, 0 if none is recorded."""
         return self._recorded(EmbeddedKafka), self._recorded(EmbeddedS3)
 
     def _recorded(self, kind: type[_Server], port: int = 0) -> _Server:
@@ -216,12 +205,10 @@ class DevServers:
         return self._recorded(kind, port)
 
     def _running(self, server: EmbeddedServer) -> _Memory | None:
-        """Return the record of the server if its process runs, else None."""
         memory = self._memory(server.folder.name)
         return memory if memory and find_process(memory.pid, memory.mark) else None
 
     def _await(self, server: EmbeddedServer) -> None:
-        """Wait until a running server, possibly just started by another process, answers."""
         deadline = time.monotonic() + START_PATIENCE_S
         while not server.answers():
             running = self._running(server)

@@ -1,4 +1,4 @@
-"""Kafka: its interface (`protocol`, `open`), implementations by librdkafka and in memory, encodings, groups, channels.
+"""Kafka access: the interface (`protocol`, `open`), implementations by librdkafka and in memory, encodings, channels.
 
 Only `librdkafka` and `clients` import confluent-kafka, apart from the servers for development.
 """

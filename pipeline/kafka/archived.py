@@ -1,4 +1,4 @@
-"""A Kafka that also reads an app's input archive, so that readers need not know where a record is stored.
+"""`ArchivedKafka`: a Kafka client that also reads an app's input archive, so that readers ignore where records are.
 
 Reads of the past try the archive first: an archive has columns, and costs the brokers nothing. Other reads try Kafka
 first, and then the archive for records that Kafka has deleted. If a topic was deleted and created again, its offsets
@@ -25,25 +25,23 @@ _ANOTHER = "of a topic that was deleted and created again since"
 
 
 def archived(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
-    """Return a Kafka that also reads the input archives of an app, and of the apps from which it was cloned."""
     return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedKafka:
-    """Implements `Kafka`; reads archives as well, and writes to Kafka only."""
+    """Implements `Kafka`: reads from archives and from Kafka, and writes only to Kafka."""
 
     kafka: Kafka = field(repr=False)
     archives: Archives = field(repr=False)
     of_past: bool = True
-    """True to read archives first and to check the topic's id, since old offsets may be those of an earlier topic.
+    """True to read archives first and to check the topic's id; False to read only records that Kafka lacks.
 
-    False to read archives only for the parts of a range that Kafka lacks.
+    Old offsets may belong to a topic that was deleted since.
     """
     columns: Sequence[str] = tuple(SCHEMA.names)
-    """Archive columns to read into messages; `offset` is always read. Fewer columns halve the read time."""
+    """Archive columns to read into messages, besides `offset`. Fewer columns halve the read time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
-    """Cached ids of Kafka's topics."""
 
     @property
     def properties(self) -> Properties:
@@ -59,7 +57,7 @@ class ArchivedKafka:
     def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's state.
 
-        If archive and Kafka have no gap between them, the earliest offsets are the archive's.
+        The earliest offsets are the archive's if there is no gap between archive and Kafka.
         """
         current = self.kafka.state(topic, timeout_s=timeout_s)
         archive = self._archive(topic) if any(current.earliest) else None
@@ -82,9 +80,9 @@ class ArchivedKafka:
         )
 
     def kept(self, topic: str, topic_id: str, ends: Offsets) -> Offsets:
-        """Return, by partition, the first offset from which archives have all records up to `ends`.
+        """Return, for each partition, the first offset from which archives have all records up to `ends`.
 
-        Empty without an archive.
+        Returns an empty tuple if the topic with this id has no archive.
         """
         archive = self._archive(topic, topic_id)
         if archive is None or (is_known(topic_id) and archive.topic_id != topic_id):
@@ -128,7 +126,6 @@ class ArchivedKafka:
         gone: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        """Yield messages from archives and Kafka. A deleted topic is read from archives only."""
         archive = self._archive(topic, topic_id) if self.of_past else None
         if is_known(topic_id) and are_two(topic_id, self._id(topic)):
             if archive is None or archive.topic_id != topic_id:
@@ -155,7 +152,6 @@ class ArchivedKafka:
     def _read_kafka(
         self, topic: str, partition: int, at: int, end: int, patience_s: float, gone: list[Gone] | None
     ) -> Iterator[Sequence[Message]]:
-        """Yield a range from Kafka, and the part that Kafka has deleted from the archive."""
         while at < end:
             try:
                 for messages in self.kafka.read(topic, partition, at, end, patience_s=patience_s):
@@ -177,7 +173,8 @@ class ArchivedKafka:
     ) -> Iterator[Sequence[Message]]:
         """Yield a range from archives.
 
-        At a gap, stop and raise `Gone`; with a list `gone`, append the error and go on.
+        Without a list `deletion_errors`, stops at the first gap and raises `Gone`; with a list, appends an error for
+        each gap and goes on.
         """
         partition, first, end = extent.partition, extent.first, extent.end
         gaps = archive.lacks(partition, first, end)
@@ -207,9 +204,10 @@ class ArchivedKafka:
         self.kafka.delete_groups(groups)
 
     def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
-        """Return the archives of a topic with this id; without an id, of Kafka's topic or the one archived last.
+        """Return the archives of the topic with this id, or of Kafka's current topic if no id is given.
 
-        Makes no request to Kafka if nothing is archived under the topic's name.
+        If Kafka has no such topic, returns the archives of the topic archived last. Makes no request to Kafka if
+        nothing is archived under the topic's name.
         """
         expected_id = topic_id if is_known(topic_id) else ""
         archives = self.archives.of(topic, expected_id)
@@ -217,26 +215,24 @@ class ArchivedKafka:
         return None if archive is None or (expected_id and archive.topic_id not in ("", expected_id)) else archive
 
     def _id(self, topic: str) -> str:
-        """Return the id of Kafka's topic, cached."""
         if topic not in self._ids:
             self._ids[topic] = self.kafka.topic_id(topic)
         return self._ids[topic]
 
     def _why_archive_only(self, topic: str, archive: TopicArchives) -> str:
-        """Return the reason why Kafka does not have the archived topic's records; empty if it may have them."""
+        """Return the reason why Kafka cannot have the archived records; empty if Kafka may have them."""
         if self._is_other(topic, archive):
             return _ANOTHER
         # Reading a missing topic could block until the client's timeout.
         return "" if self._id(topic) or topic in self.partition_counts() else _LOST
 
     def _is_other(self, topic: str, archive: TopicArchives) -> bool:
-        """Return True if Kafka's topic has another id than the archived topic."""
         return are_two(archive.topic_id, self._id(topic))
 
     def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
         """Return Kafka's earliest offset, at most `end`, after a refused read.
 
-        Raises `error` again unless it is `Gone`.
+        Raises `error` again unless it is `Gone` or the partition does not exist.
         """
         if self.kafka.partition_counts().get(topic, 0) <= partition:
             return end

@@ -32,21 +32,18 @@ from .open import end_offsets
 from .protocol import FOR_EVER, Kafka, Message, Offsets, another_read
 
 _GAPS = 4
-"""Offsets to read at first for each wanted record: markers and compaction leave offsets without records."""
+"""Offsets to read at first for each wanted record: control records and compaction leave offsets without records."""
 _STATE_S = 5.0
-"""Timeout of a request for one topic's id and offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """Implements `snapshot.cut.kafka_topics.Topics` on a Kafka cluster."""
+    """Implements `snapshot.cut.kafka_topics.KafkaTopics` on a Kafka cluster."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
-    """Maximum seconds that the broker may be unavailable."""
 
     def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
-        """Return a copy that reads this app's input from its archive if Kafka has deleted the records."""
         return replace(self, kafka=archived(self.kafka, store, app))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
@@ -67,14 +64,12 @@ class KafkaChannels:
             raise Refused("; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has")
 
     def state(self, topic: str, /) -> TopicState | None:
-        """Return a topic's id and offsets, or None if the topic does not exist."""
         try:
             return self.kafka.state(topic, timeout_s=_STATE_S)
         except NotFound:
             return None
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """Return the end offset of each partition, or None if the topic does not exist."""
         return end_offsets(self.kafka, topic)
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
@@ -90,10 +85,7 @@ class KafkaChannels:
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def held(self) -> RemainingOf:
-        """Return a function that tells from which offsets an input's records still exist.
-
-        Requests are cached by topic.
-        """
+        """Return a function that finds the earliest existing offsets of an input. It caches requests by topic."""
         state = cache(self.state)
 
         def held_of(source: Input) -> Remaining:
@@ -116,7 +108,6 @@ class KafkaChannels:
             return None
 
     def retention_ms(self, topic: str, /) -> int | None:
-        """Return `retention.ms` of a topic, -1 for unlimited; None if unknown."""
         return self.kafka.retention_ms(topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
@@ -190,7 +181,6 @@ class KafkaChannels:
 
 
 def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-    """Encode captured rows as messages, each for the Kafka partition that its rows came from."""
     return split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy())
 
 
@@ -214,11 +204,11 @@ class Announcer:
 
 
 Sync = tuple[int, int]
-"""An offset of the source topic, and the offset of the same record in the mirror."""
+"""Offset in the source topic, and offset of the corresponding record in the mirrored topic."""
 
 
 def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
-    """Parse a record to a topic, a partition and a pair of offsets; return None for a record that is no offset sync."""
+    """Parse a record of MirrorMaker's topic of offset syncs to topic, partition and offsets; None for other records."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
     (length,) = struct.unpack_from(">h", key)
@@ -238,7 +228,6 @@ def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync]
 
 
 def anchor(message: Message) -> Anchor:
-    """Return the anchor of a record: its offset, time and digest."""
     key, value = message.key(), message.value()
     digest = xxhash.xxh3_128()
     for part in (key, value):

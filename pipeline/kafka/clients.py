@@ -1,4 +1,4 @@
-"""Pools of Kafka clients, kept for the lifetime of a process, and reads of an offset range of a partition.
+"""Pools of Kafka clients, kept for the lifetime of a process; reads of offset ranges; the transactional producer.
 
 A new consumer takes 150 ms or more to return its first record. Spark reuses its Python workers, so their clients are
 reused, too.
@@ -58,7 +58,7 @@ _READING = {
 
 
 class Clients:
-    """Kafka clients with the same properties in one process. A client is created on its first use."""
+    """Kafka clients of one process that have equal properties. A client is created on its first use."""
 
     def __init__(self, kafka: Properties) -> None:
         self._properties: dict[str, object] = {**QUIET, **kafka}
@@ -71,7 +71,6 @@ class Clients:
         return AdminClient(self._properties)
 
     def producer(self, patience_s: float) -> Producer:
-        """Return an idempotent producer whose delivery timeout is `patience_s`."""
         if patience_s not in self._producers:
             ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": MESSAGE_BYTES}
             ours["message.timeout.ms"] = int(patience_s * 1000)
@@ -86,8 +85,8 @@ class Clients:
     def consumer(self) -> Iterator[Consumer]:
         """Lend a consumer for exclusive use during the context. An idle consumer has no assignment and fetches nothing.
 
-        Otherwise it would fetch records ahead that usually another worker reads, and a fetch that waits at the end of
-        one partition would delay the first fetch of the next partition.
+        With an assignment, it would prefetch records that usually another worker reads, and a fetch that waits at the
+        end of one partition would delay the first fetch of the next partition.
         """
         try:
             consumer = self._idle.pop()
@@ -100,10 +99,7 @@ class Clients:
             self._idle.append(consumer)
 
     def committer(self, group: str) -> Consumer:
-        """Return a consumer that is used only to commit a group's offsets.
-
-        Raises `KafkaException` if not authorised.
-        """
+        """Return a consumer that only commits a group's offsets. Raises `KafkaException` if not authorised."""
         if group not in self._groups:
             # Without the right Read on the group, `commit` and `close` would block forever.
             try:
@@ -122,7 +118,6 @@ class Clients:
 
 
 def clients(kafka: Properties) -> Clients:
-    """Return this process's clients with these properties. A forked child gets clients of its own."""
     return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
 
@@ -134,12 +129,10 @@ def _clients(pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
 
 
 def server(kafka: Properties) -> str:
-    """Return the brokers' name for messages: `Kafka at host:port`."""
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
 def asking(kafka: Properties) -> AbstractContextManager[None]:
-    """Warn if the brokers do not answer during the context; the warning names the setting with the brokers' address."""
     return on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING))
 
 
@@ -151,10 +144,7 @@ def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
 
 
 def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
-    """Return the error for a broker's answer that the user lacks a right on a topic; None for any other answer.
-
-    The right is named as in Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.
-    """
+    """Return an error if the broker denied a right of Kafka's ACLs, such as `Read`; None for any other answer."""
     if error is None or error.code() not in _UNAUTHORISED:
         return None
     return Refused(
@@ -167,7 +157,6 @@ def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str)
 def read_range(
     kafka: Properties, topic: str, partition: int, at: int, end: int, patience: Patience, gone: list[Gone] | None
 ) -> Iterator[Sequence[Message]]:
-    """Yield messages of a range of one partition; implements `Kafka.read`."""
     position = TopicPartition(topic, partition, at)
     with clients(kafka).consumer() as consumer:
         if at < end:
@@ -203,7 +192,7 @@ def read_range(
 def _skip_deleted(consumer: Consumer, position: TopicPartition, at: int, end: int, allowed: list[Gone] | None) -> int:
     """Assign the consumer to the first existing offset and return that offset.
 
-    The deletion is appended to the list `allowed` as an error, or raised as `Gone` if `allowed` is None.
+    The deletion is appended as an error to the list `deletion_errors`, or raised as `Gone` if there is no list.
     """
     try:
         first = int(consumer.get_watermark_offsets(position, timeout=10)[0])
@@ -243,12 +232,11 @@ _UNAUTHORISED_IN_TRANSACTION = (
 
 
 class KafkaTransactions:
-    """Implements `Transactions` with confluent-kafka."""
+    """Implements `TransactionalProducer` with confluent-kafka."""
 
     def __init__(
         self, kafka: Properties, settings: TransactionSettings, max_bytes: Callable[[str], int | None] = lambda _: None
     ) -> None:
-        """Create a producer that is not open yet. `max_bytes` is `Kafka.max_message_bytes`."""
         self._kafka, self._settings, self._topic, self._max_bytes = kafka, settings, settings.topic, max_bytes
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
@@ -317,12 +305,12 @@ class KafkaTransactions:
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the transaction, and note whether a duplicate of its requests may still be in flight.
+        """Commit the transaction, and remember it if a duplicate of its requests may still be in flight.
 
         librdkafka sends a request again if no answer comes. If the first copy arrives during the next transaction, the
         broker cannot tell it from a request of that transaction, since both have the same epoch: EndTxn would end the
-        transaction half-way, and TxnOffsetCommit would move the place back. So after a commit that took long enough for
-        such a second copy, the next transaction begins under a new epoch.
+        transaction half-way, and TxnOffsetCommit would move the published position back. So after a commit that took
+        long enough for such a second copy, the next transaction begins under a new epoch.
         """
         producer = self._open
         with self._translating():
@@ -377,7 +365,6 @@ class KafkaTransactions:
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
-        """Translate librdkafka's errors to those of `Transactions` during the context."""
         try:
             yield
         except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Messages of users' topics as Arrow columns, in the layout of Spark's Kafka source or of archives, and back."""
+"""Messages of users' topics as Arrow columns, in the layout of Spark's Kafka source or of archives, and the reverse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = pa.schema(
 
 
 class Columns:
-    """Columns of one or more messages of one partition. A column is built on its first use."""
+    """Arrow columns of one or more messages of one partition. A column is built on its first use."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
@@ -37,9 +37,10 @@ class Columns:
             self._built = {name: column.combine_chunks() for name, column in columns}
 
     def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> pa.RecordBatch:
-        """Return one row per message with the columns of a schema: `SOURCE`, or `SOURCE` with `headers`.
+        """Return one row per message, with the columns of `SPARK_SOURCE_SCHEMA`, or of that schema and `headers`.
 
-        Columns outside `needed` are null, which saves up to a third of a read's time; None needs all columns.
+        Columns that `needed` does not name are null, which saves up to a third of a read's time; None needs all
+        columns.
         """
         count = len(self._messages)
         columns = [
@@ -51,17 +52,14 @@ class Columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Columns:
-        """Return the columns of some of the messages, at least one."""
         if isinstance(self._messages, ArchivedMessages):
             return Columns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
         return Columns([self._messages[row] for row in rows.tolist()])
 
     def records(self) -> pa.RecordBatch:
-        """Return all columns of an archive."""
         return self.of(SCHEMA)
 
     def of(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the archive columns that a schema names, as a batch."""
         return pa.RecordBatch.from_arrays([self._get(name) for name in schema.names], schema=schema)
 
     def _get(self, name: str) -> pa.Array:
@@ -149,7 +147,7 @@ class ArchivedMessage:
 
 
 class ArchivedMessages(Sequence[Message]):
-    """Archived records as a sequence of messages. `Columns` takes their columns without building messages."""
+    """Archived records as a sequence of messages. `MessageColumns` takes their columns without building messages."""
 
     def __init__(self, records: pa.Table) -> None:
         self.records = records

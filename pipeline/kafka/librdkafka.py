@@ -1,4 +1,4 @@
-"""Kafka through librdkafka: topics, offsets, writes and groups; `clients` reads and publishes."""
+"""`Kafka` by librdkafka: topics, offsets, writes and consumer groups; `clients` has reads and transactions."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class LibrdKafka:
-    """Implements `Kafka` with confluent-kafka.
-
-    Holds only properties: the connections are in the process's `clients`.
-    """
+    """Implements `Kafka` with confluent-kafka. Holds only properties: `clients` has the process's connections."""
 
     properties: Properties = field(repr=False)
 
@@ -93,7 +90,7 @@ class LibrdKafka:
         return self.topic_ids([topic]).get(topic, "")
 
     def _until_led(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call `ask` with the seconds left, and again while partitions have no leader, until the timeout."""
+        """Call `request` with the seconds left; repeat it while partitions have no leader, until the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -106,7 +103,6 @@ class LibrdKafka:
             time.sleep(POLL_S)
 
     def _describe(self, topic: str, timeout_s: float) -> tuple[int, str]:
-        """Return the topic's number of partitions and its id. Raises `NotFound` or `Refused`."""
         admin = self._clients.admin
         try:
             description = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic].result()
@@ -187,7 +183,6 @@ class LibrdKafka:
     def _failures(
         self, futures: Mapping[str, Future[object]], ignored: Collection[int]
     ) -> Iterator[tuple[str, KafkaError]]:
-        """Yield the name and the error of each failed request, except errors with a code in `ignored`."""
         for name, future in futures.items():
             try:
                 future.result()
@@ -276,6 +271,5 @@ class LibrdKafka:
 
 
 def _id_of(description: TopicDescription) -> str:
-    """Return a topic's id; empty if the broker has none."""
     topic_id = str(description.topic_id)
     return "" if topic_id == _NO_ID else topic_id

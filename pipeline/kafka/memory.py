@@ -40,7 +40,7 @@ _CREATE_TIME = 1
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A record and its topic, partition and offset."""
+    """Record with its topic, partition and offset, and the interface of a Kafka message."""
 
     _at: tuple[str, int, int]
     _record: Record
@@ -70,16 +70,16 @@ class _Message:
 
 @dataclass(slots=True)
 class _Partition:
-    """The log of one partition; records before `start` are deleted."""
+    """Log of one partition; records before `start` are deleted."""
 
     start: int = 0
     log: list[_Message | None] = field(default_factory=list)
-    """Messages by offset; None stands for a transaction marker."""
+    """Messages by offset; None stands for a control record of a transaction."""
     epoch: int = 0
 
 
 class MemoryKafka:
-    """An in-memory Kafka, which ends with its process. Thread-safe."""
+    """Implements `Kafka` in the memory of its process. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -101,7 +101,7 @@ class MemoryKafka:
     @staticmethod
     @cache
     def named(address: str) -> MemoryKafka:
-        """Return the Kafka of this process at an address, `memory://NAME`; create an empty one on first use."""
+        """Return this process's Kafka at an address, `memory://NAME`; create an empty one on first use."""
         return MemoryKafka(address)
 
     @property
@@ -152,7 +152,6 @@ class MemoryKafka:
                     self._max_bytes[name] = int((config or {}).get("max.message.bytes", MESSAGE_BYTES))
 
     def elect(self, topic: str) -> None:
-        """Imitate a leader election of all partitions of a topic."""
         with self._lock:
             for partition in self._partitions(topic):
                 partition.epoch += 1
@@ -220,7 +219,6 @@ class MemoryKafka:
     def read_all(
         self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
     ) -> tuple[list[Sequence[_Message]], list[Gone]]:
-        """Return all that `read` yields, and the errors for deleted ranges, so that a remote process needs one call."""
         gone: list[Gone] = []
         arguments = topic, partition, start, end
         chunks = self.read(*arguments, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
@@ -255,7 +253,7 @@ class MemoryKafka:
             raise NotFound("Kafka topic", topic, self._topics) from None
 
     def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
-        """Append records, and a transaction marker if `marked`. The caller holds the lock."""
+        """Append records; if `transactional`, also a control record. The caller holds the lock."""
         partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
         for record in records:
             by_key = crc32(record.key or b"") % len(partitions)
@@ -271,7 +269,7 @@ class MemoryKafka:
 
 
 class MemoryTransactions:
-    """Implements `Transactions` in memory. Records are buffered until the commit."""
+    """Implements `TransactionalProducer` in memory. Buffers records until the commit."""
 
     def __init__(self, kafka: MemoryKafka, settings: TransactionSettings) -> None:
         self._kafka, self._id, self._topic = kafka, settings.transactional_id, settings.topic

@@ -1,4 +1,4 @@
-"""A server that gives other processes of this machine access to a `MemoryKafka`: Spark's workers, in tests.
+"""Server that gives other processes of this machine, such as Spark's workers in tests, access to a `MemoryKafka`.
 
 Each client process has one connection and calls the methods of the `MemoryKafka` by name.
 """
@@ -21,16 +21,13 @@ from .memory import MemoryKafka, MemoryTransactions
 from .protocol import Kafka, Message, Properties, TransactionSettings
 
 PLACE = "memory.place"
-"""Property with the server's address: process id, port and key."""
+"""Name of the property with the server's process id, port and key."""
 _HOST = "127.0.0.1"
 
 
 @contextmanager
 def served(kafka: MemoryKafka) -> Iterator[Properties]:
-    """Serve this Kafka to other processes until the context ends.
-
-    Yields the properties with which they call `open_kafka`.
-    """
+    """Serve this Kafka to other processes during the context. Yields the properties for their calls of `open_kafka`."""
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
@@ -47,10 +44,6 @@ def served(kafka: MemoryKafka) -> Iterator[Properties]:
 
 
 def opened(properties: Properties) -> Kafka:
-    """Return the Kafka with these properties.
-
-    This process's own instance, or a client of the process that serves it.
-    """
     address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
     if not place or place.split()[0] == str(os.getpid()):
         return MemoryKafka.named(address)
@@ -64,10 +57,7 @@ def _remote(_pid: int, address: str, place: str) -> RemoteMemory:
 
 
 class _Calls:
-    """Objects whose methods remote clients call, by number.
-
-    The Kafka is 0, followed by the transactions that it creates.
-    """
+    """Objects whose methods remote clients call, by number: 0 is the Kafka, others are its transactional producers."""
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._objects: dict[int, MemoryKafka | MemoryTransactions] = {0: kafka}
@@ -76,9 +66,9 @@ class _Calls:
     def answer(
         self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[str, Any]:
-        """Call a method of object `number`. Return how it ended and with what, as a pair.
+        """Call a method of object `number`. Return a pair of outcome and result.
 
-        The pair is ("returned", value), ("made", number of the new transactions) or ("raised", error).
+        The pair is ("returned", value), ("made", number of the new producer) or ("raised", error).
         """
         try:
             result = getattr(self._objects[number], method)(*positional, **keywords)
@@ -110,7 +100,7 @@ def _serve(connection: Connection[Any, Any], calls: _Calls) -> None:
 
 
 class RemoteMemory:
-    """A client of another process's `MemoryKafka`, with its methods. Thread-safe."""
+    """Client for a `MemoryKafka` in another process; has its methods. Thread-safe."""
 
     def __init__(self, address: str, place: str) -> None:
         self.address, self._place = address, place
@@ -170,7 +160,7 @@ class RemoteMemory:
 
 
 class RemoteTransactions:
-    """A client of another process's `MemoryTransactions`, with its methods."""
+    """Client for a `MemoryTransactionalProducer` in another process; has its methods."""
 
     def __init__(self, call: Callable[..., Any], number: int) -> None:
         self._call, self._number = call, number

@@ -1,7 +1,7 @@
 """Encoding of messages of repartition topics: an Arrow stream with one batch, or a marker.
 
 Every message of a repartition topic carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`.
-Readers keep the messages of the attempts that manifests name and skip all others. A row's address is
+Readers keep the messages of the attempts that manifests name and skip all others. A row's location is
 `topic[partition]@offset+row`.
 """
 
@@ -28,7 +28,6 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def encode(rows: pa.RecordBatch) -> bytes:
-    """Return rows as a message's value, an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
         writer.write_batch(rows)
@@ -36,7 +35,7 @@ def encode(rows: pa.RecordBatch) -> bytes:
 
 
 class RowTooLarge(Exception):
-    """A row exceeds the maximum size of a message. Holds the row and its encoded size in bytes."""
+    """Error for a row that exceeds the maximum size of a message. Holds the row and its encoded size in bytes."""
 
     def __init__(self, row: pa.RecordBatch, size: int) -> None:
         super().__init__(f"a row of {size:,} bytes")
@@ -56,9 +55,9 @@ def _encoded(rows: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
-    """Yield (partition, value) messages of at most a few hundred KB, for rows and the partition of each row.
+    """Yield (partition, value) messages of at most a few hundred KB from rows and the partition of each row.
 
-    A message that holds one larger row may have up to `MOST_RECORD` bytes. Raises `RowTooLarge` beyond that.
+    A message that holds one larger row may have up to `MAX_RECORD_BYTES`. Raises `RowTooLarge` beyond that.
     """
     if rows.num_rows == 0:
         return
@@ -78,10 +77,10 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
 def send(
     kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
-    """Write (partition, value) messages with slackwater's header. Return, by partition, the end offset after them.
+    """Write (partition, value) messages with slackwater's header. Return the end offset of each written partition.
 
     After an error, readers skip the messages already written, because no manifest names their attempt. Raises
-    `Refused`, `NotTaken` or `Unavailable`.
+    `Refused`, `SendFailed` or `Unavailable`.
     """
     records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
@@ -99,17 +98,14 @@ def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, pati
 
 
 def marker_header(snapshot: str) -> bytes:
-    """Return the header of a snapshot's marker. The marker's message has no value."""
     return f"{_MARKER}{snapshot}".encode()
 
 
 def marker_of(header: str) -> str:
-    """Return the snapshot that a marker's header names; empty for the header of any other message."""
     return header.removeprefix(_MARKER) if header.startswith(_MARKER) else ""
 
 
 def header_of(message: Message) -> str:
-    """Return the value of a message's `slackwater` header; empty if the message has none."""
     for name, value in message.headers() or ():
         if name == HEADER and value is not None:
             return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -117,7 +113,6 @@ def header_of(message: Message) -> str:
 
 
 def of_attempts(messages: Iterable[Message], attempts: frozenset[str]) -> Iterator[Message]:
-    """Filter messages to those written by these attempts."""
     return (message for message in messages if header_of(message) in attempts)
 
 
@@ -149,9 +144,9 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """Yield the rows of the messages that these attempts wrote, in their original columns and the `ADDRESS` columns.
+    """Yield the rows that these attempts wrote, in their original columns and the `ADDRESS_COLUMNS`.
 
-    Raises `Corruption`.
+    Raises `Corruption` for messages that are not an Arrow stream.
     """
     for message in of_attempts(messages, attempts):
         rows = rows_of(message)
@@ -180,9 +175,9 @@ def read_rows(
 ) -> Iterator[_Rows]:
     """Yield decoded rows of a range of a repartition topic.
 
-    `decoded` converts a chunk of messages to batches. With a `topic_id`, the topic's id must match. Deleted offsets are
-    accepted if all expected rows were read. Raises `Corruption` if the number of rows differs from the expected one, if
-    that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
+    `decode_chunk` converts a chunk of messages to batches. With a `topic_id`, the topic's id must match. Deleted
+    offsets are accepted if all expected rows were read. Raises `Corruption` if the number of rows differs from the
+    expected number, if that is known, and `AnotherTopic`, `Gone`, `Refused` and `Unavailable` if the read fails.
     """
     num_rows = 0
     gone: list[Gone] = []
@@ -212,11 +207,10 @@ def _address(message: Message) -> str:
 
 
 def check_count(topic: str, part: Range, num_rows: int, gone: Sequence[Gone]) -> None:
-    """Check that a range held `sent` rows, as its writers' manifests say.
+    """Check that a range held as many rows as its writers' manifests say, if they say it.
 
-    Raises `Corruption`, or the last error in `gone`.
-
-    Fewer rows are accepted if `gone` tells that keys were forgotten.
+    Raises `Corruption`, or the last error in `deletion_errors`. If one of these errors says that keys were forgotten,
+    fewer rows are accepted.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

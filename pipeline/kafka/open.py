@@ -16,7 +16,7 @@ from .protocol import Kafka, Offsets, patience_with
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     """Open Kafka at `host:port` or by librdkafka's client properties; `memory://NAME` is an in-memory Kafka for tests.
 
-    Makes no request: call `wait_for` to see whether the brokers answer.
+    Makes no request: call `wait_until_available` to see whether the brokers answer.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
     if in_memory(properties):
@@ -30,13 +30,12 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
 
 
 def in_memory(properties: Mapping[str, str]) -> bool:
-    """Return True if the properties name an in-memory Kafka."""
     return properties["bootstrap.servers"].startswith("memory://")
 
 
 @contextmanager
 def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Yield properties by which other processes of this machine can open the same Kafka during the context.
+    """Yield properties by which other processes of this machine can open the given Kafka during the context.
 
     Raises `Refused` for an in-memory Kafka without topics, since other processes cannot create any.
     """
@@ -58,7 +57,6 @@ def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
 
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:
-    """Wait until the broker answers. Raises `Unavailable` after `patience_s`."""
     patience = patience_with(kafka, patience_s)
     while True:
         try:
@@ -72,7 +70,6 @@ def wait_for(kafka: Kafka, patience_s: float) -> None:
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets | None:
-    """Return the end offset of each partition, or None if the topic does not exist. Raises `Refused`."""
     try:
         return kafka.offsets(topic, timeout_s=timeout_s)[1]
     except NotFound:
@@ -81,23 +78,19 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets |
 
 @dataclass(slots=True)
 class EndOffsets:
-    """Cached end offsets of topics.
-
-    After Kafka's first timeout it makes no more requests, since each would take seconds.
-    """
+    """Cached end offsets of topics. Makes no more requests after the first timeout, since each would take seconds."""
 
     kafka: Kafka
     timeout_s: float = field(kw_only=True)
     silence: str = ""
-    """Error message of the first timeout; empty while Kafka answers."""
     another: dict[str, str] = field(default_factory=dict)
-    """Reason, by topic, why the topic cannot be asked: it does not exist, or is not the topic that was read."""
+    """Reason, by topic, why it has no end offsets: it does not exist, or was created again since it was read."""
     _states: dict[str, TopicState] = field(default_factory=dict)
 
     def __call__(self, source: Input) -> Offsets | None:
         """Return the end offset of each partition of an input's topic.
 
-        Returns None if the offsets are unknown, if the topic does not exist, or if another topic now has its name.
+        Returns None if the offsets are unknown, or if the topic does not exist or was created again since it was read.
         """
         topic = source.topic
         if not (topic in self._states or topic in self.another or self.silence):

@@ -1,6 +1,6 @@
-"""The interface to Kafka that all other code uses: topics, offsets, reads, writes, transactions, group offsets.
+"""Interface to Kafka for all other code: topics, offsets, reads, writes, transactions, group offsets.
 
-Also how long a server that does not answer is waited for (`Patience`).
+`Patience` limits how long a client waits for a server that does not answer.
 """
 
 from __future__ import annotations
@@ -16,28 +16,22 @@ from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
 from ...state.records import TopicState, are_two
 
 Properties = Mapping[str, str]
-"""librdkafka client properties, with `bootstrap.servers` at least; the input of `open_kafka`."""
+"""librdkafka's client properties, at least `bootstrap.servers`; the input of `open_kafka`."""
 Headers = Sequence[tuple[str, bytes | None]]
 Offsets = tuple[int, ...]
-"""One offset for each partition of a topic."""
 
 HEADER = "slackwater"
-"""Name of the header that slackwater sets on messages of its internal topics."""
 FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-"""Properties of a sink's internal topic, from which Kafka itself deletes nothing.
-
-The publisher deletes published records.
-"""
+"""Properties of a sink's internal topic: only the publisher deletes records from it, Kafka itself deletes none."""
 
 
 MESSAGE_BYTES = 8 << 20
-"""`max.message.bytes` of slackwater's internal topics, and of its producers."""
 MOST_RECORD = MESSAGE_BYTES - (64 << 10)
-"""Maximum bytes of a record's value in an internal topic: `MESSAGE_BYTES` less room for Kafka's overhead."""
+"""Maximum bytes of a record's value in an internal topic: leaves room for Kafka's overhead."""
 
 
 class Record(NamedTuple):
-    """A record to send. With partition None, the key decides the partition; with time None, the time is now."""
+    """Record to send. Without a partition, the key determines it; without a time, the time is now."""
 
     value: bytes | None
     partition: int | None = None
@@ -47,16 +41,14 @@ class Record(NamedTuple):
 
 
 class TooLarge(NamedTuple):
-    """A record that exceeds its topic's maximum message size."""
+    """Record that exceeds its topic's maximum message size. A size of 0 is unknown."""
 
     key: bytes | None
     size: int
-    """Size in bytes; 0 if unknown."""
     limit: int | None
 
     @property
     def words(self) -> str:
-        """Description for error messages."""
         key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
         size = f" of {self.size:,} bytes" if self.size else ""
         limit = f" ({self.limit:,})" if self.limit is not None else ""
@@ -64,11 +56,10 @@ class TooLarge(NamedTuple):
 
 
 _SHOWN = 200
-"""Maximum bytes of a key that are shown in error messages."""
 
 
 class Message(Protocol):
-    """A record that was read from Kafka, with the methods of confluent-kafka's `Message`."""
+    """Record that was read from Kafka, with the methods of confluent-kafka's `Message`."""
 
     def topic(self) -> str: ...
     def partition(self) -> int: ...
@@ -81,7 +72,7 @@ class Message(Protocol):
 
 
 class NotTaken(Unavailable):
-    """The brokers rejected records, or did not acknowledge them. `passing` is True if a retry may succeed."""
+    """The brokers rejected records, or did not acknowledge them. `retriable` is True if a retry may succeed."""
 
     def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
         super().__init__(f"{kafka} did not accept messages for {topic!r}: {why}")
@@ -90,7 +81,7 @@ class NotTaken(Unavailable):
 
 
 class Overtaken(Exception):
-    """The producer is fenced by another with its transactional id, or the broker aborted the transaction."""
+    """A later producer with this transactional id fenced this one, or the broker aborted the transaction."""
 
 
 class Broken(Exception):
@@ -105,34 +96,27 @@ class Broken(Exception):
 
 
 class TransactionSettings(NamedTuple):
-    """Settings of a transactional producer, for `Kafka.transactions`."""
+    """Settings of a transactional producer."""
 
     transactional_id: str
-    """Kafka's `transactional.id`; at most one producer at a time can write with it."""
     group: str
-    """Consumer group whose offset of partition 0 of `source` is the publisher's place."""
+    """Consumer group whose offset of partition 0 of `source` is the published position."""
     source: str
-    """Internal topic on which the place is an offset."""
     topic: str
-    """Topic to which the records are written."""
     patience_s: float
-    """Delivery timeout of a record, in seconds."""
     timeout_s: int = 60
     """Seconds after which the broker aborts an open transaction and fences its producer."""
 
 
 class Transactions(Protocol):
-    """Transactional producer. A transaction commits records of one topic together with a publisher's place.
+    """Transactional producer. A transaction commits records of one topic together with a publisher's position.
 
-    Methods raise `Refused` for permanent errors. After `Overtaken` or `Broken`, call `open` before the next
-    transaction.
+    Methods raise `Refused` for permanent errors. After `ProducerFenced` or `TransactionFailed`, call `open` before the
+    next transaction.
     """
 
     def open(self) -> tuple[int, str] | None:
-        """Fence earlier producers with this id.
-
-        Return the last committed place's offset and text, or None if there is none.
-        """
+        """Fence earlier producers with this id. Return the last published position's offset and text, or None."""
 
     def begin(self) -> None: ...
 
@@ -142,14 +126,14 @@ class Transactions(Protocol):
         """Write records, which consumers with `read_committed` see only after `commit`."""
 
     def commit(self, offset: int, text: str) -> None:
-        """Commit the records written since `begin`, together with the offset and text of the place."""
+        """Commit the records written since `begin`, together with the published position's offset and text."""
 
     def close(self) -> None:
         """Close the producer without aborting its open transaction: the next producer, or a timeout, aborts it."""
 
 
 class Kafka(Protocol):
-    """A Kafka cluster. Clients belong to this process; other processes open the cluster by its `properties`.
+    """Kafka cluster. Clients belong to this process; other processes open the cluster by its `properties`.
 
     Methods raise `Unavailable` if the brokers do not answer in time, and `Refused` if they deny permission.
     """
@@ -160,7 +144,7 @@ class Kafka(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for messages: `Kafka at host:port`."""
+        ...
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
@@ -174,13 +158,10 @@ class Kafka(Protocol):
         """Return the earliest and the end offset of each partition. Raises `NotFound`."""
 
     def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Return, by partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
+        """Return, for each partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the ids of those topics that exist, in one request.
-
-        Ids are empty if the brokers do not support ids.
-        """
+        """Return the ids of existing topics, in one request. Ids are empty if the brokers do not support them."""
 
     def topic_id(self, topic: str) -> str:
         """Return a topic's id, which changes when the topic is deleted and created again; empty if unknown."""
@@ -190,11 +171,11 @@ class Kafka(Protocol):
     ) -> None:
         """Create the missing topics with these partition counts; `config` holds topic properties.
 
-        With `only_ask`, the broker only validates the request.
+        With `validate_only`, the broker checks the request and creates nothing.
         """
 
     def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Delete topics that exist. Return those that Kafka refuses to delete."""
+        """Delete existing topics. Return the topics that Kafka refuses to delete."""
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         """Delete a partition's records before an offset. Errors are ignored; the records then stay."""
@@ -223,31 +204,30 @@ class Kafka(Protocol):
 
         With a `topic_id`, the topic's current id is checked first, and `AnotherTopic` is raised if it differs.
 
-        Raises `Gone` if Kafka has deleted the first of the records. With a list `gone`, the error is appended to that
-        list instead, and the remaining records are read: the deleted ones may be markers or output of failed attempts,
-        which no reader needs. Raises `Refused`; and `Unavailable` if the broker, for longer than `patience_s`, does not
-        answer or returns no record.
+        Raises `Gone` if Kafka has deleted the first of the records. With a list `deletion_errors`, the error is
+        appended to that list instead, and the remaining records are read: the deleted ones may be markers or output of
+        failed attempts, which no reader needs. Raises `Refused`; and `Unavailable` if the broker, for longer than
+        `patience_s`, does not answer or returns no record.
         """
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        """Write records durably and in order, outside of transactions. Return, by partition, the end offset after them.
+        """Write records durably and in order, outside of transactions. Return the end offset of each written partition.
 
-        Raises `Refused`; `NotTaken` if the broker rejects a record or does not acknowledge all of them within
+        Raises `Refused`; `SendFailed` if the broker rejects a record or does not acknowledge all of them within
         `patience_s`; and `Unavailable` if the broker does not answer for longer than `patience_s`.
         """
 
     def transactions(self, settings: TransactionSettings) -> Transactions:
-        """Return a transactional producer with no open transaction."""
+        ...
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        """Set the offsets of a consumer group; `positions` are by topic. Errors are ignored."""
+        """Set the offsets of a consumer group, by topic. Errors are ignored."""
 
     def delete_groups(self, groups: Sequence[str]) -> None:
-        """Delete those of the consumer groups that exist. Errors are ignored, except `Unavailable`."""
+        """Delete existing consumer groups. Errors are ignored, except `Unavailable`."""
 
 
 def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
-    """Return the error for a read of offsets `at` to `end` - 1 if Kafka's earliest offset is `first`."""
     last = (min(first, end) if first > at else end) - 1
     return Gone(
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
@@ -256,13 +236,11 @@ def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gon
 
 
 def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
-    """Raise `AnotherTopic` if the id of Kafka's topic differs from `topic_id`. An empty `topic_id` is not checked."""
     if topic_id and are_two(topic_id, current := kafka.topic_id(topic)):
         raise another_read(topic, topic_id, current)
 
 
 def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
-    """Return the error for reading old records of a topic that was deleted and created again."""
     return AnotherTopic(
         f"topic {topic!r} was deleted and created again since it was read: its id was {topic_id}, and is now "
         f"{current_id}",
@@ -281,7 +259,6 @@ def topic_gone(kafka: str, topic: str) -> Refused:
 _log = logging.getLogger("slackwater")
 
 SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
-"""Name, in messages, of the setting with the brokers' address."""
 _QUIET_S = 4
 """Seconds without an answer after which a warning is logged; a busy broker occasionally takes almost as long."""
 
@@ -291,11 +268,8 @@ class Patience:
     """Timeout for one server. Warns once when the server stops answering, and once when it answers again."""
 
     server: str
-    """Name and address of the server, for messages."""
     limit_s: float
-    """Seconds without an answer after which `waited` raises."""
     setting: str = ""
-    """Name, in messages, of the setting with the server's address; empty if users cannot configure the address."""
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 

@@ -1,4 +1,4 @@
-"""Avro messages as Arrow arrays, read by DataFusion's Avro reader, which is that of arrow-rs.
+"""Avro messages as Arrow arrays, read by DataFusion's Avro reader, which is the one of arrow-rs.
 
 That reader takes files. So a batch of messages is written as one object container file with one block. The five bytes
 of a message's header are replaced by the message's number in the batch, which is read as an extra first field. If a
@@ -36,7 +36,6 @@ class AvroReader(Reader):
     """Reads Avro messages into the columns of one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `Refused` for a schema that has no columns."""
         self._node = parsed(schema)
         self.type = column_type(self._node)
 
@@ -69,7 +68,6 @@ class AvroReader(Reader):
 
 @lru_cache(maxsize=256)
 def _layout_of(schema: Schema) -> Layout | None:
-    """Return the layout by which arrow-rs reads messages of a schema. Raises `Refused` if arrow-rs cannot read them."""
     laid_out = layout(parsed(schema), _null_branch())
     try:
         _decoded(laid_out, b"", 0)
@@ -80,13 +78,12 @@ def _layout_of(schema: Schema) -> Layout | None:
 
 @lru_cache(maxsize=1)
 def _null_branch() -> pa.Field:
-    """Return arrow-rs's field for the null branch of a union."""
     union = _decoded(Layout(["null", "int", "string"], None), b"", 0).schema.field(VALUE).type
     return union.field(0)
 
 
 def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
-    """Decode records, each preceded by `HEAD_BYTES` bytes with its number, to columns `head` and `value`.
+    """Decode records, each preceded by `HEADER_BYTES` bytes with its number, to columns `head` and `value`.
 
     The records are written to a temporary object container file. There is no column `value` if the values have no
     bytes. https://avro.apache.org/docs/1.12.0/specification/#object-container-files
@@ -136,7 +133,6 @@ _PROMOTED = {
 }
 _NARROWED = {"long": ("int",), "double": ("float",)}
 _NANOS = 1000
-"""Nanoseconds in a microsecond, which is Spark's resolution."""
 _UNITS = {"millis": "ms", "micros": "us"}
 
 
@@ -188,7 +184,7 @@ _ALL_CONVERSIONS: _Conversions = {
 
 
 def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False) -> bool:
-    """Return True if, by their outermost types and names, values of `written` can be read as values of `read`."""
+    """Compare outermost types and names of two schemas: True if values of `written` can be read as values of `read`."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -205,7 +201,7 @@ def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIO
 
 
 def _logical_match(written: Node, read: Node) -> bool:
-    """Return True unless just one schema is a decimal, or a date would be read as a time or a time as a date."""
+    """Return True unless only one schema is a decimal, or a date would be read as a time or a time as a date."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]
@@ -244,10 +240,6 @@ def _resolve_union(values: Values, count: int, written: Node, read: Node) -> pa.
 
 
 def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
-    """Return the values of one branch of the writer's union, converted to `read`.
-
-    `rows` are the rows with that branch.
-    """
     branch = written["branches"][number]
     try:
         if read["type"] == "union" and written == read and branch["type"] != "null":
@@ -261,7 +253,6 @@ def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) 
 
 
 def _merge(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
-    """Merge the values of all branches in row order."""
     positions = np.empty(sum(map(len, rows)), np.int64)
     positions[np.concatenate(rows)] = np.arange(len(positions))
     kind = column_type(read)
@@ -280,7 +271,7 @@ def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Arra
 
 
 def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
-    """Return values as one branch of the reader's union. `at` is that branch's index, not counting the null branch."""
+    """Convert values to one branch of the reader's union. `at` is the branch's index, not counting the null branch."""
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
     if len(choices) == 1:
@@ -315,7 +306,6 @@ def _default_column(field: Node, count: int) -> pa.Array:
 
 
 def _symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
-    """Return the symbols of an enum. Symbols that the reader's enum lacks become the reader's default."""
     reader_symbols, default = set(read["symbols"]), read.get("default")
     indices = np.asarray(values.indices)
     symbols = [symbol if symbol in reader_symbols else default for symbol in written["symbols"]]
@@ -348,7 +338,7 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
 
 
 def instants(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
-    """Return numbers with a logical type of time as timestamps if `to` is a timestamp type, else unchanged.
+    """Convert numbers with a logical type of time to timestamps; return them unchanged unless `to` is a timestamp.
 
     Nanoseconds are rounded down to Spark's microseconds. Raises `ArrowInvalid` for a time out of range.
     """

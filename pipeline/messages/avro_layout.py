@@ -1,4 +1,4 @@
-"""Layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
+"""Avro layouts: schemas under which arrow-rs reads a writer's messages, and the Arrow types that it returns.
 
 A layout has the same bytes as the writer's schema, but expresses in another way what arrow-rs cannot read. Names and
 symbols are replaced by plain ones. Logical types other than decimals are omitted, and so are fields without bytes
@@ -24,12 +24,11 @@ BRANCH, VALUE = "branch", "value"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A schema by which arrow-rs reads a value, and the Arrow field that arrow-rs returns for it."""
+    """Schema by which arrow-rs reads a value, and the Arrow field that arrow-rs returns for it."""
 
     avro: Any
-    """Avro schema, as Python's form of its JSON."""
     field: pa.Field
-    """Arrow field. Within unions, DataFusion requires the metadata that arrow-rs sets."""
+    """Arrow field with the metadata that arrow-rs sets, which DataFusion requires within unions."""
 
 
 def has_bytes(node: Node) -> bool:
@@ -39,16 +38,12 @@ def has_bytes(node: Node) -> bool:
 
 
 def as_numbered(node: Node) -> bool:
-    """Return True if a union is laid out as a record with a branch number.
-
-    If it has one branch, or no branch has bytes.
-    """
+    """Return True for a union laid out as a record with a branch number: one branch, or no branch with bytes."""
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 
 
 def as_nullable(node: Node) -> bool:
-    """Return True if a union is laid out as a nullable value."""
     return not as_numbered(node) and len(node["branches"]) == 2 and len(branches(node)) == 1
 
 
@@ -105,7 +100,6 @@ def _is_decimal(node: Node) -> bool:
 
 
 def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
-    """Return a decimal's schema, its Arrow type, and the metadata that arrow-rs sets on it."""
     digits = {key: node[key] for key in ("precision", "scale")}
     metadata = {key: str(number) for key, number in digits.items()}
     return {"type": node["type"], "logicalType": "decimal", **digits}, pa.decimal128(**digits), metadata

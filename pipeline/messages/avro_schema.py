@@ -1,4 +1,4 @@
-"""Avro schemas in a normal form: references and named types are expanded, invalid logical types are left out.
+"""Avro schemas in normal form, with references and named types expanded and without invalid logical types.
 
 A `Node` is a schema or a part of one. A union is `{"type": "union", "branches": […]}`; a named type has a `fullname`
 besides its `name`.
@@ -18,7 +18,7 @@ from ...errors import Refused
 from .registry import Schema
 
 Node = dict[str, Any]
-"""An Avro schema in normal form, or a part of one: `type` is the name of a primitive type, or `record`, `union` etc."""
+"""Avro schema in normal form, or a part of one: `type` is the name of a primitive type, or `record`, `union` etc."""
 
 NAMED = ("record", "enum", "fixed")
 _NUMBER_BYTES = 10
@@ -38,14 +38,13 @@ _LOGICAL = {
     **{f"timestamp-{unit}": ("long", pa.timestamp("us", "UTC")) for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": ("long", pa.timestamp("us")) for unit in ("millis", "micros", "nanos")},
 }
-"""Logical types that have their own column type, each with the Avro type that stores it, and the Arrow type.
+"""Logical types that have a special column type, each with the Avro type that stores it, and the Arrow type.
 
 Decimals are handled elsewhere. As in Spark's `from_avro`, all others (uuid, time-millis, duration, …) and invalid
 logical types become columns of the type that stores them:
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
 MAX_DIGITS = 38
-"""Maximum precision of a Spark decimal."""
 
 
 @lru_cache(maxsize=256)
@@ -58,7 +57,7 @@ def parsed(schema: Schema) -> Node:
 
 
 def branches(node: Node) -> list[Node]:
-    """Return the non-null branches of a union. Any other node counts as its own only branch."""
+    """Return the non-null branches of a union; for a node that is no union, the node itself unless it is null."""
     choices = node["branches"] if node["type"] == "union" else [node]
     return [choice for choice in choices if choice["type"] != "null"]
 
@@ -99,7 +98,6 @@ def column_type(node: Node) -> pa.DataType:
 
 
 def named(node: Node) -> str:
-    """Return a short description of a node for messages: `enum Kind`, `timestamp-millis`, `array`."""
     if "logicalType" in node:
         digits = f"({node['precision']}, {node['scale']})" if node["logicalType"] == "decimal" else ""
         return f"{node['logicalType']}{digits}"
@@ -124,10 +122,7 @@ def _parsed(schema: Schema, types: dict[str, Node | None]) -> Node:
 
 
 def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a schema in normal form.
-
-    `types` maps names to named types; to None while a type is being read.
-    """
+    """Return a part of a schema in normal form. `types` has named types by full name; None marks one being read."""
     if isinstance(part, list):
         choices = [_normal(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
@@ -197,7 +192,7 @@ def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
     """Return True if the bytes from `at` to the end are exactly one value of the schema.
 
-    The batch reader reports that a batch has a bad message, but not which; asking it for each message would take a
+    The batch reader reports that a batch has a bad message, but not which; calling it for each message would take a
     millisecond per message. This check takes microseconds, and runs only on batches with a bad message.
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
@@ -208,7 +203,6 @@ def is_one_value(node: Node, data: bytes, at: int) -> bool:
 
 
 def _end(node: Node, data: bytes, at: int) -> int:
-    """Return the offset just past the value at `at`. Raises `IndexError` or `ValueError` if the bytes are invalid."""
     match node["type"]:
         case "union":
             return _union_end(node, data, at)
@@ -246,7 +240,6 @@ def _union_end(node: Node, data: bytes, at: int) -> int:
 
 
 def _bytes_end(node: Node, data: bytes, at: int) -> int:
-    """Return the end of a value of some bytes, whose number is fixed or stands before them."""
     kind = node["type"]
     if kind in ("bytes", "string"):
         size, at = _long(data, at)
@@ -274,7 +267,6 @@ def _blocks_end(item: Node, data: bytes, at: int) -> int:
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
-    """Return the varint at `at` and the offset just past it."""
     value = 0
     for index in range(_NUMBER_BYTES):
         byte = data[at + index]
@@ -325,7 +317,6 @@ def default_of(field: Node) -> pa.Array:
 
 
 def _value(default: Any, node: Node) -> Any:
-    """Return a default as a Python value for the node's Arrow type. Raises `ValueError` if it has another type."""
     kind = node["type"]
     if kind == "union":
         return _union_value(default, node)
@@ -355,7 +346,6 @@ def _value(default: Any, node: Node) -> Any:
 
 
 def _check_json_type(default: Any, kind: str) -> None:
-    """Raise `ValueError` if a default in JSON cannot be a value of an Avro type."""
     if kind == "null":
         if default is not None:
             raise ValueError(f"{default!r} is not null")
@@ -367,7 +357,6 @@ def _check_json_type(default: Any, kind: str) -> None:
 
 
 def _logical_value(default: Any, node: Node) -> Any:
-    """Return the value of a decimal or a time; None for other logical types."""
     logical = node["logicalType"]
     if logical == "decimal":
         unscaled = int.from_bytes(default.encode("latin-1"), "big", signed=True)
@@ -376,7 +365,6 @@ def _logical_value(default: Any, node: Node) -> Any:
 
 
 def _union_value(default: Any, node: Node) -> Any:
-    """Return a default of a union as a value of the first branch that has the default's type."""
     for branch in node["branches"]:
         try:
             value = _value(default, branch)

@@ -1,4 +1,4 @@
-"""`decode`: structs from schema-registry messages, with detection of bad messages; and the same for stored messages."""
+"""Decoding of schema-registry messages to structs: the Spark column `decode`, and the decoder of stored messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
 
 @contextmanager
 def reading(topics: Sequence[str]) -> Iterator[None]:
-    """Set the users' topics that a stage reads, for default subject names, while the stage's function runs."""
     token = _topics.set(tuple(topics))
     try:
         yield
@@ -134,12 +133,10 @@ _formats: dict[str, str] = {}
 
 
 def format_of(function: str) -> str:
-    """Return the `FieldSource.format` of a function in a query plan; empty if `decode` did not create the function."""
     return _formats.get(function, "")
 
 
 def _checked_mode(mode: str, reason: str) -> str:
-    """Return the mode in upper case. Raises `Usage` for an unknown mode, or a `reason` without `PERMISSIVE`."""
     if not isinstance(mode, str) or mode.upper() not in _MODES:
         raise Usage(f"mode={mode!r} of decode is neither {' nor '.join(_MODES)}")
     if reason and mode.upper() != "PERMISSIVE":
@@ -148,10 +145,6 @@ def _checked_mode(mode: str, reason: str) -> str:
 
 
 def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
-    """Return a decoded column's type, with an extra field called `reason` unless that is empty.
-
-    Raises `Usage` if the type has no fields, or already has a field of that name.
-    """
     if not reason:
         return kind
     if not pa.types.is_struct(kind):
@@ -162,7 +155,7 @@ def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
 
 
 def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
-    """Return decoded values, with the reasons of bad messages in the field called `reason` unless that is empty."""
+    """Add the reasons of bad messages to decoded values, in the field called `reason`, unless `reason` is empty."""
     if not reason:
         return values
     reasons_by_row = {bad_message.row: bad_message.why for bad_message in bad}
@@ -175,7 +168,6 @@ def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
 
 
 def _spark_type(kind: pa.DataType) -> DataType:
-    """Return the Spark type of an Arrow type. Raises `Refused` if Spark has none."""
     from pyspark.errors import PySparkTypeError
 
     from ..source.spark_types import spark_type_of
@@ -199,10 +191,6 @@ def _subject(column: str | Column) -> str:
 
 
 def _sentence(bad: Bad, address: Sequence[pa.Array], count: int) -> str:
-    """Return the error message for a bad message.
-
-    `address` has the arrays of topics, partitions and offsets, or is empty.
-    """
     where = f"row {bad.row} of a batch of {count}"
     if address:
         topic, partition, offset = (part[bad.row].as_py() for part in address)
@@ -225,7 +213,7 @@ def open_reader(schema: Schema, message: str = "") -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A message that cannot be decoded: its row in the batch, and the reason."""
+    """Message that cannot be decoded: its row in the batch, and the reason."""
 
     row: int
     why: str
@@ -234,14 +222,14 @@ class Bad:
 def read_batch(
     messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, every: bool = True
 ) -> tuple[pa.Array, tuple[Bad, ...]]:
-    """Decode all messages of a batch to values, null where a message is null or bad, and return the bad messages, too.
+    """Decode all messages of a batch. Return the values, null for null and bad messages, and the bad messages.
 
     Args:
         messages: Binary array of the messages as they came from Kafka.
         reader: Reader of the declared schema.
         kind: The declared schema's kind; messages of another kind are bad.
         schema_of: Returns the schema with an id; raises `NotFound` if there is none.
-        every: True to find all bad messages; False to stop at the first, in which case the values are unusable.
+        find_all: True to find all bad messages; False to stop at the first, in which case the values are unusable.
     """
     batch = _BatchReading(messages.cast(pa.binary()), reader, kind, schema_of, every)
     batch.read()
@@ -250,7 +238,7 @@ def read_batch(
 
 @dataclass(slots=True)
 class _BatchReading:
-    """Reads a batch, schema by schema. Arguments as for `read_batch`."""
+    """Decodes a batch, one writer's schema at a time. Arguments as for `read_batch`."""
 
     messages: pa.BinaryArray
     reader: Reader
@@ -259,9 +247,7 @@ class _BatchReading:
     every: bool
     bad: list[Bad] = field(default_factory=list)
     values: list[pa.Array] = field(default_factory=list)
-    """Decoded parts of the batch."""
     rows: list[Rows] = field(default_factory=list)
-    """Rows of the batch that each part has."""
 
     def read(self) -> None:
         ids = schema_ids(self.messages)
@@ -276,7 +262,6 @@ class _BatchReading:
                 self._read_schema(number, at)
 
     def decoded(self) -> pa.Array:
-        """Return the values in the batch's order."""
         positions = np.full(len(self.messages), -1)
         read_rows = np.concatenate([np.empty(0, np.int64), *self.rows])
         positions[read_rows] = np.arange(len(read_rows))
@@ -340,12 +325,12 @@ def _no_message(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredFormats:
-    """Decodes messages by the schemas of a registry."""
+    """Decodes stored messages by the schemas of a registry; implements `MessageDecoder`."""
 
     patience_s: float = 10.0
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Return decoded values in parts, each with its rows, and error reasons by row; implements `Formats.decoded`.
+        """Return decoded values in parts, each with its rows, and error reasons by row.
 
         `how` is the JSON of `decode`'s arguments. If it has no subject, each message is decoded by the schema with the
         id in its header.

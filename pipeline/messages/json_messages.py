@@ -32,7 +32,6 @@ class JsonReader(Reader):
     """Reads JSON messages into the columns of the reader's schema, whatever schema the writer used."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `Refused` for a schema that has no columns."""
         if schema.references:
             raise Refused(
                 "JSON Schemas that refer to other subjects are not supported", hint="register it as one schema"
@@ -65,7 +64,6 @@ class JsonReader(Reader):
 
 
 def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
-    """Return the Arrow type of a part of the schema. `within` lists the references that led to the part."""
     if not isinstance(node, dict):
         raise _refused(at, "has no type")
     if "$ref" in node:
@@ -94,7 +92,6 @@ def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataTy
 
 
 def _kinds(node: Any) -> list[str]:
-    """Return the types that a part of the schema declares, besides null; an enum of strings needs none."""
     declared = node.get("type") or []
     kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
@@ -117,12 +114,10 @@ def _refused(at: str, why: str) -> Refused:
 
 _ESCAPED = r'["\\\x00-\x1f]'
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Spark's strings for the floats that JSON cannot express."""
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
 def check(label: str, schema: pa.Schema) -> None:
-    """Check that JSON can express the columns. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _has_json(field.type):
             raise Refused(
@@ -150,7 +145,6 @@ def objects(rows: pa.Table) -> pa.Array:
 
 
 def values(column: pa.ChunkedArray) -> pa.Array:
-    """Encode each value as JSON, in UTF-8; nulls stay null. Invalid UTF-8 in strings is escaped."""
     return _values(escaped(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
 
 
@@ -201,17 +195,10 @@ def _time_texts(column: pa.Array) -> pa.Array:
 
 
 _YEARS = (-719_162, 2_932_896)
-"""First day of the year 1 and last day of the year 9999, in days since 1970.
-
-Arrow formats days between them in ISO 8601.
-"""
 
 
 def _far(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Return True for times before the year 1 or after the year 9999.
-
-    Times are numbers of ticks, `per_day` ticks a day.
-    """
+    """Return a mask of the times before the year 1 or after the year 9999, given in ticks, `per_day` ticks a day."""
     first, last = _YEARS
     lower, upper = (
         pa.scalar(max(min(day_number * per_day, _LARGEST), -_LARGEST), numbers.type) for day_number in (first, last + 1)
@@ -223,12 +210,10 @@ _LARGEST = (1 << 63) - 1
 
 
 def _signed(text: str) -> str:
-    """Prefix a time with "+" if its year has more than four digits, as ISO 8601 requires."""
     return text if text.startswith("-") or text.index("-") == 4 else f"+{text}"
 
 
 def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
-    """Replace the texts where `selected` is true by the result of `text_of` for the column's value."""
     if not pc.any(selected).as_py():
         return texts
     replacements = pa.array(map(text_of, column.filter(selected).to_pylist()), pa.string())
@@ -236,7 +221,6 @@ def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Ca
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of a nested column as a Python value that Python's JSON encoder writes as Spark does."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Records that a sink publishes, from whole Arrow tables: key, value and headers as bytes.
+"""Encoding of the records that a sink publishes, from whole Arrow tables: key, value and headers as bytes.
 
 For Avro values, also the registry schema of a table's rows. Each column is encoded to a column of bytes, and these are
 joined: numpy encodes the variable-length integers, Arrow's kernels do the rest. See the specification of Avro 1.12,
@@ -25,17 +25,14 @@ from . import json_messages
 from .registry import HEAD_BYTES, Registry, varint_sizes, varints
 
 HEADER = "header "
-"""Prefix of the name of a header's column."""
 HEADERS = "headers"
-"""Name of the column with all headers of a record, if an encoding has one."""
 
 
 def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
     """Check, without a request to the registry, that rows of these columns can be encoded.
 
-    `label` begins each error message.
-
-    Raises `NotFound` for a missing column, and `Refused` for a column that cannot be encoded.
+    `label` begins each error message. Raises `NotFound` for a missing column, and `Refused` for a column that cannot be
+    encoded.
     """
     value = () if encoding.value in ("json", "avro") else (encoding.value,)
     for role, names in (("key", encoding.key), ("value", value), ("header", [name for _, name in encoding.headers])):
@@ -61,7 +58,6 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
 
 
 def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
-    """Register the schema of rows with these columns if the encoding is Avro. Raises `Refused` or `Unavailable`."""
     if encoding.value == "avro":
         registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
@@ -79,13 +75,12 @@ def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
 
 
 _BATCH_OVERHEAD = 61
-"""Overhead in bytes of a record batch in Kafka's format (v2)."""
 
 
 def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the size in bytes that each record would have as a batch of one, which `max.message.bytes` limits.
+    """Return each record's uncompressed size in bytes as a batch of one, which `max.message.bytes` limits.
 
-    Uncompressed, in Kafka's format: https://kafka.apache.org/documentation/#messageformat
+    Source: https://kafka.apache.org/documentation/#messageformat
     """
     body = np.full(
         records.num_rows, 3, np.int64
@@ -138,7 +133,6 @@ def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | 
 
 
 def _value_schema(encoding: Encoding, rows: pa.Schema) -> pa.Schema:
-    """Return the schema of the columns that form the value: all columns except headers."""
     headers = {name for _, name in encoding.headers} | {encoding.all_headers}
     return pa.schema([field for field in rows if field.name not in headers])
 
@@ -153,7 +147,6 @@ _NULL, _NOT_NULL = b"\x00", b"\x02"
 
 
 def check_avro(label: str, schema: pa.Schema) -> None:
-    """Check that the columns have an Avro schema. Raises `Refused` with a message that begins with `label`."""
     for field in schema:
         if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
             reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
@@ -185,7 +178,6 @@ def avro_messages(rows: pa.Table, number: int) -> pa.Array:
 
 
 def _kind(kind: pa.DataType) -> Any:
-    """Return the Avro type of an Arrow type, or None if there is none."""
     t = pa.types
     if t.is_list(kind):
         items = _kind(kind.value_type)
@@ -210,7 +202,6 @@ def _kind(kind: pa.DataType) -> Any:
 
 
 def _joined(*pieces: pa.Array | bytes) -> pa.Array:
-    """Concatenate binary arrays element by element; null where an element is null."""
     return pc.binary_join_element_wise(*pieces, b"")
 
 
@@ -242,14 +233,12 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return a two-dimensional array of bytes as a binary array with one element for each row."""
     count, width = rows.shape
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
     return fixed.cast(pa.binary())
 
 
 def _counted(column: pa.Array) -> pa.Array:
-    """Prefix each value with its length, as Avro's varint."""
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
     return _joined(varints(lengths), column)
 
@@ -264,5 +253,4 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _masked(encoded: pa.Array, column: pa.Array) -> pa.Array:
-    """Set values to null where the column is null."""
     return encoded if not column.null_count else pc.if_else(pc.is_valid(column), encoded, None)

@@ -72,7 +72,7 @@ class ProtobufReader(Reader):
     def _columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
         """Return the messages' columns, and the rows that Protobuf's own parser must read again.
 
-        Raises `BadMessage`.
+        Raises `BadMessage` for bytes that do not match the schema.
         """
         try:
             batch = self._handler.array_to_record_batch(bodies)
@@ -83,7 +83,6 @@ class ProtobufReader(Reader):
         return values, np.unique(np.concatenate(doubtful))
 
     def _plain(self, body: bytes) -> bytes:
-        """Return the message as Protobuf's own parser reads it: each field once, without unknown fields."""
         from google.protobuf.message import DecodeError
         from google.protobuf.message_factory import GetMessageClass
 
@@ -96,7 +95,6 @@ class ProtobufReader(Reader):
 
 
 def _handler(message: Any) -> Any:
-    """Return ptars's reader for the layout of a message type."""
     from google.protobuf import descriptor_pool
     from ptars import HandlerPool, PtarsConfig
 
@@ -108,7 +106,6 @@ def _handler(message: Any) -> Any:
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Return, by the full name of each message type, its index path in the file and its descriptor."""
     from google.protobuf import descriptor_pb2
 
     types_by_name: dict[str, tuple[tuple[int, ...], Any]] = {}
@@ -127,7 +124,6 @@ def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 @lru_cache(maxsize=256)
 def _compiled(schema: Schema) -> Any:
-    """Return the schema's file descriptor. Raises `Refused` if protoc rejects the schema."""
     from google.protobuf import descriptor_pb2, descriptor_pool
     from grpc_tools import protoc
 
@@ -242,7 +238,6 @@ def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Row
 
 
 def _empty(present: pa.BooleanArray) -> pa.StructArray:
-    """Return structs without fields, null where `present` is false."""
     return pa.array([{} if is_present else None for is_present in present.to_pylist()], pa.struct([]))
 
 
@@ -311,7 +306,6 @@ def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> p
 
 
 def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
-    """Return the values of a field, or the items of a repeated field; with `fill`, nulls become the field's default."""
     message = field.message_type
     if message is not None:
         if message.full_name in (_TIMESTAMP, _DURATION):

@@ -1,6 +1,6 @@
-"""Registered schemas: Confluent's wire format for whole arrays, the readers' interface, and a client of the registry.
+"""Schema registry: a client, Confluent's wire format for whole arrays, and the interface of message readers.
 
-The client has Confluent's REST interface, limited to what slackwater needs.
+The client uses Confluent's REST interface, limited to what slackwater needs.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ NO_SCHEMA = -1
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema in the registry."""
+    """Schema in the registry, with the schemas that it references."""
 
     kind: str
-    """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, Schema], ...] = ()
     """Schemas of other subjects that this schema references, each with the name of the reference."""
 
 
 class BadMessage(SlackwaterError):
-    """A message that does not match its schema."""
+    """A message does not match its schema."""
 
 
 class Reader(ABC):
@@ -85,7 +84,7 @@ def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
 
 
 def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
-    """Return maps without duplicate keys: of the entries with the same key, the last one stays, as in a dict.
+    """Return maps without duplicate keys: the last entry of a key stays, as in a dict.
 
     `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all reject maps with duplicate keys, but only later.
     """
@@ -106,16 +105,13 @@ def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
 
 
 def varint(number: int) -> bytes:
-    """Encode a non-negative number as a zigzag varint, as in Avro and the registry's Protobuf index paths."""
     return bytes(varints(np.array([number]))[0].as_py())
 
 
 _LARGER = np.array([1 << 7 * num_sevens for num_sevens in range(1, 10)], np.uint64)
-"""The smallest numbers that take 2, 3, … 10 bytes."""
 
 
 def varint_sizes(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Return the number of bytes of each number as a zigzag varint."""
     return np.asarray(np.searchsorted(_LARGER, _zigzag(numbers), side="right") + 1, np.int64)
 
 
@@ -137,17 +133,13 @@ def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
 
 
 USER_INFO = "SLACKWATER_REGISTRY_USER_INFO"
-"""Environment variable with the registry's `user:password`."""
 
 _TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
 _MAX_DEPTH = 32
 _NOT_FOUND = 404
 _NOT_FOUND_CODES = (40401, 40402, 40403)
-"""Registry error codes for a missing subject, version or schema.
-
-They distinguish a 404 of the registry from a 404 of a proxy whose registry is down.
-"""
+"""Registry error codes for a missing subject, version or schema; the 404 of a proxy has none of them."""
 _RETRIED = (408, 429)
 _FORBIDDEN = (401, 403)
 _INCOMPATIBLE = (409, 422)
@@ -155,11 +147,10 @@ _INCOMPATIBLE = (409, 422)
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Address and credentials of a registry. Sent to Spark's workers by pickle."""
+    """Address and credentials of a schema registry. Sent to Spark's workers by pickle."""
 
     url: str
     user_info: str = field(default="", repr=False)
-    """`user:password`, or empty."""
     patience_s: float = 60.0
 
     @staticmethod
@@ -205,7 +196,6 @@ class Registry:
         return int(answer["id"])
 
     def _ask(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
-        """Return the answer to a GET, or to a POST if `sent` is given; retry while the registry is unavailable."""
         headers = {"accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.user_info:
             headers |= urllib3.make_headers(basic_auth=self.user_info)
@@ -270,11 +260,9 @@ def _content(data: bytes) -> Any:
 
 
 def forget_latest() -> None:
-    """Clear the cache of subjects' newest schemas, at the start of an app."""
     Registry.latest.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _pool(_pid: int) -> urllib3.PoolManager:
-    """Return this process's connections; a forked worker gets connections of its own."""
     return urllib3.PoolManager(timeout=_TIMEOUT_S, retries=False)

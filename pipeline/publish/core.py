@@ -1,8 +1,8 @@
 """The publishing algorithm, without Kafka, threads or time: publishes committed versions in order, each row once.
 
 A sink's rows are in its internal topic, between the offsets that manifests name, in messages of the attempts that
-manifests name. So the content is fixed before anything is published, and a publisher only needs to store its place.
-Rows and the place after them must be published atomically. The target ensures that: Kafka by a transaction, a
+manifests name. So the content is fixed before anything is published, and a publisher only needs to store its position.
+Rows and the position after them must be published atomically. The target ensures that: Kafka by a transaction, a
 function's receiver by the version number.
 """
 
@@ -23,45 +23,41 @@ from ...store.versions.published import Place
 _AHEAD = 1_000
 """Maximum number of committed versions kept in memory; later ones are read from the store."""
 _READ = 100
-"""Number of versions read from the store at once."""
 
 
 class Share(NamedTuple):
-    """The next part to publish: a range of messages in the internal topic."""
+    """Range of messages of the internal topic that is published next."""
 
     start: int
     end: int
-    """Offset after the last message."""
     attempts: frozenset[str]
-    """Attempts whose messages count."""
     place: Place
-    """Publisher's place after this part."""
 
 
 class Target(Protocol):
-    """Destination of rows and of the publisher's place after them.
+    """Destination of rows and of the publisher's position after them.
 
     Methods raise a `SlackwaterError` for permanent failures.
     """
 
     @property
     def max_rows(self) -> int:
-        """Approximate maximum number of rows of several versions published at once.
-
-        0 to publish each version separately.
-        """
+        """Approximate maximum number of rows of a transaction of several versions; 0 for one version at a time."""
 
     def open(self) -> Place:
-        """Fence the previous publisher, and return the place that it stored last. Raises `Broken`."""
+        """Fence the previous publisher, and return the position that it stored last. Raises `TransactionFailed`."""
 
     def begin(self, version: int) -> None:
-        """Begin to publish rows up to and including this version. Raises `Overtaken` or `Broken`."""
+        """Begin to publish rows up to and including this version. Raises `ProducerFenced` or `TransactionFailed`."""
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, which are not visible to readers yet. Raises `Overtaken` or `Broken`."""
+        """Add rows, which readers do not see before `commit`. Raises `ProducerFenced` or `TransactionFailed`."""
 
     def commit(self, place: Place) -> None:
-        """Publish the added rows and store the place after them, atomically. Raises `Overtaken` or `Broken`."""
+        """Publish the added rows and store the position after them, atomically.
+
+        Raises `ProducerFenced` or `TransactionFailed`.
+        """
 
     def close(self) -> None:
         """Abort the open transaction, if any."""
@@ -72,10 +68,7 @@ Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 
 
 class Backlog:
-    """Committed versions of a sink that are not published yet.
-
-    `after` reads versions after a given one from the store.
-    """
+    """Committed versions of a sink that are not published yet. `after` reads a sink's later versions from the store."""
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
@@ -86,7 +79,6 @@ class Backlog:
         """Versions up to `_up_to` are in `_unpublished`, published, or without rows; `_newest` is the newest one."""
 
     def restart(self, version: int) -> None:
-        """Forget all versions, and continue after the given one."""
         self._unpublished.clear()
         self._up_to = version
 
@@ -95,7 +87,7 @@ class Backlog:
         self._offered.append((committed.version, committed.sinks.get(self._sink)))
 
     def share(self, place: Place, max_rows: int) -> Share | None:
-        """Return the next part to publish after a place; None if all committed rows are published."""
+        """Return the range to publish after a position; None if all committed rows are published."""
         while self._offered:
             version, sink = self._offered.popleft()
             self._newest = max(self._newest, version)
@@ -120,10 +112,6 @@ class Backlog:
         return Share(place.offset, last.end, attempts, Place(version, last.end, last.sent))
 
     def passed(self, place: Place) -> Place:
-        """Return the place advanced over versions without rows, if no rows are left to publish.
-
-        Else the place itself.
-        """
         return place if self._unpublished else replace(place, version=max(place.version, self._up_to))
 
     def _add(self, version: int, sink: Sink | None) -> None:
@@ -133,7 +121,7 @@ class Backlog:
 
 
 class Publisher:
-    """Publishes one sink, in one transaction for each step. `place` is its progress, known after `open`."""
+    """Publishes one sink, in one transaction for each step. The published position is known after `open`."""
 
     def __init__(self, name: str, backlog: Backlog, target: Target, read: Read) -> None:
         self.place = Place(1, 0, 0)
@@ -143,16 +131,15 @@ class Publisher:
         self._read = read
 
     def open(self) -> None:
-        """Start, or restart, at the place that the target stored last. Raises what `Target.open` raises."""
         self.place = self._target.open()
         self._backlog.restart(self.place.version)
 
     def step(self) -> bool:
-        """Publish the next part; return False if all committed rows are published.
+        """Publish the next range; return False if all committed rows are published.
 
-        After `Overtaken` or `Broken`, the step had no effect or its whole effect; `open` tells which. Raises
-        `Corruption` if the internal topic does not have the rows that manifests name, and another `SlackwaterError` if
-        the rows cannot be read or published.
+        After `ProducerFenced` or `TransactionFailed`, the step had no effect or its whole effect; `open` tells which.
+        Raises `Corruption` if the internal topic does not have the rows that manifests name, and another
+        `SlackwaterError` if the rows cannot be read or published.
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:
@@ -180,7 +167,7 @@ class Publisher:
     def pass_over(self) -> int:
         """Skip the next version, whose rows Kafka has lost; return the number of skipped rows.
 
-        Raises what `step` raises.
+        Raises the errors of `publish_next`.
         """
         share = self._backlog.share(self.place, 0)
         if share is None:

@@ -29,7 +29,6 @@ _log = logging.getLogger("slackwater")
 _LOOK_S = 1.0
 _SOON_S = 0.01
 _AGAIN_S = (0.2, 5.0)
-"""Shortest and longest pause, in seconds, before a target is opened again after an error."""
 _NOTE_S = 5.0
 _DECIDED_S = 0.1
 _PURGE_S = 60.0
@@ -62,7 +61,6 @@ class SinkThread(threading.Thread):
         self._backlog.offer(claimed)
 
     def offer(self, head: Manifest) -> None:
-        """Add a committed version of the stage."""
         with self._news:
             self._head = head
             self._backlog.offer(head)
@@ -70,28 +68,25 @@ class SinkThread(threading.Thread):
 
     @property
     def since(self) -> int:
-        """Version with which the published sink began."""
         return self._book.sink.since
 
     @property
     def place(self) -> Place | None:
-        """Progress of publishing; None while it is unknown."""
         return self._publisher.place if self._opened else None
 
     @property
     def done(self) -> bool:
-        """True if all committed rows are published, or will never be, because the sink's promotion was withdrawn."""
+        """True if all committed rows are published, or never will be, because the sink's promotion was withdrawn."""
         place = self.place
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def hurry(self, *, hurried: bool) -> None:
-        """With `hurried`, store the place at once, because somebody waits for it; otherwise every few seconds."""
+        """If `enabled`, store the position after each step, since somebody waits for it, not every few seconds."""
         with self._news:
             self._hurry = hurried
             self._news.notify()
 
     def stop(self) -> None:
-        """Have the thread end after its current step."""
         with self._news:
             self._stop_requested = True
             self._news.notify()
@@ -137,7 +132,6 @@ class SinkThread(threading.Thread):
             self._destination.close()
 
     def _await_decision(self, patience: Patience) -> None:
-        """Wait until the sink's promotion is decided. If it is withdrawn, nothing is published."""
         while not self._stop_requested:
             try:
                 decided = self._book.decided()
@@ -179,7 +173,6 @@ class SinkThread(threading.Thread):
                 yield message.offset() + 1, rows_of(message)
 
     def _keep_up(self) -> None:
-        """Store the place and delete published records from Kafka, each if its interval has passed."""
         now = time.monotonic()
         if now >= self._note_due or self._hurry:
             self._note_due = now + _NOTE_S
@@ -200,7 +193,7 @@ class SinkThread(threading.Thread):
 
 
 class Publishers(Listener):
-    """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; claims are by stage.
+    """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; `claimed` is by stage.
 
     `accept_loss`: True to continue without rows that Kafka has lost, and without rows of which nobody knows if they are
     published. `patience_s`: seconds for which Kafka, or a function, may fail.
@@ -241,13 +234,12 @@ class Publishers(Listener):
         self.follow(claimed)
 
     def start(self) -> None:
-        """Start the new threads."""
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
     def follow(self, heads: Mapping[str, Manifest]) -> bool:
-        """Replace the threads by those for the sinks of these newest versions; return True if any changed.
+        """Have one thread for each sink of these newest versions; return True if any thread changed.
 
         A sink that began anew gets a new thread. New threads are not started yet.
         """
@@ -264,35 +256,30 @@ class Publishers(Listener):
         return is_news
 
     def hurry(self, *, hurried: bool) -> None:
-        """With `hurried`, store places at once; otherwise every few seconds."""
         if hurried != self._hurried:
             self._hurried = hurried
             for thread in self._threads:
                 thread.hurry(hurried=hurried)
 
     def move(self, head: Manifest, _newest: Manifest | None = None) -> None:
-        """Offer a committed version to the stage's sinks."""
         for thread in self._threads:
             if thread.stage == head.stage:
                 thread.offer(head)
 
     def check(self) -> None:
-        """Raise the error that ended a thread, if there is one: usually a `SlackwaterError`."""
         for thread in self._threads:
             if thread.error is not None:
                 raise thread.error
 
     @property
     def done(self) -> bool:
-        """True if all committed rows of all sinks are published."""
         return all(thread.done for thread in self._threads)
 
     def places(self, stage: str) -> dict[str, Place | None]:
-        """Return the place of each sink of a stage; None for a place that is not known yet."""
         return {thread.sink: thread.place for thread in self._threads if thread.stage == stage}
 
     def close(self) -> None:
-        """Stop all threads after their current step. The next runner publishes what is not published by then."""
+        """Stop all threads after their current step. The next runner publishes the remaining rows."""
         for thread in self._threads:
             thread.stop()
         for thread in self._threads:

@@ -1,4 +1,4 @@
-"""Checks of sinks before publishing, their internal topics, and their first places."""
+"""Checks of sinks before publishing, creation of their internal topics, and the sinks of a stage's claim."""
 
 from __future__ import annotations
 
@@ -68,14 +68,12 @@ def check_targets(
 def create_internal(
     kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
 ) -> None:
-    """Create the missing internal topics of the stages' sinks. Raises `Refused`."""
     topics = {internal_topic(app, stage.name, sink.name): 1 for stage in stages for sink in written(stage, publishes)}
     if topics:
         kafka.create_topics(topics, only_ask=only_ask, config=FOR_EVER)
 
 
 def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
-    """Register the schemas of the sinks' records. Raises `Refused`."""
     for sink in written(stage, publishes):
         if sink.encoding is not None:
             outgoing.prepare(sink.encoding, arrow_of(emits[sink.name]), _PATIENCE_S)
@@ -91,10 +89,8 @@ def claimed(
 ) -> dict[str, Sink]:
     """Return the sinks of a claim: existing sinks continue, and new sinks begin with the claim.
 
-    Sinks from a withdrawn promotion are dropped: none of their rows were to be published.
-
-    Raises `Refused` if the program no longer has a sink of which some rows are not published. With `accept_loss`, the
-    sink is dropped instead.
+    Sinks from a withdrawn promotion are dropped: none of their rows were to be published. Raises `Refused` if the
+    program no longer has a sink of which some rows are not published; with `accept_loss`, that sink is dropped.
     """
     declared = {sink.name: sink for sink in written(stage, publishes)}
     sinks, promotion = {}, draft.promotion
@@ -123,7 +119,6 @@ def claimed(
 def check_internal(
     kafka: Kafka, stage: Stage, head: Manifest, publishes: Mapping[str, str] | None, accept_loss: bool
 ) -> None:
-    """Check that the internal topics of continuing sinks were not re-created. Raises `AnotherTopic`."""
     declared = {sink.name: sink.kind for sink in written(stage, publishes)}
     for name, sink in head.sinks.items():
         if declared.get(name) == sink.kind:
@@ -131,9 +126,9 @@ def check_internal(
 
 
 def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
-    """Return a continuing sink; None if it has to start anew because its internal topic was re-created.
+    """Return a continuing sink; None if it has to start anew because its internal topic was created again.
 
-    Raises `AnotherTopic` for a re-created topic if loss is not accepted.
+    Raises `AnotherTopic` for a topic that was created again, unless loss is accepted.
     """
     try:
         now = kafka.state(sink.topic)
@@ -148,7 +143,6 @@ def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) ->
 
 
 def another_internal() -> str:
-    """Return the hint of an error about an internal topic that was deleted and created again."""
     return (
         "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
         "new rows"

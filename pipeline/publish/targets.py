@@ -1,7 +1,7 @@
-"""Targets of a sink, which store rows and the publisher's place: a Kafka topic, or a user's function.
+"""Targets of a sink, which store rows and the publisher's position: a Kafka topic, or a user's function.
 
-Rows are written to a topic in transactions that also commit the place: the offset of the stage's consumer group on the
-internal topic. The offset's metadata has the version and the app's id, because an app that was removed and created
+Rows are written to a topic in transactions that also commit the position: the offset of the stage's consumer group on
+the internal topic. The offset's metadata has the version and the app's id, because an app that was removed and created
 again has other offsets.
 """
 
@@ -25,13 +25,12 @@ from ..spark.user_errors import as_user_error
 
 @dataclass(slots=True)
 class Book:
-    """Data in the store about a sink of a claimed stage."""
+    """Access to the published position, the promotion and the epoch of a sink of a claimed stage, in the store."""
 
     store: ObjectStore
     claimed: Manifest
     name: str
     noted: Place | None = None
-    """Place in the store, as last read or written by this object."""
 
     @property
     def sink(self) -> Sink:
@@ -39,11 +38,10 @@ class Book:
 
     @property
     def title(self) -> str:
-        """Name of the sink in messages."""
         return f"sink {self.name!r} of stage {self.claimed.stage!r}"
 
     def began(self) -> Place:
-        """Return the place where the sink began.
+        """Return the position where the sink began.
 
         That version is not garbage collected before all rows are published.
         """
@@ -63,17 +61,14 @@ class Book:
         return apps.outcome(self.store, promotion)
 
     def read(self) -> Place | None:
-        """Return the publisher's place in the store; None if none was written yet."""
         self.noted = published.newest(self.store, self.claimed, self.name)
         return self.noted
 
     def note(self, place: Place) -> None:
-        """Write the publisher's place to the store."""
         published.note(self.store, self.claimed, self.name, place, self.noted)
         self.noted = place
 
     def check_epoch(self) -> None:
-        """Raise `Fenced` if another writer took the stage over."""
         claimed = self.claimed
         head = history.head(self.store, claimed.app, claimed.stage, hint=claimed.version)
         commit.check_epoch(head or claimed, claimed.epoch)
@@ -90,13 +85,9 @@ class ToTopic:
     app_id: int
     """Number that distinguishes this app from other apps that had its name."""
     accept_loss: bool = False
-    """True to continue from the claim if nobody knows up to which row the sink is published."""
 
     def open(self) -> Place:
-        """Fence the previous publisher, and return the place that it stored last.
-
-        Raises `Refused` if that is unknown.
-        """
+        """Fence the previous publisher, and return its last position. Raises `Refused` if that is unknown."""
         try:
             committed = self.transactions.open()
             place, stored = self._place(*committed) if committed else None, self.book.read()
@@ -111,7 +102,6 @@ class ToTopic:
         self.transactions.begin()
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows, which have the columns of `messages.outgoing.records`."""
         keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
         if HEADERS in rows.column_names:
             maps = rows[HEADERS].to_pylist()
@@ -136,10 +126,10 @@ class ToTopic:
         self.transactions.close()
 
     def _begin(self, stored: Place | None) -> Place:
-        """Return the place of a sink whose place Kafka does not have, and write that place to Kafka.
+        """Choose the first position of a sink that has none in Kafka, and write it to Kafka and the store.
 
-        The place is the one in the store, or the sink's beginning if the store has none. If rows may have been
-        published after it, raises `Refused`; with `accept_loss`, the place is that of the claim.
+        It is the position in the store, or the sink's beginning if the store has none. If rows may have been published
+        after it, raises `Refused`; with `accept_loss`, returns the position of the claim instead.
         """
         begin, sink = self.book.began() if stored is None else stored, self.book.sink
         if stored is not None and stored.rows < sink.sent:
@@ -157,7 +147,6 @@ class ToTopic:
         return begin
 
     def _place(self, offset: int, text: str) -> Place | None:
-        """Return the place that Kafka stores; None if it belongs to another app of this name, or to an earlier sink."""
         parts = text.split()
         if len(parts) != 3 or parts[0] != str(self.app_id):
             return None
@@ -176,7 +165,6 @@ class ToFunction:
     _rows: list[pa.Table] = field(default_factory=list)
 
     def open(self) -> Place:
-        """Return the place in the store, or the place where the sink began."""
         place = self.book.read()
         if place is None:
             self.book.note(place := self.book.began())
@@ -189,7 +177,6 @@ class ToFunction:
         self._rows.append(rows)
 
     def commit(self, place: Place) -> None:
-        """Call the function with the added rows. Raises `Broken` for any error of the function."""
         claimed = self.book.claimed
         try:
             if self._rows:  # none if the rows were skipped
@@ -202,4 +189,4 @@ class ToFunction:
         self.book.note(place)
 
     def close(self) -> None:
-        """Do nothing: no connection is open."""
+        ...

@@ -1,4 +1,4 @@
-"""Attribution of a batch's error to its records or to the environment, from the error text that Spark passes on."""
+"""Attributes a batch's error to its records or to the environment, from the error text that Spark passes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _OF_SPARK = re.compile(
     r"|No space left on device"
 )
 _QUOTED = re.compile(r"'[^'\n]*'")
-"""Quoted parts of an error text, which may hold a record's values rather than Spark's own words."""
 _TASK = re.compile(
     r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
     # Errors of expressions with a condition name come without the wrapping "Job aborted".
@@ -33,7 +32,6 @@ _TASK = re.compile(
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
 _WRAPPERS = ("PythonException", "SparkException", "Py4JJavaError")
-"""Classes of the errors in which Spark wraps a task's error."""
 _MAX_STACK, _CHUNK = 16_000, 4_000
 """Maximum characters of a stored stack, and of one answer from the JVM."""
 
@@ -41,8 +39,8 @@ _MAX_STACK, _CHUNK = 16_000, 4_000
 def blamed(error: BaseException) -> Failure | None:
     """Return an error as a record's failure; None if the store, Kafka, Spark or a machine failed.
 
-    Errors of a user's function are attributed to records, whatever their class and text; errors of slackwater's code in
-    tasks are marked (`source.worker`). For None, the batch fails without a search for records.
+    Errors of a user's function are attributed to records, whatever their class and text. Errors of slackwater's code in
+    tasks are tagged (`source.worker`). If the result is None, the batch fails without a search for records.
     """
     if isinstance(error, StateFailed):
         return error.told.why
@@ -76,7 +74,6 @@ def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's message, and the messages of its causes in Spark's workers and the JVM."""
     cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     causes: list[str] = []
     while cause is not None and len(causes) < 8:  # an error may be its own cause
@@ -86,12 +83,11 @@ def text_of(error: BaseException) -> str:
 
 
 def _first_raised(text: str) -> tuple[str, str] | None:
-    """Return class and message of the error that was raised first, or None if the text has no such error."""
     return next((match for match in _RAISED.findall(text) if match[0] not in _WRAPPERS), None)
 
 
 def raised(target: Any, method: str, *arguments: Any) -> Any:
-    """Call a Java method. Return the error that it raises, as a JVM object; None if it succeeds.
+    """Call a Java method, and return the error that it raises, as a JVM object; None if the call succeeds.
 
     PySpark would convert the Java error to a Python error, which takes some fifty calls more.
     """

@@ -1,4 +1,4 @@
-"""Trials of users' Python functions, in the tasks that hold the rows: for which rows a function fails, and why.
+"""Trials of users' Python functions in Spark tasks, to find the rows for which a function fails.
 
 Each class replaces functions of one of Spark's kinds, and returns a `Failure` as JSON for each row for which the
 function fails. The function is given as Spark's own serialized command.
@@ -24,19 +24,14 @@ from ...state.failing import RECORD, Items, NoItems, failing, one_by_one
 from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
 
 RECORDS = f"`{RECORD}` long, why string"
-"""Columns of the result of `_FrameTrial`."""
 
 
 @dataclass(frozen=True)
 class _Trial:
     command: bytes = field(repr=False)
     most: int
-    """Maximum number of failing rows to find per call.
-
-    If more rows fail, the result has more than this, but maybe not all.
-    """
+    """Maximum number of failing rows to find per call. If more rows fail, at least one more is returned."""
     mark: ErrorMark = ERROR_MARK
-    """Marks errors of slackwater's own code, such as an unavailable schema registry, which no row causes."""
 
     @cached_property
     def function(self) -> Callable[..., Any]:
@@ -44,8 +39,6 @@ class _Trial:
         return _loaded(self.command)
 
     def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
-        """Return for each row the function's error as JSON, or None if the function does not fail for the row."""
-
         def checked(rows: Items) -> None:
             try:
                 attempt(rows)
@@ -151,7 +144,6 @@ STANDS_IN: Mapping[int, type[_Trial]] = {
     # Spark 4.0 has no scalar functions of Arrow.
     if (number := getattr(PythonEvalType, f"SQL_{kind}_UDF", None)) is not None
 }
-"""Class of the trial that replaces a function, by Spark's kind of function."""
 
 
 def _length(columns: Sequence[Any]) -> int:
@@ -168,13 +160,11 @@ def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
 
 
 def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
-    """Return texts as a column of the same library as the other columns."""
     if columns and not isinstance(columns[0], pd.Series | pd.DataFrame):
         return pa.array(texts, pa.string())
     return pd.Series(texts, dtype=object)
 
 
 def _check_length(returned: int, count: int) -> None:
-    """Raise `ValueError` if a function returned a different number of rows than it received."""
     if returned != count:
         raise ValueError(f"the function returned {returned} rows for {count}")

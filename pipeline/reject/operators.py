@@ -1,4 +1,4 @@
-"""A search for the records for which an operator of Spark's plan fails: one job per operator, for all records.
+"""Searches for the records that make an operator of Spark's plan fail, with one job for each operator.
 
 Operators are tried bottom-up, each on the records that pass the operators below. Spark's own expressions run inside
 `TryEval`, which returns null if they raise; each failing record is then evaluated alone to get the error. A Python
@@ -34,7 +34,6 @@ _CANNOT_FAIL = frozenset(
     {"Alias", "And", "AttributeReference", "EqualTo", "GetStructField", "GreaterThan", "IsNotNull", "IsNull"}
     | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
 )
-"""Expressions that raise no errors themselves."""
 Failures = dict[int, Failure]
 
 
@@ -44,7 +43,7 @@ class Operators:
 
     Attributes:
         spark: The session of the plan.
-        most: Maximum number of failing records; one more raises `TooMany`.
+        max_failures: Maximum number of failing records; one more raises `TooMany`.
         on_found: Called with the number of failing records found so far.
         failures: Failures by record number.
     """
@@ -80,7 +79,6 @@ class Operators:
                         raise TooMany(list(self.failures))
 
     def _search_node(self, node: Any, name: str, tried: set[str]) -> Iterator[Failures]:
-        """Yield the failures of one operator in parts. The search for a part skips records found before."""
         if name in _BATCH_FUNCTIONS:
             yield self._batch_function_failures(node, self._input_plan(node))
             return
@@ -95,7 +93,6 @@ class Operators:
             yield self._row_function_failures(function, self._input_plan(node))
 
     def _untried(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
-        """Return the expressions that may fail, without those in `tried`, and add them to `tried`."""
         new = []
         for expression in expressions:
             text = str(expression.canonicalized().toString())
@@ -112,7 +109,6 @@ class Operators:
         return not harmless or any(self._may_fail(child) for child in listed(expression.children()))
 
     def _input_plan(self, node: Any) -> Any:
-        """Return the plan of an operator's input, with record numbers and without the records found so far."""
         excluded = self._sequence(self.failures)
 
         def exclude(leaf: Any) -> Any:
@@ -122,13 +118,11 @@ class Operators:
             return self._logical.Filter(self._expressions.Not(is_excluded), leaf)
 
         def is_kept(node: Any) -> bool:
-            """Return True for a leaf of the plan that holds an input's records."""
             return not children(node) and number_of(node) is not None
 
         return numbered(children(node)[0], self.spark, is_kept, exclude)
 
     def _expression_failures(self, expressions: Sequence[Any], input_plan: Any) -> Failures:
-        """Return the records for which one of Spark's own expressions raises."""
         if input_plan is None:
             return {}
         catalyst = self._expressions
@@ -144,7 +138,6 @@ class Operators:
         return self._one_by_one(expressions, input_plan.output(), rows, numbers) if rows else {}
 
     def _collected(self, plan: Any) -> list[Any]:
-        """Return a plan's rows as Spark's internal rows."""
         context = self.spark.sparkContext
         previous = context.getLocalProperty(COMMON_PARTS)
         # `executeCollect` runs without a DataFrame action, which would set this property for its tasks.
@@ -157,7 +150,6 @@ class Operators:
     def _one_by_one(
         self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
     ) -> Failures:
-        """Return the error of each row by record number. The driver evaluates the expressions row by row."""
         catalyst = self._expressions
         attributes = getattr(catalyst, "package$AttributeSeq")(columns)
         # Nondeterministic expressions need state that only a task initializes.
@@ -172,7 +164,6 @@ class Operators:
         return failures
 
     def _row_function_failures(self, function: Any, input_plan: Any) -> Failures:
-        """Return the records for which a Python function of rows or columns raises."""
         if input_plan is None or (trial := STANDS_IN.get(function.evalType())) is None:
             return {}
         tried = self._trial_expression(function, trial, StringType(), listed(function.children()))
@@ -181,7 +172,6 @@ class Operators:
         return self._trial_failures(self._logical.Project(self._sequence([number_of(input_plan), alias]), input_plan))
 
     def _batch_function_failures(self, node: Any, input_plan: Any) -> Failures:
-        """Return the records for which a Python function of batches raises."""
         function = next(expression for expression in listed(node.expressions()) if kind(expression) == "PythonUDF")
         if input_plan is None or (trial := STANDS_IN.get(function.evalType())) is None:
             return {}
@@ -195,18 +185,15 @@ class Operators:
         return self._trial_failures(operator(replaced, output, input_plan, node.isBarrier(), node.profile()))
 
     def _trial_failures(self, plan: Any) -> Failures:
-        """Return the failures that a trial reports. The plan's rows have a record number and a text."""
         failed = plan_of(frame_of(plan, self._session).where("why IS NOT NULL"))
         rows = frame_of(self._limited(failed), self._session).collect()
         return {row[0]: msgspec.json.decode(row[1], type=learned(Failure)) for row in rows}
 
     def _limited(self, plan: Any) -> Any:
-        """Limit the rows that each task of a plan returns to one more than the maximum number of failures."""
         limit = self._expressions.Literal.create(self.most + 1, self._types.IntegerType)
         return self._logical.LocalLimit(limit, plan)
 
     def _trial_expression(self, function: Any, trial: Any, returns: Any, inputs: Sequence[Any]) -> Any:
-        """Return an expression that tries a Python function, in the same environment as the function itself."""
         original = function.func()
         command = bytes(original.command().toArray(self._jvm.scala.reflect.ClassTag.Byte()))
         new_command = CloudPickleSerializer().dumps((trial(command, self.most), returns))  # type: ignore[no-untyped-call]
@@ -230,17 +217,14 @@ class Operators:
 
 
 def _evaluated(node: Any, name: str) -> list[Any]:
-    """Return the expressions that an operator evaluates for each row. For a generator, these are its arguments."""
     expressions = listed(node.generator().children()) if name == "Generate" else listed(node.expressions())
     return [expression.child() if kind(expression) == "Alias" else expression for expression in expressions]
 
 
 def _functions(expression: Any) -> list[Any]:
-    """Return the Python functions in an expression, in order of evaluation."""
     inner = [function for child in listed(expression.children()) for function in _functions(child)]
     return [*inner, expression] if kind(expression) == "PythonUDF" else inner
 
 
 def _value(argument: Any) -> Any:
-    """Return the value's expression of a Python function's argument, which may be positional or a keyword."""
     return argument.children().head() if kind(argument) == "NamedArgumentExpression" else argument

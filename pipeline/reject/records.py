@@ -1,4 +1,4 @@
-"""Records of a batch by number: their Kafka offsets, reads of all in Spark tasks, and reads of the rejected ones."""
+"""Numbers of a batch's records; reads of all records in Spark tasks, and of rejected records on the driver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..spark.worker_resources import WorkerResources
 from .table import DeadLetter
 
 ROW_BITS = 20
-"""Number of low bits of a record's number that hold its row in its message (0 for a user's topic).
+"""Number of low bits of a record's number that hold the record's row in its message (0 for a user's topic).
 
 The bits above hold the message's number.
 """
@@ -36,14 +36,10 @@ class Numbering:
     """Numbers of a batch's messages, from 0 in the order of inputs, partitions and offsets."""
 
     ranges: tuple[tuple[str, Range], ...]
-    """Ranges that the batch reads, each with the input's declared name."""
 
     @cached_property
     def numbered(self) -> tuple[tuple[int, str, Range], ...]:
-        """Ranges, each with the number of its first message and the name of its input, in this order.
-
-        Number, name, range.
-        """
+        """Ranges, as tuples of the first message's number, the input's name, and the range."""
         starts = accumulate((entry.last - entry.first for _, entry in self.ranges), initial=0)
         return tuple((start, *entry) for start, entry in zip(starts, self.ranges, strict=False))
 
@@ -54,7 +50,6 @@ class Numbering:
 
 
 def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Numbering:
-    """Return the numbering of a batch that reads its inputs from the base version's offsets to `ends`."""
     return Numbering(
         tuple(
             (name, part)
@@ -65,28 +60,20 @@ def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Num
 
 
 def record_number(message_number: int, row: int) -> int:
-    """Return a record's number, from the number of its message and the record's row in the message."""
     return message_number << ROW_BITS | row
 
 
 def place_of(number: int) -> tuple[int, int]:
-    """Return the number of a record's message, and the record's row in the message, from the record's number."""
     return number >> ROW_BITS, number & ((1 << ROW_BITS) - 1)
 
 
 _GAP = 2_000
-"""Maximum number of unneeded messages between two needed ones in a single read.
-
-Reading them costs as much as a second read.
-"""
+"""Maximum number of unneeded messages that one read passes over. More of them would cost more than a second read."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputTopic:
-    """An input's topic.
-
-    `attempts` are those whose messages count; None for a user's topic, where all messages count.
-    """
+    """Topic of an input. Only messages of `attempts` count; None for a user's topic, where all messages count."""
 
     topic: str
     attempts: frozenset[str] | None
@@ -102,10 +89,7 @@ class Messages:
     patience_s: float
 
     def rejected(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
-        """Return the failed records as dead letters, in the order of their numbers.
-
-        Raises `Gone` if a message no longer exists.
-        """
+        """Return the failed records as dead letters, in order of record number. Raises `Gone` for a lost message."""
         numbers_by_offset: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(failures):
             name, partition, offset = self.numbering.at(place_of(number)[0])
@@ -121,7 +105,6 @@ class Messages:
         return [letters[number] for number in sorted(failures)]
 
     def _messages(self, topic: str, partition: int, offsets: list[int]) -> Iterator[Message]:
-        """Yield the messages at these ascending offsets; offsets close to each other share a read."""
         start = 0
         for position in range(1, len(offsets) + 1):
             if position == len(offsets) or offsets[position] - offsets[position - 1] > _GAP:
@@ -132,7 +115,6 @@ class Messages:
                 start = position
 
     def _letters(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
-        """Yield the dead letters of a message's failed records. The message is decoded once."""
         source = self.sources[name]
         address = (source.topic, message.partition() or 0, message.offset() or 0)
         time_ms = message.timestamp()[1]
@@ -151,7 +133,6 @@ class Messages:
 
 
 def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
-    """Return a channel row's `headers`, which the stage copied from a topic; empty without that column."""
     if "headers" not in row.schema.names or row.schema.field("headers").type != HEADERS:
         return ()
     return tuple((header["key"], header["value"]) for header in row["headers"][0].as_py() or ())
@@ -164,15 +145,11 @@ class KafkaFeed:
     resources: WorkerResources = field(repr=False)
     topic: str
     schema: pa.Schema
-    """Columns of the input, followed by the column of the record's number."""
     ranges: Sequence[tuple[int, Range]]
-    """Ranges of the input, each with the number of its first message."""
     attempts: frozenset[str] | None
-    """Attempts whose messages count in a channel; None for a user's topic, where all messages count."""
     patience_s: float
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Read the ranges whose indices are in the batches."""
         configure_worker()
         for batch in batches:
             for number in batch["id"].to_pylist():
@@ -190,7 +167,6 @@ class KafkaFeed:
         check_count(self.topic, part, num_rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
-        """Yield, for records of these messages, their offsets, their rows in their messages, and their columns."""
         plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
             rows = Columns(messages).source(plain)

@@ -1,4 +1,4 @@
-"""Retry of a failed batch without the records that cause the failure, which are written to a table and a topic.
+"""Computes a failed batch again without the records that cause the failure, and stores and sends these records.
 
 A state function reports keys, and an operator of Spark's plan reports records (`operators.py`); for any other failure,
 groups of records are tried (`state/failing.py`).
@@ -55,7 +55,6 @@ log = logging.getLogger(__name__)
 _ROUNDS = 100
 """Maximum number of attempts at a batch. Each attempt leaves out at least one more record than the one before."""
 _PARALLEL_JOBS = 4
-"""Number of parallel jobs that try groups of records."""
 _LOG_INTERVAL_S = 5.0
 """Seconds between log lines about the progress of a search. A search that ends earlier logs nothing."""
 
@@ -65,7 +64,7 @@ class Culprits:
     """Finds the records of a batch that have to be left out so that the batch passes.
 
     Attributes:
-        most: Maximum number of records to leave out.
+        max_failures: Maximum number of records to leave out.
         failures: Failures of the records to leave out, by record number.
     """
 
@@ -77,10 +76,10 @@ class Culprits:
     _logged: float = field(default_factory=time.monotonic, init=False)
 
     def compute(self, error: Exception | None) -> tuple[TaskReport, ...]:
-        """Compute the batch without the records that fail. `error` is the batch's error; None if it was not tried yet.
+        """Compute the batch without the records that fail. `error` is the batch's error; None before the first attempt.
 
         Raises:
-            TooMany: More than `most` records fail.
+            TooMany: More than `max_failures` records fail.
             Exception: An error that no record causes, or `error` if the records cannot be determined.
         """
         for attempt in range(_ROUNDS):
@@ -123,8 +122,6 @@ class Culprits:
             raise Refused("the stage is stopping")
 
     def _operator_failures(self, needed: DataFrame) -> Failures:
-        """Return the records for which an operator of the plan of the stage's function fails."""
-
         def on_found(count: int) -> None:
             self._check_not_stopping()
             self._log_progress(len(self.failures) + count)
@@ -141,7 +138,6 @@ class Culprits:
         return operators.failures
 
     def _state_failures(self, error: StateFailed) -> Failures:
-        """Return the records with the keys for which the state's function fails."""
         if not error.told.keys:
             return {}
         rows = self.records.of_keys(error.told.keys, self.failures)
@@ -154,7 +150,6 @@ class Culprits:
         return {}
 
     def _group_failures(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
-        """Return the records for which an attempt fails, by parallel jobs over groups of records."""
         numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.failures))]
 
         def tried(items: Items) -> Failure | None:
@@ -189,12 +184,10 @@ class BatchRejecter:
     shape: Shape
     resources: WorkerResources
     topic: str = ""
-    """Topic that gets copies of rejected records; empty for none."""
     published: Mapping[str, str] = field(default_factory=dict)
-    """Topics, by sink, of the sinks that are published under another name than declared."""
 
     def rescue(self, batch: Batch, error: Exception) -> Written:
-        """Compute a failed batch without the records that fail, and put these into the table of rejected records.
+        """Compute a failed batch without the records that fail, and store them in the table of rejected records.
 
         Raises `Refused` if too many records fail, or if the topic for rejected records refuses them; and `error` if no
         record causes it.
@@ -213,7 +206,7 @@ class BatchRejecter:
         return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
     def set_aside(self, batch: Batch, written: Written) -> Written:
-        """Put the records that are too large for a sink's topic into the table of rejected records.
+        """Move records that are too large for a sink's topic to the table of rejected records.
 
         Raises `Refused` if too many records are rejected, or if the topic for rejected records refuses them.
         """
@@ -240,7 +233,6 @@ class BatchRejecter:
         return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
 
     def _stored(self, batch: Batch, base: Manifest, letters: Sequence[DeadLetter]) -> SideTable:
-        """Send rejected records to their topic; return the table of rejected records of the version after `base`."""
         if self.topic:
             send_rejects(self.resources.open_kafka(), self.topic, letters, patience_s=self.resources.patience_s)
         now_ms, version = instants.now_ms(), base.version + 1
@@ -248,7 +240,7 @@ class BatchRejecter:
         return self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
 
     def retry(self, batch: Batch) -> Written:
-        """Process the waiting rejected records as a batch of their own, and mark those that pass as retried.
+        """Process the waiting rejected records as a separate batch, and mark records that pass as retried.
 
         Records that were too large for a sink's topic are sent again unchanged. Raises `Refused` if the program does
         not read the input of a record.
@@ -282,10 +274,6 @@ class BatchRejecter:
         return self.set_aside(batch, Written((*results, *sent), side_tables={REJECTED: table}))
 
     def _republish(self, batch: Batch, rejected: pa.Table) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
-        """Send the rejected records of sinks that now fit their topics.
-
-        Returns reports and the table's changed rows.
-        """
         version, kafka, patience_s = batch.base.version + 1, self.resources.open_kafka(), self.resources.patience_s
         reports, rows = list[TaskReport](), rejected.to_pylist()
         for sink in self.stage.sinks:
@@ -315,7 +303,6 @@ class BatchRejecter:
         most: int | None = None,
         read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
-        """Return the batch's reports and its failures. Adds the number of records of each input to `read`."""
         allowed = self._allowed(batch.base) if most is None else most
         for frame in inputs:
             frame.persist()

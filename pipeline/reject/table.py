@@ -1,4 +1,4 @@
-"""The table of a stage's rejected records, `<stage>_rejected`; their topic; and rejected records as inputs of a retry.
+"""The table and the topic of a stage's rejected records, and rejected records as inputs of a retry.
 
 The topic gets the messages unchanged, with the headers of Kafka Streams' dead letter queues added.
 """
@@ -33,10 +33,7 @@ _KEY = [column.name for column in REJECTED_RECORDS.key]
 
 @dataclass(frozen=True, slots=True)
 class RejectedTable:
-    """Reads and writes the table of a stage's rejected records.
-
-    Uses the store (or spool) and the cache of its batches.
-    """
+    """Reads and writes the table of a stage's rejected records, in the store (or spool) and cache of its batches."""
 
     store: ObjectStore
     cache: SstCache
@@ -44,7 +41,6 @@ class RejectedTable:
     stage: str
 
     def rows(self, manifest: Manifest) -> pa.Table:
-        """Return all rows of a version's table, with the columns of `SCHEMA`."""
         table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, REJECTED_RECORDS).blocks)
@@ -55,10 +51,10 @@ class RejectedTable:
     def put(
         self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
     ) -> SideTable:
-        """Return the table of the version after `base`: one or more rows are upserted, and runs are merged if due.
+        """Upsert rows, merge runs if due, and return the table of the version after `base`.
 
-        `changed` has rows in the form of `row_of`. `added` is the number of new rows; `waiting` is the change in the
-        number of records that wait for a retry, negative if some were retried.
+        `changed` has rows in the form of `rejected_row`. `added` is the number of new rows; `waiting` is the change in
+        the number of records that wait for a retry, negative if some were retried.
         """
         previous = base.side_tables.get(REJECTED) or SideTable(REJECTED_RECORDS)
         rows = pa.Table.from_pylist(list(changed), schema=SCHEMA)
@@ -88,7 +84,6 @@ class RejectedTable:
 
 
 def row_of(record: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
-    """Return a newly rejected record as a row of the table."""
     return {
         **{name: getattr(record, name) for name in SCHEMA.names if hasattr(record, name)},
         "headers": [{"name": header, "value": value} for header, value in record.headers],
@@ -129,7 +124,7 @@ class DeadLetter:
     time_ms: int = 0
 
     def headers_of(self) -> list[tuple[str, bytes | None]]:
-        """Return the record's own headers and, as text, those of KIP-1034: `__streams.errors.exception` and others."""
+        """Return the record's headers, and headers of KIP-1034 with error and location, as text."""
         fields = {
             "exception": self.error,
             "stacktrace": self.stack,
@@ -178,7 +173,6 @@ def inputs_of(
 
 
 def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
-    """Return rows of the rejected table in their input's columns. Raises `Refused` if the input's columns differ."""
     if name not in stage.channels:
         columns = [[row[column] for row in rows] for column in ("key", "value", "topic", "partition", "offset", "time")]
         headers = [_headers(row["headers"]) for row in rows]
@@ -204,5 +198,4 @@ def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.S
 
 
 def _headers(stored: Any) -> list[dict[str, object]] | None:
-    """Convert a record's headers from the table's format to that of Structured Streaming's Kafka source."""
     return [{"key": header["name"], "value": header["value"]} for header in stored] if stored else None

@@ -1,4 +1,4 @@
-"""Claims of stages: the stored head is checked against the program, and the start of a new stage is found.
+"""Claims of stages: checks the stored head against the program, and finds the start positions of the inputs.
 
 A program that does not fit the stored state is refused, with the command that migrates the state (`state/fits.py`).
 """
@@ -43,12 +43,10 @@ TASKS_PER_CORE = 2
 
 
 def migrate_command(app: App) -> str:
-    """Return the command by which a user migrates the stored state to a changed program."""
     return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
 
 
 def _keep(app: App, changed: Iterable[str] = ()) -> str:
-    """Return a hint with the command that migrates the stored state to the program, and its changes."""
     done = "; ".join(changed)
     return (
         f"migrate the stored state: {migrate_command(app)} (preview: --dry-run){f' would do: {done}' if done else ''}"
@@ -56,12 +54,10 @@ def _keep(app: App, changed: Iterable[str] = ()) -> str:
 
 
 def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
-    """Return the declared table, but with the stored number of state partitions.
+    """Return the declared table with the stored number of state partitions.
 
-    The program sets it only for a new table.
-
-    The program may change the compaction and the time to live. Raises `Refused` for other differences from the stored
-    table.
+    The program sets that number only for a new table. The program may change the compaction and the time to live.
+    Raises `Refused` for other differences from the stored table.
     """
     if head is None or (stored := head.table) == table:
         return table
@@ -93,9 +89,9 @@ def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table |
 
 
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
-    """Refuse a key or state that cannot fit the stored table, whatever columns the stage's rows have.
+    """Raise `Refused` for a key or state that cannot fit the stored table, whatever columns the stage's rows have.
 
-    Without Spark, if a state itself declares columns, the stored ones are assumed. Raises `Refused`.
+    Without Spark, if a state itself declares columns, the stored ones are assumed.
     """
     if stored is None or stage.state is None:
         fit = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
@@ -132,7 +128,6 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
 
 
 def check_made_here(app: str, stage: str, stored: Table | None) -> None:
-    """Refuse a stage whose rows are not computed by a slackwater program. Raises `Refused`."""
     if stored is not None and (elsewhere := kind_of(stored.state).elsewhere):
         raise Refused(
             f"stage {app}/{stage} is {elsewhere}: no program can continue it",
@@ -141,7 +136,6 @@ def check_made_here(app: str, stage: str, stored: Table | None) -> None:
 
 
 def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
-    """Refuse inputs that differ from the stage's stored inputs. Raises `Refused`."""
     inputs = fit_inputs(head, app.writers(stage))
     if inputs.new or inputs.gone:
         declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
@@ -183,11 +177,9 @@ class Claimer:
     kafka: Kafka
     app: App
     topics: Mapping[str, str]
-    """Topics that a clone reads instead of the declared users' topics, by the declared name."""
     writer: str
     by: str
     accept_loss: bool
-    """True if lost offsets may be skipped."""
     migration: int = 0
     """Number of the app's newest migration, which is complete in all of its stages."""
     publishes: Mapping[str, str] | None = None
@@ -196,10 +188,6 @@ class Claimer:
     """Number of the newest promotion of the app, on which `publishes` is based; 0 for none."""
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
-        """Create the missing repartition topics of these stages, and the internal topics of their sinks.
-
-        With `only_ask`, only check that the topics may be created. Raises `Refused` if they may not.
-        """
         self.kafka.create_topics(self._channels(stages), only_ask=only_ask)
         sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
 
@@ -224,15 +212,11 @@ class Claimer:
         return head, self.starts(stage, head)
 
     def start_of(self, name: str) -> tuple[int, ...]:
-        """Return the offsets at which stages without versions begin to read a topic. Raises what `check` raises."""
         stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
         return self._start(stage, stage.inputs[name], None).at.offsets
 
     def check_shape(self, stage: Stage, shape: Shape, head: Manifest | None, starts: dict[str, StartPosition]) -> None:
-        """Refuse columns that differ from the stored ones, and log the records that the stage will not see.
-
-        Raises `Refused`.
-        """
+        """Raise `Refused` for columns that differ from the stored ones; log the records that the stage will not see."""
         agreed(self.app, stage, shape.table, head)
         if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
@@ -246,9 +230,8 @@ class Claimer:
         log_unseen(stage.name, starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int, *, cores: int = 0) -> Manifest:
-        """Commit a claim of the stage and return it. Raises what `check` and `check_shape` raise.
+        """Commit a claim of the stage and return it. Raises the errors of `check_stage` and `check_shape`.
 
-        `cores` is the number of cores of the Spark session; 0 for unknown: then batches get a task per state partition.
         Start positions are computed again: records may have expired since the check, while Spark started.
         """
         if (retired := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
@@ -303,10 +286,9 @@ class Claimer:
         return outputs
 
     def _same_channel(self, stage: Stage, output: Output) -> Output:
-        """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` for a re-created topic.
+        """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` if the topic was created again.
 
-        Also raises what `check` raises. If loss is accepted, the channel of a re-created topic continues at the topic's
-        end.
+        If loss is accepted, the channel continues at the end of the new topic. Also raises the errors of `check_stage`.
         """
         count = len(output.ends)
         now = self._state(stage, output.topic)
@@ -321,7 +303,8 @@ class Claimer:
         """Return the position at which a stage that has versions starts to read an input that is new to it.
 
         An input that the stage read earlier resumes where the stage stopped. A channel that its writer has not written
-        yet is read from its beginning. Any other input starts as the program declares. Raises what `check` raises.
+        yet is read from its beginning. Any other input starts as the program declares. Raises the errors of
+        `check_stage`.
         """
         source = stage.inputs[name]
         head = history.head(self.store, self.app.name, stage.name)
@@ -337,7 +320,6 @@ class Claimer:
         return self._start(stage, source, None).at
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
-        """Return the repartition topics that these stages read or write, with the number of partitions to create."""
         used = [
             channel for stage in stages for channel in (*stage.repartitions, *map(self.app.channel, stage.channels))
         ]
@@ -350,7 +332,7 @@ class Claimer:
         """Return a stage's start positions by the input's declared name. `head` is None for a new stage.
 
         With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are claimed
-        already. Raises what `check` raises.
+        already. Raises the errors of `check_stage`.
         """
         left_off: dict[str, Input | None] = {}
         if head is not None:
@@ -368,7 +350,7 @@ class Claimer:
         }
 
     def _check_position(self, position: Input) -> Input:
-        """Return an input's stored position if the sender's versions after it still exist. Raises `Refused`."""
+        """Return an input's stored position. Raises `Refused` if versions after it were garbage collected."""
         first = history.first_version(self.store, self.app.name, position.upstream) if position.upstream else 0
         if position.version + 1 < first:
             raise Refused(
@@ -395,7 +377,6 @@ class Claimer:
         return self.kafka.offsets_since(topic, [time_ms] * count)
 
     def _state(self, stage: Stage, topic: str) -> TopicState:
-        """Return a topic's state in Kafka. For a repartition topic that is not created yet, return its future state."""
         try:
             return self.kafka.state(topic)
         except Refused:
@@ -412,17 +393,16 @@ class Claimer:
 
 
 def program_of(app: App) -> Program | None:
-    """Return the file that declares an app, in the form that manifests store; None if no file declares it."""
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
 
 
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
-    """Refuse to run a program that a promotion has replaced.
+    """Raise `Refused` for a program that a promotion has replaced. `heads` are the app's newest versions.
 
-    `heads` are the app's newest versions. A supervisor may restart the replaced program, which would take over the app
-    that replaced it, or migrate it back. Costs no request for an app without promotions. Raises `Refused`.
+    A supervisor may restart the replaced program, which would take over the app that replaced it, or migrate it back.
+    Costs no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)
     promotion = newest_of(manifests)

@@ -54,7 +54,6 @@ _RETRY_MS = 600_000
 
 @contextmanager
 def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` on a thread of its own during the block. After the block, wait a short time for it to end."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
@@ -66,9 +65,9 @@ def in_background(name: str, work: Callable[[threading.Event], None]) -> Iterato
 
 
 def ask_spark(spark: SparkSession, listener: Listener, queued: set[str], over: threading.Event) -> None:
-    """Poll the progress of Spark's tasks every few seconds. If the JVM hangs, only this thread hangs, too.
+    """Poll the progress of Spark's tasks every few seconds. A JVM that hangs blocks only this thread.
 
-    Updates `queued`, less often, with the job groups that wait for a core (`queued_groups`).
+    Updates `queued`, less often, with the job groups that wait for a core (`queued_job_groups`).
     """
     tracker, due_s = spark.sparkContext.statusTracker(), 0.0
     while not over.is_set():
@@ -90,22 +89,16 @@ class LagReporter:
     """Reports lags and writes heartbeats every few seconds. Batches do not wait for it or depend on it."""
 
     store: ObjectStore
-    """Store with a short timeout, for heartbeats and heads."""
     claimer: Claimer
-    """Claimer of this run. Heartbeats have its writer's id."""
     runners: Sequence[StageRunner]
     listener: Listener
     sink_places: Callable[[str], Mapping[str, Place | None]]
-    """Returns the published places of the sinks of a stage; only for stages of this run."""
     waits_for: Callable[[StageLag], str] = lambda _stage: ""
-    """Returns the reason why a stage of this run waits; empty if the stage does not wait."""
     _waits: dict[str, str] = field(default_factory=dict)
     _other_heads: dict[str, Manifest] = field(default_factory=dict)
-    """Heads of the app's stages that run elsewhere or nowhere."""
     _alive: tuple[Beat, ...] | None = None
 
     def work(self, over: threading.Event) -> None:
-        """Report lags and write heartbeats until `over` is set, then write the last heartbeat."""
         app, epochs = self.claimer.app.name, {runner.stage.name: runner.head.epoch for runner in self.runners}
         beat, heart = Beat(self.claimer.writer, self.claimer.by, epochs), Heart(self.store, app)
         others_due = 0.0
@@ -164,18 +157,16 @@ class Collector:
     app: str
     retention: Retention
     every_ms: int
-    """Interval between collections, in ms."""
     by: str
     epochs: Callable[[], Mapping[str, int]]
-    """Returns the epochs of the stages that this runner owns."""
     listener: Listener
     _since_ms: int = 0
-    """Time of the first call of `look`."""
 
     def work(self, over: threading.Event) -> None:
-        """Collect garbage when due, until `over` is set. Does not begin at once, because first batches need the cores.
+        """Collect garbage when due, until `stopping` is set.
 
-        A collection under way at the end is abandoned, and the next one continues it.
+        Does not begin at once, because first batches need the cores. A collection under way at the end is abandoned,
+        and the next one continues it.
         """
         while not over.wait(min(_POLL_S, self.every_ms / 4_000)):
             # A failure must not end the run or later collections.
@@ -194,7 +185,7 @@ class Collector:
     def look(self, now_ms: int) -> Collected | None:
         """Collect if a collection is due and it is this runner's turn; return its result, else None.
 
-        Raises what `collect` raises. Costs one listing if no collection is due.
+        Raises the errors of `collect`. Costs one listing if no collection is due.
         """
         self._since_ms = self._since_ms or now_ms
         last_ms, ended = last_collection(self.store, self.app)
@@ -206,7 +197,6 @@ class Collector:
         return collect(self.store, self.app, self.retention, by=self.by)
 
     def _leads(self, now_ms: int) -> bool:
-        """Return True if this runner owns the first running stage, and so has the turn to collect."""
         heads = heads_of(self.store, self.app, history.list_stages(self.store, self.app))
         alive = beats(self.store, self.app, now_ms)
         epochs = self.epochs()
@@ -215,7 +205,7 @@ class Collector:
 
 
 def waits_for(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
-    """Return what a stage waits for, as a phrase; empty while the stage works, or if that is unknown.
+    """Return the cause for which a stage waits, as a phrase; empty while the stage works, or if that is unknown.
 
     `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
     promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
@@ -253,24 +243,19 @@ _LOOK_S = 5.0
 
 @dataclass(slots=True)
 class TopicWatch:
-    """Watches the topics of one runner's stages for re-creation. `look` is thread-safe."""
+    """Checks if topics of one runner's stages were deleted and created again. `check` is thread-safe."""
 
     kafka: Kafka
     app: str
     runners: Sequence[StageRunner]
     error: AnotherTopic | None = field(default=None, init=False)
-    """Error of the first topic found re-created; None if there is none."""
 
     def work(self, over: threading.Event) -> None:
-        """Check the topics every few seconds, by one request, until `over` is set or a topic is found re-created."""
         while self.error is None and not over.wait(_LOOK_S):
             self.look(users=False)
 
     def look(self, *, users: bool = True) -> AnotherTopic | None:
-        """Return the error of a re-created topic; None if no topic is re-created, or if Kafka does not answer.
-
-        If `users` is False, users' topics are left out.
-        """
+        """Return the error of a topic that was created again; None if there is none, or if Kafka does not answer."""
         topics = {entry[0]: entry for runner in self.runners for entry in self._topics(runner) if users or entry[2]}
         try:
             now = self.kafka.topic_ids(topics.keys()) if topics else {}

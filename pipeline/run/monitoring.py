@@ -1,8 +1,8 @@
 """Monitoring of a runner: Prometheus metrics, and liveness and readiness for probes.
 
-The metrics are one registry, updated by the same events as the terminal. Names follow Prometheus' conventions (base
-units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (bytes written by
-batches and by compactions, to be divided).
+The metrics are one registry, updated by the events that the terminal also shows. Names follow Prometheus' conventions
+(base units, `_total` for counters). Terms for the store are RocksDB's: L0, compaction, write amplification (bytes
+written by batches and by compactions, to be divided).
 
 A run is live while it makes progress on pending work. Waiting for records, or for a broker or a store within its
 timeout, is healthy: a restart would not help. These hang: a JVM that does not answer, a driver loop that does not come
@@ -35,13 +35,10 @@ HUNG_S = 600.0
 _TIMES_USUAL = 10
 """Allowed time without progress, as a multiple of the longest of a stage's recent batches."""
 _SPARK_S = 60.0
-"""Seconds that Spark's JVM may not answer, for example during garbage collection."""
 _LOOP_S = 60.0
 """Maximum seconds of one round of the driver's loop, beyond the timeout of store and broker."""
 _CHECKED_S = 30.0
-"""Seconds for which a check of ownership counts; the runner checks every five seconds that it owns its stages."""
 _REMEMBERED = 20
-"""Number of recent batches of a stage whose durations are remembered."""
 
 
 @dataclass(slots=True)
@@ -57,7 +54,6 @@ class _Stage:
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     unread: bool = False
     unread_s: float = 0.0
-    """Time since when records wait for the stage."""
 
 
 @dataclass(slots=True)
@@ -68,7 +64,6 @@ class Health(Listener):
     clock: Callable[[], float] = time.monotonic
     _loop_s: float = _LOOP_S
     _stages: dict[str, _Stage] = field(default_factory=dict)
-    """Progress by stage. Empty before batches run, and after `ending`."""
     _is_held: Callable[[str], bool] = lambda _stage: False
     _doing: str = "starting"
     _at_s: float = 0.0
@@ -137,10 +132,7 @@ class Health(Listener):
             return tuple(self._hanging(self.clock()))
 
     def lacks(self) -> tuple[str, ...]:
-        """Return the reasons why this runner may not write now, as sentences.
-
-        Empty if it owns its stages and runs batches.
-        """
+        """Return the reasons why this runner may not write now, as sentences; empty for a ready runner."""
         with self._lock:
             if not self._stages:
                 return (f"no batches are running: {self._doing}",)
@@ -171,9 +163,7 @@ class Health(Listener):
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
 Probe = Callable[[], tuple[str, ...]]
-"""Returns the problems that it finds, as sentences; empty if there are none."""
 _OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
-"""Metrics of a batch: by the metric's name, its description and a function that returns its value."""
 
 _HISTOGRAMS: _OfBatch = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
@@ -219,10 +209,7 @@ _GAUGES: _OfBatch = {
 
 
 class Metrics(Listener):
-    """The metrics of one process, labelled by app and stage. A listener of a run.
-
-    `health` answers the probes.
-    """
+    """Metrics of one process, labelled by app and stage. A listener of a run; `health` answers the probes."""
 
     def __init__(self, health: Health | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -291,22 +278,18 @@ class Metrics(Listener):
                 gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
-        """Serve `GET /metrics` and the runner's probes on a port of all network interfaces, by the function `serve`."""
         return serve(self.registry, port, self.probes)
 
     @property
     def probes(self) -> dict[str, Probe]:
-        """The runner's probes, by URL path."""
         return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
 
 
 def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
-    """Serve `GET /metrics` on a port of all network interfaces until the process ends; 0 chooses a port.
+    """Serve `GET /metrics` on a port of all network interfaces until the process ends. Return the port.
 
-    Return the port.
-
-    A probe without problems is answered with 200, otherwise with 503 and the problems. Raises `Refused` if the port is
-    taken.
+    Port 0 chooses a free one. A probe without problems is answered with 200, otherwise with 503 and the problems.
+    Raises `Refused` if the port is taken.
     """
     try:
         server, _ = start_http_server(port, registry=registry)

@@ -1,4 +1,4 @@
-"""Options of a run. Values only."""
+"""`Options`: the options of a run, as values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,30 +30,23 @@ class Options:
     max_records: int | None = None
     """Maximum input records of a batch; None for the program's setting, as in the next two options."""
     trigger_ms: int | None = None
-    """Minimum time between batches."""
     max_unflushed: int | None = None
     """Maximum number of versions by which a stage may run ahead of its last commit; 0 for none."""
     accept_loss: bool = False
-    """Continue without input records that Kafka has lost."""
     master: str | None = None
     """Spark's master URL; None for Spark's own configuration."""
     patience_s: float = 120
-    """Seconds that a broker or a store may be unavailable."""
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
-    """Folder of this machine's cache of SSTs for look-ups."""
     cache_bytes: int = 10 << 30
     prefetch: bool = True
     """Download whole SSTs in the background; otherwise byte ranges are read from the store."""
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
-    """More Spark settings, which override slackwater's."""
     py_files: tuple[str, ...] = ()
-    """Python files and zips that the program and its tasks import."""
     compaction_threads: int = 1
     """Maximum concurrent merges of a stage, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
-    """Returns an app's retention rules, by the app's name. They decide which history garbage collection deletes."""
+    """Returns the retention rules of the app with this name; garbage collection deletes history by them."""
     archive: bool = True
-    """Archive the records of the inputs that `retention` names."""
     gc_every_ms: int | None = 3_600_000
     """Interval between garbage collections; None if this runner does not collect."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -72,7 +65,7 @@ class Options:
 
 
 def gc_every_ms(name: str, text: str) -> int | None:
-    """Parse the interval of collections: a span of at least a minute; `off` gives None. Raises `Usage`."""
+    """Parse the interval of collections: a duration of at least a minute; `off` gives None. Raises `Usage`."""
     if text == "off":
         return None
     every_ms = parse_ms(name, text)

@@ -45,34 +45,28 @@ from .start_positions import StartPosition
 _log = logging.getLogger("slackwater")
 _HEARTBEAT_PATIENCE_S = 3.0
 Checked = tuple[Manifest | None, dict[str, StartPosition]]
-"""Head (None for a new stage) and start positions of a stage, as `Claimer.check` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Result of the checks before Spark starts, before which nothing is written."""
+    """Result of the checks that precede the start of Spark."""
 
     stages: tuple[Stage, ...]
-    """Stages of this run, upstream first."""
     limits: Mapping[str, Limits]
     stores: Mapping[str, CountingStore]
     """Store of each stage, so that requests are counted by stage."""
     checked: Mapping[str, Checked]
     store: CountingStore
-    """Store for requests that belong to no stage."""
     heartbeats: CountingStore
     """Store with a short timeout, for heartbeats."""
     claimer: Claimer
     """Claims stages of the app. New stages read topics from the offsets at which the app was created."""
     access: Callable[[], S3Access | None]
-    """Returns the workers' access to the store."""
     new: bool
-    """True if the app is not in the store yet."""
     clone: bool
     """True for a clone, or for a replaced app: it sends no records to the topics of the original."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
-        """Return a claimer for one stage, whose requests are counted for that stage."""
         return replace(self.claimer, store=self.stores[stage.name])
 
 
@@ -124,7 +118,6 @@ def preflight(app: App, options: Options, listener: Listener) -> Start:
 
 
 def _check_master(options: Options, limits: Mapping[str, Limits]) -> None:
-    """Check what depends on Spark's master, if that is known before Spark has started."""
     running = running_session()
     master = running.sparkContext.master if running else options.spark_conf.get("spark.master", options.master)
     if master:
@@ -133,10 +126,6 @@ def _check_master(options: Options, limits: Mapping[str, Limits]) -> None:
 
 
 def _check_stored(store: ObjectStore, app: App, info: AppInfo, *, replaced: bool) -> int:
-    """Check that a stored app may run with this program; return the number of its newest migration.
-
-    `replaced`: a promotion has given another app the name.
-    """
     check_exclusion(store, app.name, Intent.RUN)
     if waits_for_rows(store, info):
         raise Refused(
@@ -154,7 +143,6 @@ def _check_stored(store: ObjectStore, app: App, info: AppInfo, *, replaced: bool
 def _with_promotion(
     claimer: Claimer, info: AppInfo | None, checked: Mapping[str, Checked], *, publishes: bool
 ) -> Claimer:
-    """Return the claimer with the app's newest promotion, and the topics of its sinks."""
     store, app = claimer.store, claimer.app
     heads = [head for head, _ in checked.values() if head is not None]
     if info is not None and not heads:
@@ -172,10 +160,6 @@ def _heads(store: ObjectStore, app: App) -> list[Manifest]:
 
 
 def _check_rejects(kafka: Kafka, app: App, stages: tuple[Stage, ...]) -> None:
-    """Check that the topics for rejected records exist and that the app itself does not use them.
-
-    Raises `NotFound` or `Refused`.
-    """
     for stage in [stage for stage in stages if stage.rejects]:
         if stage.rejects in {
             channel_topic(app.name, output.name) for writer in app.stages.values() for output in writer.writes
@@ -243,7 +227,6 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """Raise `Refused` if `max_unflushed` is set and tasks run on machines that do not hold the spooled SSTs."""
     ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
     if ahead and not master.startswith("local"):
         raise Refused(
@@ -254,7 +237,6 @@ def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
 
 
 def check_memory(kafka: Mapping[str, str], master: str) -> None:
-    """Raise `Refused` if Kafka is in the memory of this process and Spark's tasks run on other machines."""
     if in_memory(kafka) and not master.startswith("local"):
         raise Refused(
             f"{kafka['bootstrap.servers']} is in the memory of this process, which executors of {master} cannot reach",

@@ -1,4 +1,4 @@
-"""Runs a user's program, from a file or from this process."""
+"""Loads a user's program from a file, and runs an app of a file or of this process."""
 
 import importlib.util
 import sys
@@ -25,8 +25,8 @@ from .stopping import Stop
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
     """Return the app that a Python file declares. With a `name`, give it that name, such as that of a clone.
 
-    With a `store`, give it the name of the app's folder there. Raises what `module_of` raises, and `Usage` for a file
-    with no app, with several apps, or with an app that has no stage.
+    With a `store`, give it the name of the app's folder there. Raises the errors of `import_program`, and `Usage` for a
+    file with no app, with several apps, or with an app that has no stage.
     """
     module = module_of(path)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
@@ -48,7 +48,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
 
 
 def module_of(path: str) -> ModuleType:
-    """Import a user's file under a module name of its own, with its folder on `sys.path`.
+    """Import a user's file as a module named after the file, with its folder on `sys.path`.
 
     Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` for a folder.
     """
@@ -66,10 +66,6 @@ def module_of(path: str) -> ModuleType:
 
 
 def run_app(app: App, options: Options, listener: Listener) -> None:
-    """Run an app that this process declares.
-
-    Raises what `runner.run` raises, and `Usage` for invalid Spark settings.
-    """
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
     on_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
@@ -80,7 +76,6 @@ def run_app(app: App, options: Options, listener: Listener) -> None:
 
 
 def _send_by_value(module: ModuleType) -> None:
-    """Have the functions of a program's module pickled by value, because workers do not have its file."""
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -92,10 +87,6 @@ def run_file(
     listener: Listener,
     stop: Stop | None = None,
 ) -> None:
-    """Run the app that a file declares. Other arguments are those of `runner.run`.
-
-    Raises what `load_app` and `runner.run` raise.
-    """
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)

@@ -1,4 +1,4 @@
-"""Runs an app: checks its program, claims its stages, builds their runners, and supervises them."""
+"""`run`: checks an app's program, claims its stages, builds their runners, and supervises them."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -97,7 +97,6 @@ def run(
 
 
 def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener, *, cores: int) -> dict[str, Manifest]:
-    """Check the columns, create missing objects in the store and in Kafka, claim the stages, and return the claims."""
     store, app = start.store, start.claimer.app.name
     listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
@@ -123,7 +122,7 @@ def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener, 
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts of a run whose stages are claimed. `stack` closes them and removes their files."""
+    """Components of a run whose stages are claimed. `stack` closes them and removes their files."""
 
     options: Options
     start: Start
@@ -134,17 +133,13 @@ class _Parts:
     stop: Stop
     retention: Retention
     listener: Listener
-    """The caller's listener, then all listeners of the run."""
     publishers: Publishers = field(init=False)
     scratch: Path = field(init=False)
-    """Folder of files that last as long as the run."""
     planners: PlannerFiles = field(init=False)
     archiver: Archiver | None = None
-    """Archives input records; None where not configured."""
     input_spool: InputSpool | None = None
     """Spool that readers fill for the archiver; None without an archiver, or if tasks run on other machines."""
     runners: tuple[StageRunner, ...] = ()
-    """Runners of the claimed stages, upstream first."""
     _snapshot_names: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,7 +159,7 @@ class _Parts:
         self.publishers.start()
 
     def supervisor(self) -> Supervisor:
-        """Start the work beside the batches; return the supervisor, which starts and watches the queries."""
+        """Start the background threads; return the supervisor, which starts and watches the queries."""
         claimer, store, listener = self.start.claimer, self.start.store, self.listener
         watch, queued = RequestWatch(store, self._app, self.planners), set[str]()
         self._in_background("lag-reporter", self._new_reporter(watch, queued).work)
@@ -196,12 +191,10 @@ class _Parts:
 
     @property
     def _app(self) -> str:
-        """Folder of the app."""
         return self.start.claimer.app.name
 
     @property
     def _is_local(self) -> bool:
-        """True if tasks run on this machine."""
         return (self.spark.sparkContext.master or "").startswith("local")
 
     def _in_background(self, name: str, work: Callable[[threading.Event], None]) -> None:
@@ -251,7 +244,6 @@ class _Parts:
         return lineage
 
     def _end_lineage(self, lineage: RunLineage, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Report the end of the run, with the error that ended it."""
         errors = dict.fromkeys(self.claimed) | {runner.stage.name: runner.error for runner in self.runners}
         lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
 
@@ -305,7 +297,6 @@ class _Parts:
         self.listener.committed(replace(batch, snapshots=names))
 
     def _config_of(self, stage: Stage, spool: Path | None, tracing: Tracing | None) -> StageConfig:
-        """Return the configuration of a stage's runner; `spool` is the folder for the SSTs of unflushed versions."""
         options, limits, shape = self.options, self.start.limits[stage.name], self.shapes[stage.name]
         resources = WorkerResources(
             self._app,
@@ -340,7 +331,6 @@ class _Parts:
         )
 
     def _input_spools(self) -> dict[str, str]:
-        """Return the folder in which readers keep fetched records, by archived topic."""
         if self.input_spool is None:
             return {}
         read = {at.topic for head in self.claimed.values() for at in head.inputs.values()}

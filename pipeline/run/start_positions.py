@@ -32,7 +32,6 @@ from ...store.versions.manifest import Input, Lost, Manifest, Reset
 _log = logging.getLogger("slackwater")
 
 Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
-"""Returns each partition's first offset to read, from each partition's earliest offset and end offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +39,18 @@ class StartPosition:
     """Start position of one input."""
 
     at: Input
-    """The input's position in the form that the claim stores."""
     lost: Lost | None = None
-    """Loss that the claim skips and records; None for no loss."""
     broken: frozenset[str] = frozenset()
-    """Ids of snapshots that cannot complete because of the loss."""
     unseen: str = ""
     """Records that a new stage will not see although none are lost in flight, as a phrase for a message."""
     ends: tuple[int, ...] = ()
-    """End offsets of a user's topic when the position was found."""
     another: str = ""
-    """Reason, from `why_another`, why the input's topic is a re-created one.
-
-    Empty if the topic is the same as before.
-    """
+    """Reason to assume that the input's topic was deleted and created again; empty if it was not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFinder:
-    """Finds the start positions of one stage. `head` is None for a new stage; `state` returns a topic's state in Kafka.
+    """Finds the start positions of one stage. `head` is None for a new stage.
 
     With `accept_loss`, lost records may be skipped. With `claiming`, the head is the draft of a claim, and upstream
     stages of this run are claimed already.
@@ -77,7 +69,7 @@ class StartFinder:
     def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
         """Return the start on a user's topic. A new stage starts at the offsets from `begin`, or at the earliest.
 
-        Raises `Refused`, or what `state` and `begin` raise.
+        Raises `Refused`, and the errors of `topic_state` and `begin`.
         """
         earliest, ends, topic_id = now = self.state(topic)
         if self.head is None:
@@ -119,7 +111,7 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
 
     def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return the reason why the records' times show that a topic was re-created; empty if they do not.
+        """Return the reason why the records' times show that a topic was created again; empty if they do not.
 
         Used for topics without a known id.
         """
@@ -137,7 +129,7 @@ class StartFinder:
         )
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
-        """Return the start on a repartition topic that the stage `upstream` writes. Raises what `topic` raises."""
+        """Return the start on a repartition topic that the stage `upstream` writes. Raises as `start_on_topic` does."""
         # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
         now = self.state(topic)
         sender = history.head(self.store, self.app, upstream)
@@ -177,7 +169,6 @@ class StartFinder:
         return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
     def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
-        """Return the start of a stage that never read the channel: the channel's beginning."""
         earliest, none = now.earliest, (0,) * len(now.earliest)
         first = history.first_version(self.store, self.app, upstream)
         # The history of a clone, or one that was thinned out, does not begin at version 1.
@@ -200,7 +191,7 @@ class StartFinder:
         return StartPosition(replace(at, offsets=begins if first else earliest))
 
     def _start_on_recreated(self, name: str, at: Input, topic_id: str, why: str) -> StartPosition:
-        """Return the start on a channel whose topic was re-created: the offsets where the sender began to use it.
+        """Return the start on a channel whose topic was created again: the offsets where the sender began to use it.
 
         Rows that the stage had not read from the former topic are skipped.
         """
@@ -222,7 +213,6 @@ class StartFinder:
         return StartPosition(replace(at, topic_id=topic_id), another=why)
 
     def _start_after_gap(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
-        """Return the start after a gap of deleted messages; None if the gap has no rows."""
         newer = history.after(self.store, self.app, at.upstream, at.version)
         gap = in_flight.find_gap(name, at, newer, earliest)
         if gap is None:
@@ -239,7 +229,6 @@ class StartFinder:
     def _check_within(
         self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str
     ) -> tuple[int, ...]:
-        """Return the offsets, and 0 for new partitions. Raises `Refused` if any exceeds the topic's end."""
         at = offsets + (0,) * (len(ends) - len(offsets))
         if beyond := ", ".join(windows(topic, ends, at)):
             raise Refused(
@@ -259,7 +248,6 @@ class StartFinder:
 
 
 def another_users_topic(app: str, topic: str) -> str:
-    """Return the hint of an error about a user's topic that was deleted and created again."""
     return (
         f"to read the new topic from its beginning: slackwater reset {app} --topic {topic} --to-earliest, or run with "
         "--accept-loss; if it has the same records at the same offsets: slackwater reset with --shift-by 0"
@@ -267,7 +255,6 @@ def another_users_topic(app: str, topic: str) -> str:
 
 
 def another_channel(app: str) -> str:
-    """Return the hint of an error about a repartition topic that was deleted and created again."""
     return (
         "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
         f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
@@ -299,7 +286,6 @@ def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosi
 
 
 def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
-    """Log, before a stage starts, which records it will not see."""
     for name, start in starts.items():
         if start.ends and not is_known(start.at.topic_id):
             _log.warning(

@@ -12,11 +12,11 @@ _GRACE_S = 0.5
 
 
 class StopRequested(BaseException):
-    """Raised after a stop request where the run need not end in order."""
+    """Raised to end the run after a stop request; `stop_signals` catches it."""
 
 
 class Stop(threading.Event):
-    """Event of a stop request. A second request (Ctrl-C) sets `now`: wait for nothing more."""
+    """Event of a stop request. A second request (Ctrl-C) sets `immediate`: the run then waits for nothing more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,6 @@ class Stop(threading.Event):
         self._raises = self._asked = False
 
     def is_set(self) -> bool:
-        """Return True after a stop request."""
         return self._asked or super().is_set()
 
     @contextmanager
@@ -67,8 +66,8 @@ class Stop(threading.Event):
 def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
     """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
-    `StopRequested` ends the block and is not raised further. `on_ask` is called with the event when the event is set,
-    and when its `now` is set: immediately, on a thread of its own, whatever the main thread does.
+    `StopRequested` ends the block and is not raised further. `on_stop` is called with the event when the event is set,
+    and when its `immediate` is set: at once, on a separate thread, whatever the main thread does.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

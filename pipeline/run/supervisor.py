@@ -53,7 +53,7 @@ class BetweenBatches:
     def check(self, runners: Iterable[StageRunner]) -> bool:
         """Carry out all requests; return False if some remain, or if the store is unavailable.
 
-        Raises what a batch raises, which ends the stage.
+        Raises the errors of a batch, which end the stage.
         """
         own = {runner.stage.name: runner for runner in runners}
         try:
@@ -90,13 +90,12 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(slots=True)
 class Completer:
-    """Completes snapshots once every stage of an app has recorded them, one at a time, on a thread of its own."""
+    """Completes snapshots once every stage of an app has recorded them, one at a time, on a separate thread."""
 
     store: ObjectStore
     app: str
     reader: Topics
     by: str
-    """host:pid, for the audit log."""
     _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "slackwater-snapshots"))
     _under_way: Future[None] | None = None
 
@@ -121,7 +120,6 @@ class Completer:
         return frozenset(recorded - requests.keys())
 
     def close(self) -> None:
-        """Wait until the completion under way has ended."""
         self._thread.shutdown()
 
     def _complete(self, finished: Collection[Request]) -> None:
@@ -163,14 +161,9 @@ class CatchUp:
     store: ObjectStore
     app: str
     ends: Mapping[str, Sequence[int]]
-    """End offsets of the users' topics at the start, by topic and Kafka partition."""
     own: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Inputs whose watermark the stage declares itself, by stage.
-
-    For these, the upstream watermark is not waited for.
-    """
+    """Inputs whose watermark the stage declares itself, by stage: their upstream watermark is not waited for."""
     _done: dict[str, int] = field(default_factory=dict)
-    """First known version at which a stage was done, by stage."""
 
     def done(self, heads: Mapping[str, Manifest]) -> bool:
         """Return True if all stages of the run are done, by their newest committed versions, upstream first."""
@@ -209,13 +202,11 @@ class CatchUp:
 _POLL_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 5.0
-"""Interval of the epoch check. A runner that takes a stage over also notifies the other runners."""
 _STOP_S = 6.0
 _SPARK_STOP_S = 10.0
 _NOW_S = 1.0
 _START_S = 15.0
 _STARTING = ("Initializing", "Getting offsets", "Starting")
-"""Prefixes of the status that Spark shows for a query whose sources have not answered yet."""
 
 
 @dataclass(slots=True)
@@ -224,14 +215,11 @@ class Supervisor:
 
     spark: SparkSession
     runners: tuple[StageRunner, ...]
-    """Stage runners, upstream first."""
     watch: RequestWatch
     completer: Completer
-    """Completes snapshots; closed at the end."""
     requests: BetweenBatches
     announcer: Announcer
     catch_up: CatchUp | None
-    """Detects the end of the run; None if the run does not end by itself."""
     stop: Stop
     listener: Listener
     publishers: Publishers
@@ -312,7 +300,6 @@ class Supervisor:
             self._follow_promotion()
 
     def _follow_promotion(self) -> None:
-        """Publish the sinks that a promotion has given to the app, and stop publishing its former ones."""
         if self.publishers.follow({runner.stage.name: runner.head for runner in self.runners}):
             self.publishers.start()
             # Catch up with versions committed since the threads were created.
@@ -320,7 +307,6 @@ class Supervisor:
                 self.publishers.move(runner.head)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return, by stage and topic, the offsets up to which the stage has read."""
         heads = ((runner.stage.name, runner.head.inputs.values()) for runner in self.runners)
         return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
@@ -344,7 +330,7 @@ class Supervisor:
     def _raise_failures(self, *, halted: bool = False) -> None:
         """Raise the failure of a stage or a sink. With `halted`, ignore that the queries have ended.
 
-        If a topic was re-created, raise that as the cause of any other failure.
+        If a topic was created again, raise that as the cause of any other failure.
         """
         if self.topics.error is not None:
             raise self.topics.error
@@ -372,7 +358,6 @@ class Supervisor:
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:
-        """Complete the snapshots that every stage has recorded, and drop those whose requests no longer exist."""
         closed = self.completer.check([runner.head for runner in self.runners])
         for runner in self.runners:
             runner.forget(closed)

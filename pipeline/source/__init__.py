@@ -1,1 +1,1 @@
-"""Structured Streaming data sources: they plan and read batches, write Spark's checkpoint, and tag errors."""
+"""Structured Streaming data sources: plan and read batches, write Spark's checkpoint, and tag errors."""

@@ -20,23 +20,19 @@ if TYPE_CHECKING:
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
-"""The columns of Structured Streaming's Kafka source."""
 WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
-"""Columns of Structured Streaming's Kafka source with the option `includeHeaders`."""
 
 
 class InputSource(DataSource):
-    """`spark.readStream.format("slackwater-input")`, for internal use. The source for users is `slackwater.spark`."""
+    """Spark's data source `slackwater-input`, for internal use. The source for users is `slackwater.spark`."""
 
     private: ClassVar[Private] = Private()
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format in Spark."""
         return "slackwater-input"
 
     def schema(self) -> StructType | str:
-        """Return the columns of Structured Streaming's Kafka source, or those given to `open_stream`."""
         return TOPIC_SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
@@ -52,7 +48,7 @@ _registering = Lock()
 def open_stream(
     spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
-    """Return a stream of a source with `private` values.
+    """Open a stream of a source, with `private` values that Spark does not show.
 
     Rows have the columns of `schema`; None for those of a plain topic.
 

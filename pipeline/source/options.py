@@ -26,30 +26,21 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Options of a source, passed to Spark as the JSON value of a single option. No secrets."""
 
     input: str
-    """Declared name of the input."""
     topic: str
-    """Kafka topic."""
     topic_id: str = ""
-    """Id of a user's topic, in the form of `Input.topic_id`."""
     upstream: str = ""
     """Stage that writes a repartition topic; empty for a user's topic."""
     patience_s: float = 120
-    """Seconds that the broker or the store may be unavailable."""
     max_records: int | None = None
     """Maximum records of a batch, or rows for a channel; None for no limit."""
     trigger_ms: int = 0
-    """Minimum time between two batches."""
     app: str = ""
     stage: str = ""
-    """Stage that reads the input."""
     store: str = ""
-    """Root of the store with the upstream stage's versions and the app's archives."""
     spool: str = ""
     """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
     counts: str = ""
-    """Folder for counts of the requests to the store; empty to count none."""
     told: str = ""
-    """Folder with the runner's messages to planners (`wake.PlannerFiles`); empty for none."""
     wakes: bool = False
     """True if this input's planner starts the batches for which the runner wakes the stage."""
     asks: bool = False
@@ -62,26 +53,23 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Values of a source that Spark must not show."""
+    """Values of a source that Spark must not show, such as passwords."""
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Kafka client properties."""
     s3: S3Settings | None = None
-    """S3 client settings; None to read them from the environment."""
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The driver's environment variables for S3. Planners use them, since they run on the driver's machine."""
     error_mark: ErrorMark = ERROR_MARK
-    """Mark that tasks put on errors of reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchCheckpoint:
-    """Scratch checkpoint of one query, in `folder`."""
+    """Spark's checkpoint of one query, in a scratch folder. Written from a version before each start."""
 
     folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Have Spark start with batch `version` + 1 at these positions: one for each use of a source, in order."""
+        """Make Spark start with batch `version` + 1 at these positions: one for each use of a source, in order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))

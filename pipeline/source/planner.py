@@ -42,18 +42,16 @@ class Pace:
     _next: float = field(default=0.0, init=False)
 
     def due(self) -> bool:
-        """Return True if a batch may start now."""
         return self.clock() >= self._next and not self.is_held()
 
     def started(self) -> None:
-        """Record that a batch starts now."""
         if self.interval_s:
             self._next = (self.clock() // self.interval_s + 1) * self.interval_s
 
 
 @dataclass(slots=True)
 class _Every:
-    """Allows an action once per interval."""
+    """Allows an action at most once per interval."""
 
     seconds: float
     _next: float = field(default=0.0, init=False)
@@ -67,7 +65,7 @@ class _Every:
 
 
 def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
-    """Return end offsets with at most `max_records` in all, divided among partitions in proportion to their backlog.
+    """Return end offsets of at most `max_records` records, divided among partitions in proportion to their backlog.
 
     Partitions missing in `start` are new and begin at 0. This is the rule of Structured Streaming's
     maxOffsetsPerTrigger, except that each partition with a backlog moves by at least one record.
@@ -90,22 +88,18 @@ class TopicPlanner:
     max_records: int | None
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
-    """Returns the ids of requested snapshots."""
     handled: set[str]
-    """Ids of snapshots for which a batch has ended."""
     until: tuple[int, ...] | None = None
     """End offsets up to which to read, by partition; None to read to the topic's end."""
     woken: Callable[[int], int] = lambda _handled: 0
-    """Returns a version, newer than the given one, for which the runner wants a batch without records; 0 for none."""
+    """Returns a version, newer than the given version, after which a batch without records is due; 0 for none."""
     bounds: Callable[[], tuple[int, ...] | None] = lambda: None
     """Returns the end offsets at which a promotion holds the app, by partition; None for no hold.
 
     Partitions without an end offset are not read.
     """
     topic_id: str = ""
-    """Id of the topic being read, in the form of `Input.topic_id`."""
     _seen_ms: int = field(default_factory=instants.now_ms, init=False)
-    """Time when Kafka was last seen to have the topic with this id."""
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -113,8 +107,7 @@ class TopicPlanner:
     def latest(self, start: Position) -> Position:
         """Return the end of the batch that starts at `start`; return `start` itself for no batch.
 
-        Raises `Unavailable` if the broker has been unavailable for too long, and `AnotherTopic` if the topic was re-
-        created.
+        Raises `Unavailable` if the broker is unavailable for too long, and `AnotherTopic` if the topic is re-created.
         """
         new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
         if new:
@@ -172,18 +165,15 @@ class ChannelPlanner:
     pace: Pace
     max_records: int | None
     woken: Callable[[int], int] = lambda _handled: 0
-    """Returns a version, newer than the given one, for which the runner wants a batch without rows; 0 for none."""
     committed: Callable[[], int | None] = lambda: None
-    """Returns the newest version of the upstream stage if that runs on this machine; None if unknown."""
+    """Returns the newest version of an upstream stage that runs on this machine; None if unknown."""
     _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
     """Time when a new version was last found; before that, time of the first poll."""
     _read_after: int = field(default=0, init=False)
-    """Newest upstream version that was known at the last poll."""
 
     def latest(self, start: Position) -> Position:
-        """Return the end of the batch that starts at `start`; return `start` itself for no batch."""
         self._refresh(start.version)
         rows, end = 0, None
         snapshots: tuple[str, ...] = ()
@@ -210,7 +200,6 @@ class ChannelPlanner:
         return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.handed_on_ms, woken)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
-        """Return the attempts that upstream versions start + 1 to end name, whose messages count."""
         versions = history.between(self.store, self.app, self.upstream, start, end)
         return frozenset(sent(self.channel, versions).attempts)
 

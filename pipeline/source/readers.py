@@ -1,6 +1,6 @@
 """Readers of Structured Streaming's Python sources, which plan batches and read them.
 
-One driver process for each source plans its batches. Spark's Python workers read them.
+One driver process for each source plans its batches. Spark's Python workers read the records.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True)
 class _Range(InputPartition):
-    """Offsets start to end - 1 of one Kafka partition. For a channel, `attempts` are those whose messages count."""
+    """Offsets to read of one Kafka partition. For a channel, only messages of `attempts` count."""
 
     topic: str
     part: Range
@@ -60,12 +60,11 @@ def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str]
 
 
 class _SourceReader(DataSourceStreamReader):
-    """Common part of both readers."""
+    """Common part of the readers of topics and channels."""
 
     _planner: TopicPlanner | ChannelPlanner
     """Planner, created on first use: a reader is also pickled to workers, which plan nothing."""
     _needed: frozenset[str] | None = None
-    """Columns that the stage needs; None if it needs all."""
 
     def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
         self._options = options
@@ -78,9 +77,9 @@ class _SourceReader(DataSourceStreamReader):
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the end of the batch that starts at `start`, or, without a start, at the end of the last batch.
+        """Return the end of the batch that begins at `start`.
 
-        Spark before 4.2 gives no start.
+        Spark before 4.2 gives no `start`: the batch then begins at the end of the last batch.
         """
         at = Position.of(start or self._reached)
         if at.input != self._options.input:
@@ -95,13 +94,12 @@ class _SourceReader(DataSourceStreamReader):
             yield from self._read(partition, arrow_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges to read. Before Spark 4.2, the end also tells where a restarted query resumes."""
+        """Return the ranges to read. Before Spark 4.2, a restarted query resumes at `end`."""
         self._reached = end
         first, last = Position.of(start), Position.of(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
 
     def _attempts(self, _start: int, _end: int) -> frozenset[str]:
-        """Return the attempts that a channel's upstream versions name, whose messages count."""
         return frozenset()
 
     @abstractmethod
@@ -126,7 +124,6 @@ class _SourceReader(DataSourceStreamReader):
 
     @property
     def _archived(self) -> Kafka:
-        """Kafka with archives for records that Kafka has lost. With `until`, as in a trial, archives are read first."""
         options, columns = self._options, SCHEMA.names
         if self._needed is not None and not options.spool:
             columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
@@ -140,7 +137,6 @@ class _SourceReader(DataSourceStreamReader):
 
     @contextmanager
     def _keep(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
-        """Return a function that keeps the messages of a range for the archive while they are read."""
         if not self._options.spool:
             yield lambda _columns: None
             return
@@ -190,7 +186,6 @@ class TopicSourceReader(_SourceReader):
         return self._files.bounds(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Return the earliest offsets. Not used for stages: their checkpoint has a position."""
         # Called only without a checkpoint, which stages always have.
         return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
 
@@ -211,7 +206,6 @@ class TopicSourceReader(_SourceReader):
                 yield from _together(self._chosen(self._share, read, schema))
 
     def _chosen(self, share: KeyShare, read: Iterable[Columns], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that belong to a share of keys. For all other rows, only the key columns are built."""
         for columns in read:
             indexes = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
             if len(indexes):

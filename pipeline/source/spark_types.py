@@ -7,19 +7,16 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arro
 from pyspark.sql.types import DataType, StructType
 
 _IN_UTC = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-"""Arguments for UTC, which was the default before Spark 4.2."""
 
 
 def arrow_of(schema: StructType) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema."""
     return to_arrow_schema(schema, **_IN_UTC)  # type: ignore[arg-type]
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as a Spark schema; times without a zone have none in Spark either."""
+    """Convert an Arrow schema to a Spark schema. Times without a zone become `timestamp_ntz`."""
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def spark_type_of(kind: pa.DataType) -> DataType:
-    """Return an Arrow type as a Spark type."""
     return from_arrow_type(kind, prefer_timestamp_ntz=True)

@@ -22,9 +22,8 @@ from ..kafka.columns import Columns
 _log = logging.getLogger("slackwater")
 
 _MOST_BYTES = 4 << 30
-"""Maximum bytes of a topic's files. Further records, as while the store is unavailable, are read from Kafka again."""
+"""Maximum bytes of a topic's files. The archiver reads records beyond this limit from Kafka again."""
 _OF_ALL = ("topic", "partition")
-"""Columns with one value for the whole file, which is in the file's path."""
 _STORED = pa.schema([field for field in SCHEMA if field.name not in _OF_ALL])
 
 
@@ -37,7 +36,7 @@ class Spooled:
     path: Path
 
     def records(self, part: Extent) -> Iterator[pa.Table]:
-        """Yield the records of a part of the range, in the columns of `archive.columns.SCHEMA`. Raises `OSError`."""
+        """Yield the records of a part of the range, with the columns of the archive's `SCHEMA`. Raises `OSError`."""
         try:
             with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
                 for batch in reader:
@@ -66,9 +65,9 @@ class InputSpool:
 
     @contextmanager
     def keep(self, topic: str, extent: Extent) -> Iterator[Keeper | None]:
-        """Yield a writer for the records of a range. The file appears after the block, unless the block fails.
+        """Yield a writer for the records of a range; None if too many records are waiting already.
 
-        Yields None if too many records wait already.
+        The file appears after the block, unless the block fails.
         """
         folder = self.folder / topic
         if self._full(topic).exists():
@@ -83,10 +82,7 @@ class InputSpool:
             keeper.discard()
 
     def look(self, topic: str) -> list[Spooled]:
-        """Return a topic's files in the order of partition and offset.
-
-        If they are too large, readers keep no more records.
-        """
+        """Return a topic's files by partition and offset. If the files are too large, make readers stop spooling."""
         files, num_bytes = list[Spooled](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):
             partition, first, end, _ = path.name.split("-")
@@ -103,7 +99,7 @@ class InputSpool:
 
 
 class Keeper:
-    """Writes one file. If the disk is full, the batch does not fail, and there is no file."""
+    """Writes one spool file. If the disk is full, the batch does not fail, and there is no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +108,6 @@ class Keeper:
         self._failed = False
 
     def add(self, columns: Columns) -> None:
-        """Append messages."""
         if self._failed:
             return
         try:
@@ -126,7 +121,6 @@ class Keeper:
             _log.debug("%s cannot be kept for the archive: %s", self._path, error)
 
     def finish(self, path: Path) -> None:
-        """Give the file its final name, after the whole range was read."""
         if self._writer is None or self._failed:
             return
         try:
@@ -137,7 +131,6 @@ class Keeper:
             _log.debug("%s cannot be kept for the archive: %s", path, error)
 
     def discard(self) -> None:
-        """Delete the unfinished file."""
         self._close()
         self._path.unlink(missing_ok=True)
 

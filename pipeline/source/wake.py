@@ -1,4 +1,4 @@
-"""A runner's messages to the planner processes of its inputs, in files; and the watch for snapshot requests."""
+"""A runner's messages to the planner processes of its inputs, in files; backpressure; and polls for requests."""
 
 from __future__ import annotations
 
@@ -34,44 +34,38 @@ class PlannerFiles:
     folder: Path
 
     def ask(self, snapshots: Iterable[str]) -> None:
-        """Send planners the ids of all snapshots that are requested now."""
         self._write("asked", " ".join(snapshots))
 
     def asked(self) -> tuple[str, ...]:
-        """Return the snapshot ids that were sent last, oldest first."""
         return tuple((self._read("asked") or "").split())
 
     def commit(self, stage: str, version: int) -> None:
-        """Send planners the newest committed version of a stage of this runner."""
         self._write(f"committed/{stage}", str(version))
 
     def committed(self, stage: str) -> int | None:
-        """Return the newest version of a stage; None if it does not run here."""
         text = self._read(f"committed/{stage}")
         return None if text is None else int(text)
 
     def need(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
-        """Send the columns that a stage needs of its users' topics, by input. Inputs left out need all columns."""
+        """Send the columns of users' topics that a stage needs, by input. Inputs that are left out need all columns."""
         self._write(f"needed/{stage}", json.dumps({name: sorted(names) for name, names in columns.items()}))
 
     def needed(self, stage: str, name: str) -> frozenset[str] | None:
-        """Return the columns that a stage needs of an input; None for all columns."""
         needed = json.loads(self._read(f"needed/{stage}") or "{}").get(name)
         return None if needed is None else frozenset(needed)
 
     def choose(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
-        """Send the shares of keys that a stage needs of its inputs, by input. Inputs left out need all rows."""
+        """Send the shares of keys that a stage needs, by input. Inputs that are left out need all rows."""
         self._write(
             f"chosen/{stage}", json.dumps({name: [share.columns, share.parts] for name, share in shares.items()})
         )
 
     def chosen(self, stage: str, name: str) -> KeyShare | None:
-        """Return the share of keys that a stage needs of an input; None for all rows."""
         chosen = json.loads(self._read(f"chosen/{stage}") or "{}").get(name)
         return None if chosen is None else KeyShare(tuple(chosen[0]), chosen[1])
 
     def wake(self, stage: str, version: int, at_ms: int | None) -> None:
-        """Have a stage start a batch after this version, at or after a time (ms since 1970); None cancels that."""
+        """Make a stage start a batch after this version, at or after a time (ms since 1970); None cancels the batch."""
         self._write(f"wake/{stage}", None if at_ms is None else f"{version} {at_ms}")
 
     def woken(self, stage: str, handled: int, now_ms: int) -> int:
@@ -80,15 +74,13 @@ class PlannerFiles:
         return version if version > handled and at_ms <= self.clock_ms(now_ms) else 0
 
     def hold(self, stage: str, *, held: bool) -> None:
-        """Hold a stage, or release it: a held stage starts batches only for snapshots."""
         self._write(f"held/{stage}", "" if held else None)
 
     def held(self, stage: str) -> bool:
-        """Return True if a stage is held."""
         return (self.folder / "held" / stage).exists()
 
     def bound(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
-        """Limit reading of users' topics to these end offsets; None for no limit.
+        """Limit reading of users' topics to these end offsets; None removes the limit.
 
         `clock_ms` (ms since 1970) is a time at which to stop the clock by which rows fall due.
         """
@@ -104,12 +96,11 @@ class PlannerFiles:
         return None if text is None else tuple(json.loads(text)[0].get(topic, ()))
 
     def clock_ms(self, now_ms: int) -> int:
-        """Return the time of the clock by which rows fall due: now, or the time at which it is stopped, if earlier."""
+        """Return the time of the clock by which rows fall due: now, or the earlier time at which it is stopped."""
         _, held_ms = json.loads(self._read("bounds") or "[{}, null]")
         return now_ms if held_ms is None else min(now_ms, held_ms)
 
     def _write(self, name: str, text: str | None) -> None:
-        """Write a file atomically, also with concurrent writers. Text None deletes the file."""
         path = self.folder / name
         if text is None:
             path.unlink(missing_ok=True)
@@ -143,7 +134,7 @@ class Backpressure(Listener):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def move(self, head: Manifest, tip: Manifest) -> None:
-        """Update a stage's position: hold the writers whose readers lag, release others, and notify its readers.
+        """Record a stage's versions: hold the writers whose readers lag, release others, and notify its readers.
 
         `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
         counts as having read its input.
@@ -156,7 +147,6 @@ class Backpressure(Listener):
         self.planners.commit(head.stage, head.version)
 
     def _held(self) -> Iterator[str]:
-        """Yield the stages that have to wait with their next batch."""
         for reader, max_records in self.max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
@@ -171,8 +161,8 @@ class Backpressure(Listener):
 class RequestWatch:
     """Polls the store for one runner, and sends its planners the requested snapshots and the end offsets of a hold.
 
-    A listing costs twelve times a read, so requests are listed only after somebody announced new ones. A hold is read
-    after an announcement, and while it lasts. `clock` returns monotonic seconds.
+    A listing costs twelve times a read, so requests are listed only after an announcement of new requests. A hold is
+    read after an announcement, and while the hold lasts. `clock` returns monotonic seconds.
     """
 
     store: ObjectStore
@@ -183,20 +173,18 @@ class RequestWatch:
     _looked_s: float = float("-inf")
     _listed_s: float = float("-inf")
     forgetting: bool = field(default=False, init=False)
-    """True while keys are being forgotten."""
     _hold: Hold | None = None
     _renewed_s: float = 0.0
 
     @property
     def held(self) -> bool:
-        """True while a promotion holds the app at end offsets."""
         return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
     def look(self, *, busy: bool) -> bool:
         """Poll if due; return True if there may be new requests for snapshots, retries or stages.
 
-        `busy`: batches were committed since the last call, so that more reads hardly add cost. Raises `Corruption` for
-        a damaged request.
+        `busy` is True if batches were committed since the last call, so that more reads hardly add cost. Raises
+        `Corruption` for a damaged request.
         """
         now_s = self.clock()
         if now_s - self._looked_s < (_BUSY_S if busy or self.held else _IDLE_S):
@@ -216,7 +204,6 @@ class RequestWatch:
         return True
 
     def _apply_hold(self, current: Hold | None, now_s: float) -> None:
-        """Send planners a new, changed or ended hold. A hold that is no longer renewed counts as ended."""
         if current != self._hold:
             self._hold, self._renewed_s = current, now_s
         is_held = current is not None and now_s - self._renewed_s < HOLD_LAPSE_S

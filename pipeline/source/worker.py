@@ -1,4 +1,4 @@
-"""slackwater's part of a task in Spark's Python workers: worker set-up, and marks on slackwater's own errors.
+"""Set-up of Spark's Python workers, and tags on errors of slackwater's own code in tasks.
 
 Errors reach the driver as text, together with errors of the user's code.
 """
@@ -21,14 +21,13 @@ from pyspark import TaskContext
 from ...errors import BadRecord
 
 Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A function for `mapInArrow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorMark:
-    """Mark on errors of slackwater's part of a task: a note, which changes neither their class nor their traceback.
+    """Tag on errors of slackwater's own code in tasks: a note, which keeps an error's class and traceback.
 
-    The mark is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
+    The tag is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
     log, so no record, and no text that a user's function quotes from a record, can contain it.
     """
 
@@ -36,7 +35,7 @@ class ErrorMark:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Mark errors raised in the block. The user's code runs outside of it, or returns its errors as values."""
+        """Tag errors raised in the block. The user's code runs outside of it, or returns its errors as values."""
         try:
             yield
         except Exception as error:
@@ -45,8 +44,6 @@ class ErrorMark:
             raise
 
     def on(self, function: Feed) -> Feed:
-        """Return the function with its errors marked."""
-
         def marked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with self.own():
                 yield from function(batches)
@@ -54,18 +51,16 @@ class ErrorMark:
         return marked
 
     def told(self, text: str) -> tuple[str | None, ...]:
-        """Return, for each marked error in a text, the bad record's message, or None if no record causes the error."""
+        """Return the bad record's message of each tagged error in a text; None for an error that no record causes."""
         # Spark may append text to the note's line.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
 
     def without(self, text: str) -> str:
-        """Return the text without the mark's notes, to show to users."""
         return "".join(line for line in text.splitlines(keepends=True) if self.token not in line)
 
 
 ERROR_MARK = ErrorMark()
-"""This process's mark."""
 
 
 _AT_LEAST = 100_000

@@ -22,13 +22,12 @@ from .plans import children, frame_of, kind, listed, plan_of, rebuilt, sequence
 from .user_errors import is_of_user
 
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
-"""Environment variable with the time at which a daemon of Spark's Python workers stops their clocks."""
 _DATE = datetime.date
 _DATETIME = datetime.datetime
 
 
 class _InPlace(type):
-    """Metaclass of a class that replaces another class: instances of the replaced class count as its instances."""
+    """Metaclass of a stand-in for another class, whose instances count as instances of the stand-in."""
 
     stands_for: type
 
@@ -69,7 +68,6 @@ def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
 
 
 def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
-    """Return the replacements for attributes of Python's modules: module, name and value."""
     at_s = at_ms / 1000
 
     class Date(_DATE, metaclass=_InPlace):
@@ -103,7 +101,6 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
             return _DATETIME.fromtimestamp(at_s, datetime.UTC).replace(tzinfo=None)
 
     def of_now(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a replacement for a function of `time` whose argument is a time, or None for now."""
         return lambda at=None: real(at_s if at is None else at)
 
     local, strftime, asctime = time.localtime, time.strftime, time.asctime
@@ -136,20 +133,18 @@ _CLOCKS: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Impurities:
-    """Functions in a plan that may return another value for the same row: distinct SQL names, by kind."""
+    """Functions in a plan that may return different values for equal rows: distinct SQL names, by kind."""
 
     random: tuple[str, ...] = ()
-    """Spark's own functions: random numbers, ids, and functions of a row's position."""
     clocks: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
-    """Python functions, whose determinism is unknown."""
 
     def __bool__(self) -> bool:
         return bool(self.random or self.clocks or self.python)
 
 
 def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
-    """Return the impurities in a DataFrame's plan, without those in the plans of its feeds."""
+    """Find the impure functions in a DataFrame's plan, except in the plans of its inputs, `feeds`."""
     names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
     for expression in _expressions(plan_of(frame), feeds):
         if kind(expression) in _CLOCKS:
@@ -162,7 +157,7 @@ def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
 
 
 def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
-    """Return the rows as they would be at a time (ms since 1970 UTC), as far as Spark's own expressions decide."""
+    """Replace Spark's clock expressions by their values at a time (ms since 1970 UTC)."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
 
@@ -182,7 +177,7 @@ def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE = "SLACKWATER_OTHER_WORKERS"
-"""Environment variable that no code reads: functions with it run in other worker processes than functions without."""
+"""Environment variable that no code reads. Spark uses separate worker processes for functions that have it."""
 
 
 @contextmanager
@@ -211,7 +206,6 @@ def _is_python(expression: Any) -> bool:
 
 
 def _expressions(plan: Any, feeds: Sequence[Any]) -> Iterator[Any]:
-    """Yield all expressions of a plan except those of its feeds."""
     if any(plan.fastEquals(feed_plan) for feed_plan in feeds):
         return
     for expression in listed(plan.expressions()):
@@ -227,7 +221,6 @@ def _below(expression: Any) -> Iterator[Any]:
 
 
 def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], Any]) -> Any:
-    """Return a node of a plan with `replace` applied to each expression among its arguments."""
     context: Any = spark.sparkContext
     gateway, jvm = context._gateway, context._jvm
 

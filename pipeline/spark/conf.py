@@ -1,4 +1,4 @@
-"""A user's settings for Spark, and Python files for its tasks, checked before Spark starts.
+"""Checks of a user's Spark settings, master URL and Python files, before Spark starts.
 
 Also sends slackwater itself to other machines: pickled task closures have values of this version's classes. So the
 driver's slackwater is sent with the job, as by `spark-submit --py-files`, and precedes an installed one. Its
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
-"""Pattern of the names of secret settings, whose values Spark's UI and event log redact."""
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
 _OTHERWISE = {
@@ -32,7 +31,6 @@ _DRIVER_HERE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _KINDS = (".py", ".zip", ".egg")
 _NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
-"""Folders of slackwater that no task needs."""
 
 
 def settings_of(arguments: Iterable[str]) -> dict[str, str]:
@@ -53,7 +51,10 @@ def settings_of(arguments: Iterable[str]) -> dict[str, str]:
 
 
 def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
-    """Check Spark settings. `by` names their source, `--conf`, or `spark_conf` in Python. Raises `Usage`."""
+    """Check Spark settings. `by` is the option's name for messages: `--conf`, or `spark_conf` in Python.
+
+    Raises `Usage` for an invalid setting.
+    """
     settings: dict[str, str] = {}
     in_python = not by.startswith("-")
     for key, value in chosen.items():
@@ -87,7 +88,6 @@ _MASTER = re.compile(r"local(\[(\*|\d+)(\s*,\s*\d+)?\s*\])?|local-cluster\[.+\]|
 
 
 def check_master(master: str | None) -> None:
-    """Raise `Usage` if Spark could not parse the master's URL. None, for Spark's own configuration, is valid."""
     if master is not None and not _MASTER.fullmatch(master):
         raise Usage(
             f"the master is {master!r}; expected local[4], local[*], spark://HOST:7077, k8s://https://HOST or yarn",
@@ -96,7 +96,7 @@ def check_master(master: str | None) -> None:
 
 
 def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
-    """Raise `Refused` if Spark Connect is, or would be, used: by the URL, a setting, or the installed client."""
+    """Raise `Refused` if the URL, a setting or the installed pyspark makes Spark use Spark Connect."""
     from pyspark.sql.utils import is_remote
 
     ways = {
@@ -115,12 +115,11 @@ def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
 
 
 def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of settings that hold secrets, judged by the name."""
     return tuple(name for name in settings if re.search(SECRETS, name))
 
 
 def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, ...]:
-    """Return the files' absolute paths. `by` names their source, `--py-files`, or `py_files` in Python.
+    """Return the files' absolute paths. `by` is the option's name for messages: `--py-files` or `py_files`.
 
     Raises `NotFound`, and `Usage` for a file that is no Python file, zip or egg, or for two files of the same name.
     """
@@ -159,7 +158,7 @@ def on_path(files: Iterable[str]) -> None:
 
 
 def ship_slackwater(spark: "SparkContext") -> None:
-    """Send this slackwater to every worker, once per session, unless it was itself sent as a zip."""
+    """Send the driver's slackwater to every worker, once per session, unless the driver runs it from a zip."""
     package = Path(__file__).parents[2]
     if not package.is_dir():
         return

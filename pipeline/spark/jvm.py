@@ -100,7 +100,7 @@ def start(settings: dict[str, str]) -> SparkContext:
 
 
 def ended(context: SparkContext) -> str:
-    """Return how the context's JVM ended, as a phrase; empty while it runs, or if this process did not start it."""
+    """Return the end of the context's JVM as a phrase; empty if the JVM runs, or was not started by this process."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
         return ""
@@ -119,11 +119,11 @@ def _executable(path: Path, text: str) -> str:
 
 @contextmanager
 def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = False) -> Iterator[None]:
-    """Set `PYSPARK_PYTHON` during the block, unless it is set already, to the Python that Spark starts.
+    """Set `PYSPARK_PYTHON`, the Python that Spark starts, during the block, unless it is set already.
 
-    That is this process's Python, which has slackwater and its dependencies. `on_this_machine`: Spark starts Python
-    only on this machine, so a script can be used that removes the zips from the path. `configured` is the Python of the
-    run's settings. With `starts`, a session starts in the block, and planners are forked from a server with their
+    The value is this process's Python, which has slackwater and its dependencies, or the `configured` Python. With
+    `on_this_machine`, Spark starts Python only on this machine, so the value can be a script that removes the zips from
+    the path. With `starts_session`, a session starts in the block, and planners are forked from a server that has their
     imports.
     """
     if "PYSPARK_PYTHON" in os.environ:
@@ -159,7 +159,6 @@ def _script(folder: Path) -> str:
 
 @contextmanager
 def quiet_errors() -> Iterator[None]:
-    """Keep pyspark from logging Spark's errors as JSON, before it raises them, during the block."""
     # pyspark's own class: its calls differ from those of a standard logger.
     loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
     states = [(logger, logger.disabled) for logger in loggers]
@@ -173,7 +172,7 @@ def quiet_errors() -> Iterator[None]:
 
 
 def quiet_loss(context: SparkContext) -> None:
-    """Suppress tracebacks when the JVM ends, because the run itself reports that once.
+    """Suppress tracebacks about the end of the JVM, which the run itself reports once.
 
     pyspark's accumulator server would print a traceback. py4j logs each failing call by the root logger's functions,
     which install a handler if there is none; py4j's own logger has a silent one.
@@ -210,7 +209,6 @@ def quiet_start() -> Iterator[None]:
 
 
 def _shown(line: bytes) -> bytes:
-    """Return the line with control characters escaped, because messages of Spark and its workers quote values."""
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
     # Java's stack traces are indented by tabs.
     return printable(text.expandtabs(4)).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""Moves rows to their partitions, and tasks to the executor that had their partition in the batch before.
+"""Moves rows to their partitions, and tasks to the executor that had their partition in the previous batch.
 
 Spark moves rows to the partition of a given number from 4.1 on. Spark 4.0 can only partition by a hash; there, the
 number of a partition is replaced by a number that hashes to it.
@@ -21,29 +21,27 @@ from pyspark.sql import functions as F
 
 _BY_ITSELF = hasattr(DataFrame, "repartitionById")
 _SEED = 42
-"""Seed of Spark's hash partitioning."""
 
 
 def addressed(spark: SparkSession, partition: Column, count: int) -> Column:
-    """Return the column by which `exchanged` partitions. `partition` is an int from 0 to `count` - 1, never null."""
+    """Return the column for `repartition_by_address`. `partition` is an int from 0 to `count` - 1, never null."""
     if _BY_ITSELF:
         return partition
     return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
 
 
 def exchanged(frame: DataFrame, address: Column, count: int) -> DataFrame:
-    """Return the rows in `count` partitions; `address` is the result of `addressed`, or a column that holds it."""
+    """Return the rows in `count` partitions. `address` is a result of `address_column`, or a column that holds one."""
     return frame.repartitionById(count, address) if _BY_ITSELF else frame.repartition(count, address)
 
 
 def to_partitions(frame: DataFrame, partition: Column, count: int) -> DataFrame:
-    """Return the rows in `count` partitions, each row in the partition with the number in the column `partition`."""
+    """Return the rows in `count` partitions, each row in the partition whose number is in `partition`."""
     return exchanged(frame, addressed(frame.sparkSession, partition, count), count)
 
 
 @cached({}, key=lambda _spark, count: count)
 def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
-    """Return, for each partition, the smallest number that Spark's hash partitioning maps to it."""
     jvm: Any = spark._jvm
     hashed, numbers, number = jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int](), 0
     while len(numbers) < count:
@@ -53,23 +51,17 @@ def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
 
 
 _HOME = "_home"
-"""Column on which rows and homes are joined: the result of `exchange.addressed` for their partition."""
 _PARTITION = "_partition"
-"""Number of a home's partition."""
 _firsts = count_from(0, 1 << 20)
 _TRIES = 5
-"""Maximum attempts to spread homes evenly.
-
-The first tasks run on the executors with free cores; they are cheap to repeat.
-"""
+"""Maximum attempts to spread homes evenly. The first tasks run on executors with free cores; attempts are cheap."""
 _WAIT_MS = 25
-"""Wait of each task, doubled with each attempt. Without it, all tasks would run on the first warm executor."""
+"""Wait of each task, doubled with each attempt. Without a wait, the first warm executor would run all tasks."""
 _WAIT_ALL_MS = 1_000
-"""Maximum wait of all tasks in one attempt together."""
 
 
 class Homes:
-    """Executors of the partitions of one stage's batches. Call `place` from one thread only."""
+    """Remembers the executor of each partition of one stage's batches. Call `place` from one thread only."""
 
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
@@ -78,7 +70,7 @@ class Homes:
         self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
-        """Return the rows of a micro-batch in `count` partitions, each on its executor of the batch before.
+        """Return the rows of a micro-batch in `count` partitions, each on the executor that had it in the last batch.
 
         `partition` is the number of a row's partition, an int that is never null.
         """
@@ -96,9 +88,7 @@ class Homes:
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
     def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
-        """Run a function on the executor of each partition, in the background; no-op before the first batch.
-
-        Thread-safe.
+        """Run a function on the executor of each partition; no-op before the first batch. Thread-safe.
 
         `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
         closed, and `PySparkException` if the function failed.
@@ -115,7 +105,6 @@ class Homes:
             context.removeJobTag(self._tag)
 
     def close(self) -> None:
-        """Drop the homes, and cancel running visits."""
         self._closed = True
         if self._homes is not None:
             self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
@@ -124,7 +113,6 @@ class Homes:
 
 
 def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
-    """Return one cached row for each partition, spread over the executors as evenly as a few tries achieve."""
     fair = -(-count // max(1, executors))
     best, most = _cached(spark, count, 0)
     for tries in range(1, _TRIES):
@@ -138,9 +126,9 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
 
 
 def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
-    """Return one cached row for each partition, and the largest number of them on one executor.
+    """Return one cached row for each partition, and the largest number of these rows on one executor.
 
-    The rows come from tasks that wait for `wait_ms` each.
+    Each task that computes a row waits for `wait_ms`.
     """
     # Spark caches equal plans once: two stages would share their homes.
     first = next(_firsts)
@@ -158,7 +146,6 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
 
 
 def _located(cached: DataFrame) -> Counter[str]:
-    """Return the number of cached partitions by executor."""
     context: Any = cached.sparkSession.sparkContext._jsc.sc()
     rdd = cached._jdf.queryExecution().toRdd()
     locations = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))

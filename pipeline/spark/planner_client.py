@@ -1,4 +1,4 @@
-"""Replacement for one of Spark's planner processes: asks a server to fork the process, or else becomes it.
+"""Replacement for one of Spark's planner processes: asks a server to fork the process, or becomes the process.
 
 The server is `planner_server.py`. A script with minimal imports: `python -IS planner_client.py SOCKET PYTHON -m MODULE
 WORD...`.
@@ -10,7 +10,7 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Ask the server at `address` to fork a command's process, and wait for its end; else execute the command."""
+    """Have the server at `address` fork the process of a command, and wait for its end; or execute the command."""
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
     with socket.socket(socket.AF_UNIX) as server:

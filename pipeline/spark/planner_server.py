@@ -2,10 +2,10 @@
 
 Spark starts a planner process for each source of each stage, and a daemon of processes for each kind of one-time
 question about a source. All have the same imports, which take half a second of a core before the first batch, and
-memory of their own. So the script that Spark runs as Python (`jvm.interpreter`) runs `planner_client.py`, which asks a
-server to fork the process, and represents it to Spark until it ends. If no server answers, the client becomes the
-process itself. The forked process has the arguments, environment and streams of the client, and ends when the client
-would: when Spark hangs up.
+memory of their own. So the script that Spark runs as Python (`jvm.python_interpreter`) runs `planner_client.py`, which
+asks a server to fork the process, and represents it to Spark until it ends. If no server answers, the client becomes
+the process itself. The forked process has the arguments, environment and streams of the client, and ends when the
+client would: when Spark hangs up.
 """
 
 import gc
@@ -33,10 +33,10 @@ _ENVIRONMENT_FOLLOWS = b"\0\0"
 
 @contextmanager
 def serving(address: Path, python: str) -> Iterator[None]:
-    """Fork processes for clients that connect to this address, a socket's path, during the block; they may outlive it.
+    """Fork processes for clients of the socket at `address`, during the block; processes may outlive the block.
 
-    If the machine does not allow it, there is no server, and planners start as Spark starts them. `python` is the
-    script that runs the server.
+    If the machine does not allow the socket, there is no server, and planners start as Spark starts them. `python` is
+    the script that runs the server.
     """
     with ExitStack() as stack:
         try:
@@ -66,7 +66,6 @@ def serving(address: Path, python: str) -> Iterator[None]:
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork a process for each client, until the process that started this one has ended."""
     # A service manager sends SIGTERM to every process of a run; children of Spark's JVM ignore it, too.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Exit codes of planners are not used.
@@ -91,7 +90,6 @@ def _serve(listener: socket.socket) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """Turn this process into the one that a client asks for, and end with it."""
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -125,7 +123,6 @@ def _pair(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _run(module: str) -> None:
-    """Run a module as `python -m` does. The module is small, and its imports are loaded already."""
     del sys.modules[module]  # runpy warns about modules imported already
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""Reads and rewrites Spark's plans from Python: needed columns, shared streams, and rows by record.
+"""Reads and rewrites Spark's query plans from Python: needed columns, shared streams, and rows by record.
 
 Spark reads a source again for each branch of a plan that leads to it: two DataFrames of one stream are two reads of
 every record, and their common part is computed twice. So an exchange is inserted where the branches part. Spark
@@ -7,11 +7,11 @@ computes equal exchanges once, and both branches read the result.
 Two exchanges are equal only if Spark's optimiser has not pushed a filter or projection of one branch below its
 exchange. An observed metric over all columns prevents that: no filter passes it, and it needs every column.
 
-The plan also tells which input record a row of the function comes from. A feed has a record number, which a projection
-hides from the function. In the function's plan that projection is removed, and each projection above passes the number
-on. So one job returns the rows of all records, each with its record's number. That is correct only if a row comes from
-one record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables that do not
-stream. Any other operator may mix records, and then there is no such plan.
+The plan also tells which input record a row of the function comes from. Each input has a column with record numbers,
+which a projection hides from the function. In the function's plan that projection is removed, and each projection above
+passes the number on. So one job returns the rows of all records, each with its record's number. That is correct only if
+a row comes from one record: for projections, filters, explode, unions, row-wise Python functions, and joins with tables
+that do not stream. Any other operator may mix records, and then there is no such plan.
 """
 
 import json
@@ -31,45 +31,35 @@ from .placement import to_partitions
 
 
 def plan_of(frame: DataFrame) -> Any:
-    """Return the analysed plan of a DataFrame: its root node, with children."""
     return frame._jdf.queryExecution().analyzed()
 
 
 def optimised(frame: DataFrame) -> Any:
-    """Return the optimised plan: without unused columns, and with Python functions as nodes."""
     return frame._jdf.queryExecution().optimizedPlan()
 
 
 def frame_of(plan: Any, spark: SparkSession) -> DataFrame:
-    """Return a DataFrame with this plan."""
     jvm: Any = spark._jvm
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
 def listed(sequence: Any) -> list[Any]:
-    """Return a Scala sequence as a list."""
     return [sequence.apply(at) for at in range(sequence.size())]
 
 
 def sequence(spark: SparkSession, items: Iterable[Any]) -> Any:
-    """Return items as a Scala sequence, in the JVM of `spark`."""
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq([*items])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Counts the records that a streaming query's current batch reads.
-
-    Each job over the batch's rows reads them again.
-    """
+    """Counts the records that the current batch of a streaming query reads. Each job of the batch reads them again."""
 
     scans: tuple[tuple[str, Any], ...]
-    """Name of the input of each source, and Spark's row count of its scan, which excludes retried tasks."""
 
     @classmethod
     def of(cls, query: StreamingQuery) -> "RecordCounts":
-        """Return the counts of the query's sources, as they are in the plan of its current batch."""
         plan = query._jsq.streamingQuery().lastExecution().executedPlan()
         scans = [node for node in listed(plan.collectLeaves()) if kind(node) == "MicroBatchScanExec"]
         return cls(
@@ -77,17 +67,14 @@ class RecordCounts:
         )
 
     def now(self) -> dict[str, int]:
-        """Return the number of records read so far, by input."""
         return {name: int(count.value()) for name, count in self.scans}
 
 
 def kind(node: Any) -> str:
-    """Return the class name of a node or an expression, such as `Project` or `Cast`."""
     return str(node.getClass().getSimpleName())
 
 
 def children(plan: Any) -> list[Any]:
-    """Return a node's children, from left to right."""
     return listed(plan.children())
 
 
@@ -107,19 +94,18 @@ def paths(plan: Any) -> list[list[Any]]:
 
 
 def first_column(plan: Any) -> int:
-    """Return the id of a node's first column, which identifies a stream."""
     return int(plan.output().head().exprId().id())
 
 
 def optimised_paths(frame: DataFrame) -> list[list[Any]]:
-    """Return `paths` of a streaming DataFrame's plan after Spark's optimiser. Takes a few tenths of a second."""
+    """Return `stream_paths` of a streaming DataFrame's optimised plan. Takes a few tenths of a second."""
     return paths(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(plan_of(frame)))
 
 
 def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[str]]:
-    """Return the names of the needed columns of each stream in `optimised_paths`, by the stream's `first_column`.
+    """Return the names of the needed columns of each stream, by the stream's `first_column_id`.
 
-    A stream whose needed columns are unknown is left out.
+    `optimised` is the result of `optimised_stream_paths`. A stream whose needed columns are unknown is left out.
     """
     columns: dict[int, set[str] | None] = {}
     for stream, *above in optimised:
@@ -130,7 +116,6 @@ def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[st
 
 
 def _needed(above: Sequence[Any]) -> set[str] | None:
-    """Return the columns of a stream that are needed by the nodes above the stream; None if unknown."""
     names: set[str] = set()
     for node in above:
         names |= {column.name() for column in listed(node.references().toSeq())}
@@ -143,10 +128,7 @@ def _needed(above: Sequence[Any]) -> set[str] | None:
 
 
 def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
-    """Return the plan with each node replaced, bottom up.
-
-    `replace` gets the old node, and a copy with the new children.
-    """
+    """Rebuild a plan bottom-up. `replace` gets each old node, and a copy of it with the new children."""
     old_children = children(plan)
     new_children = [rebuilt(child, spark, replace) for child in old_children]
     changed = any(new is not old for old, new in zip(old_children, new_children, strict=True))
@@ -177,7 +159,7 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def _partings(plans: Sequence[Any]) -> list[Any]:
-    """Return, for each stream that several plans use, the node farthest from the stream that all of them share."""
+    """For each stream that several plans use, return the node farthest from the stream that these plans share."""
     by_stream: dict[int, list[list[Any]]] = {}
     for path in (path for plan in plans for path in paths(plan)):
         by_stream.setdefault(first_column(path[0]), []).append(path)
@@ -193,7 +175,6 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
 
 
 def _exchanged(frame: DataFrame, number: int) -> DataFrame:
-    """Return the DataFrame with an exchange on top, which several branches can share."""
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     # A meaningless metric that refers to every column and that no optimiser rule simplifies.
     columns = [(F.col(in_backticks(field.name)), field.dataType.simpleString()) for field in frame.schema]
@@ -210,15 +191,14 @@ _ROW_BY_ROW = frozenset(
 
 
 def hidden(frame: DataFrame) -> DataFrame:
-    """Return the feed without record numbers, for the stage's function."""
     return frame.select(*(in_backticks(name) for name in frame.columns if name != RECORD))
 
 
 def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
-    """Return the rows of a function's DataFrame, with the record number in an additional column `RECORD`.
+    """Add the record number, as a column `RECORD`, to the rows of a function's DataFrame.
 
-    `feeds` are the DataFrames from `hidden` that the function got. Returns None if the plan mixes records, or has an
-    unknown operator.
+    `feeds` are the DataFrames that the function got, without record numbers. Returns None if the plan mixes records, or
+    has an unknown operator.
     """
     shown = [plan_of(hidden_feed) for hidden_feed in feeds]
     plan = numbered(
@@ -233,13 +213,12 @@ def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | No
 
 
 def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]) -> Any:
-    """Return a plan over feeds with the column `RECORD`; None if the plan mixes records, or has an unknown operator.
+    """Add the column `RECORD` to a plan; None if the plan mixes records, or has an unknown operator.
 
-    `is_feed` tells if a node is a feed; `shown` returns the feed with record numbers.
+    `is_feed` is True for the plan of an input; `shown` returns the plan of that input with record numbers.
     """
 
     def passes_on(node: Any) -> bool:
-        """Return True if the record number of an input row reaches this node's output."""
         if is_feed(node):
             return True
         with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
@@ -267,7 +246,6 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], sho
 
 
 def number_of(node: Any) -> Any:
-    """Return the attribute with the record number in a node's output; None if there is none."""
     return next((attribute for attribute in listed(node.output()) if attribute.name() == RECORD), None)
 
 
@@ -275,16 +253,15 @@ _SEED = 42
 
 
 def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
-    """Return the rows of a DataFrame that belong to the share, by the share's columns."""
     hashed = F.xxhash64(*(F.col(in_backticks(name)) for name in share.columns))
     return frame.where(F.pmod(hashed, F.lit(SHARES)) < share.parts)
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
-    """Return the share of keys that each stream in `plans.optimised_paths` needs, by the stream's `first_column`.
+    """Return the share of keys that each stream needs, by the stream's `first_column_id`.
 
-    Streams of which all rows are needed are left out. Each stream occurs once, because a repeated use has other column
-    ids.
+    `optimised` is the result of `optimised_stream_paths`. Streams of which all rows are needed are left out. Each
+    stream occurs once, because a repeated use has different column ids.
     """
     filters = {first_column(stream): above[0] for stream, *above in optimised if above and kind(above[0]) == "Filter"}
     shares = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
@@ -292,7 +269,7 @@ def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
 
 
 def _shares(condition: Any) -> Iterator[KeyShare]:
-    """Yield shares such that a condition over a source's columns holds only for rows that belong to them."""
+    """Yield the shares of keys to which a condition restricts a source's rows."""
     if kind(condition) == "And":
         yield from (share for side in children(condition) for share in _shares(side))
     elif kind(condition) == "LessThan":

@@ -1,4 +1,4 @@
-"""The Spark session of a run: quiet, in UTC, with slackwater's sources registered; and its warm-up."""
+"""The Spark session of a run: starts it in UTC with slackwater's sources registered, and warms it up."""
 
 import os
 import threading
@@ -27,7 +27,6 @@ _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.batch.worker_daemon"
 _STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
-"""Spark's package with the classes that write checkpoints."""
 _START_SOONER = (
     # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
@@ -47,7 +46,7 @@ def spark_session(
     py_files: Sequence[str] = (),
     hurry: threading.Event | None = None,
 ) -> Iterator[SparkSession]:
-    """Yield a Spark session, which is stopped at the end of the block; an existing session (a notebook's) is not.
+    """Yield a Spark session, and stop it at the end of the block, unless it existed before, as in a notebook.
 
     `master` is Spark's master URL; None for the URL of spark-defaults, else all cores of this machine. `conf` has more
     Spark settings, which override slackwater's; `py_files` are paths of Python files and zips that its tasks can
@@ -87,7 +86,6 @@ def spark_session(
 
 
 def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings: ours, overridden by the chosen ones."""
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
@@ -123,7 +121,6 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
 
 
 def _started(settings: dict[str, str], running: SparkSession | None) -> SparkSession:
-    """Return the running session, or a new one. Raises `Refused` if Spark does not start."""
     try:
         with quiet_start():
             if running is not None:
@@ -157,13 +154,11 @@ def running_session() -> SparkSession | None:
 
 
 def has_own_workers(spark: SparkSession) -> bool:
-    """Return True if a session's Python workers come from slackwater's own daemon."""
     return spark.sparkContext.getConf().get(_DAEMON, "") == _OUR_DAEMON
 
 
 @contextmanager
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set a session's settings during the block, then restore the previous ones."""
     previous = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -193,7 +188,7 @@ def part_by_part(spark: SparkSession) -> SparkSession:
 
 
 def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
-    """Call these functions in parallel and wait for at most `patience_s`; late ones end with this process.
+    """Call functions in parallel and wait for at most `patience_s`; late calls end with this process.
 
     Failures are ignored: the JVM no longer runs, or does not end in time.
     """

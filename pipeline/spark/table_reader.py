@@ -1,4 +1,4 @@
-"""A table at a moment, as Spark's processes get it, and its reader in Spark's tasks.
+"""Reads a table at one version in Spark: the pickled address of the table, and its data source reader.
 
 There is one task for each non-empty state partition, which reads only needed columns.
 """
@@ -50,19 +50,17 @@ _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Address of a store, and the driver's access to it. Spark pickles it to other processes."""
+    """Location of a store, and the driver's access to it. Spark pickles it to other processes."""
 
     root: str
     s3_settings: S3Settings
     s3: S3Access | None = field(default=None, repr=False)
-    """The driver's access to the store; None if the root is enough."""
 
     def open(self) -> ObjectStore:
-        """Return the store. A reused worker keeps it open."""
         return _open(self.root, self.s3_settings, take(self.s3))
 
     def as_here(self) -> StorePlace:
-        """Return a copy with this process's access, for other processes.
+        """Return a copy with this process's access, to send to other processes.
 
         Call this shortly before the copy is used: credentials may be temporary.
         """
@@ -80,9 +78,7 @@ class VersionedTable:
 
     store: StorePlace
     app: str
-    """Folder of the app."""
     stage: str
-    """Name that the table's stage had at that version."""
     version: int
     table: str
     clock_ms: int
@@ -106,7 +102,6 @@ class VersionedTable:
 
     @classmethod
     def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> VersionedTable:
-        """Return a table of a cut."""
         stage, manifest = next((name, head) for name, head in cut.stages.items() if table in tables_of(head, name))
         then = manifest.stage + table.removeprefix(stage)
         return cls(place, cut.app, manifest.stage, manifest.version, then, cut.clock_ms(table))
@@ -137,7 +132,6 @@ class VersionedTable:
 
 
 def _names(path: str) -> tuple[str, str]:
-    """Return the app and the table of a path. Raises `Usage`."""
     app, _, table = path.partition("/")
     if not app or not table:
         raise Usage(f"{path!r} is not a table; expected APP/TABLE", hint=_HINT)
@@ -149,10 +143,7 @@ _MOST = 10_000
 
 
 def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
-    """Return the key columns of all rows that can satisfy all of the filters.
-
-    None if the filters do not limit the keys.
-    """
+    """Return the keys that can satisfy all filters; None if the filters do not limit the keys."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
@@ -172,7 +163,6 @@ def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
 
 
 def _values(condition: Filter) -> set[Any] | None:
-    """Return the values to which a filter restricts a column; None if the filter is no list of values."""
     if len(getattr(condition, "attribute", ())) != 1:
         return None  # a field of a struct
     match type(condition).__name__:
@@ -184,13 +174,12 @@ def _values(condition: Filter) -> set[Any] | None:
 
 
 def _is_exact(kind: pa.DataType) -> bool:
-    """Return True if Spark and Arrow convert a Python value of this type alike, in any session time zone."""
+    """Return True if Spark and Arrow convert Python values of this type alike, in any session time zone."""
     is_of = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_binary)
     return any(predicate(kind) for predicate in is_of)
 
 
 _BATCH_ROWS = 50_000
-"""Maximum rows of a batch sent to Spark."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +191,7 @@ class TableReader(DataSourceReader):
     """Reads all rows of a table. Pickled to tasks."""
 
     def __init__(self, at: VersionedTable, schema: StructType) -> None:
-        """Configure the reader for the columns of `schema`. Raises `NotFound` and `Usage` if the table differs.
-
-        `NotFound` means that the table lacks a column, `Usage` that a column has another type.
-        """
+        """Raise `NotFound` if the table lacks a column of `schema`, and `Usage` if a column has a different type."""
         self._at, self._schema = replace(at, store=at.store.as_here()), schema
         self._keys: pa.Table | None = None
         columns = columns_of(at)
@@ -259,14 +245,13 @@ class FilteringReader(TableReader):
     """Reads only rows with the keys that a query's filters select. Spark applies the filters to the rows again."""
 
     def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
-        """Take the query's filters; Spark calls this from 4.1 on."""
         table = _table(self._at.read(self._at.store.open()))
         self._keys = keys_in(table, filters)
         return filters
 
 
 def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
-    """Return the reader for this Spark process: with filters if Spark will push any, else without.
+    """Return a reader for this Spark process, which takes filters only if this process pushes filters.
 
     If the session has `spark.sql.python.filterPushdown.enabled` off, Spark refuses a reader that takes filters. Spark
     pushes filters in a process of its own, which only the process's arguments reveal.

@@ -1,4 +1,4 @@
-"""Errors of the user's program: place, cause and next step of each; and the reason why a query ended, in one sentence.
+"""Turns errors of the user's program, and texts of failed Spark queries, into errors with line, cause and hint.
 
 Errors reach the driver as text from Spark's workers, wrapped in Spark's own errors.
 """
@@ -31,11 +31,10 @@ _BEFORE_SPARK = (
 
 @contextmanager
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
-    """Run code of the user's program. Errors begin with `subject`, such as "the program" or "stage 'legs'".
+    """Turn errors of the user's code in the block into `Refused`, with the prefix `subject`.
 
-    `function` is the place of an error without a line of the user's code, such as a wrong number of arguments. Raises
-    `Refused`, which names the last line of the user's code on the way to the error. slackwater's own errors keep their
-    class and name the stage.
+    The error names the last line of the user's code on the way to it. `function` gives the line for an error without
+    such a line, as of a wrong number of arguments. slackwater's own errors keep their class and name the stage.
     """
     try:
         yield
@@ -69,10 +68,6 @@ _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argumen
 
 
 def _expected(error: Exception) -> str:
-    """Return which arguments a function of slackwater takes, if the error is an unexpected one.
-
-    Empty for other errors.
-    """
     match = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
     package = sys.modules[_OURS]
     if match is None or not (match[1] in package.__all__ or hasattr(package.App, match[1])):
@@ -83,7 +78,6 @@ def _expected(error: Exception) -> str:
 
 
 def _is_before_spark(error: Exception) -> bool:
-    """Return True if the error is about a missing Spark session, by its class or its assertion."""
     if isinstance(error, PySparkRuntimeError):
         return error.getCondition() == "SESSION_OR_CONTEXT_NOT_EXISTS"
     raised_at = traceback.extract_tb(error.__traceback__)[-1].line or ""
@@ -108,7 +102,7 @@ def _described(error: Exception) -> str:
 
 
 def _place(error: Exception) -> tuple[Path, int] | None:
-    """Return file and line of the last line of the user's code on the way to the error; None if there is none.
+    """Return file and line of the last line of the user's code on the way to an error; None if there is none.
 
     A line of the user's code is in no module of slackwater, of Python or of an installed library.
     """
@@ -147,9 +141,7 @@ def _is_installed(file: Path) -> bool:
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
-"""Last line of a Python traceback, with any class name."""
 _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
-"""Errors of Spark that wrap the original error."""
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
 """Spark's message about a crashed worker, with its class: a record's text in another error may have the same words."""
@@ -163,12 +155,11 @@ _HINTS = {
     "BadRecord": "the batch was discarded and nothing is lost: fix the program, or have it set such records "
     'aside with on_error="reject", and run again',
 }
-"""Next step of the app's operator, by kind of error."""
 _DROPPED = "the batch was discarded and nothing is lost"
 
 
 def translate(stage: str, text: str) -> SlackwaterError:
-    """Return the error of a stage's query that Spark describes in `text`; a slackwater error keeps its class."""
+    """Return the error of a stage's query that Spark describes in `text`. A slackwater error keeps its class."""
     if ours := _OUR_ERROR.findall(text):
         kind, message = ours[-1]
         cls = getattr(errors, kind, None)
@@ -187,10 +178,6 @@ def translate(stage: str, text: str) -> SlackwaterError:
 
 
 def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
-    """Return the error for a Python worker that ended without raising an error.
-
-    `fault` is Python's message, or None.
-    """
     if how.startswith("failed"):
         event, hint = "worker of Spark did not start in time", "is the machine too busy, or short of memory? "
     elif fault is None:

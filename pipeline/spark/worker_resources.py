@@ -1,4 +1,4 @@
-"""Resources of tasks, and the connections that a worker keeps open between batches."""
+"""Addresses of the resources that tasks use, and connections that a worker keeps open between batches."""
 
 import os
 from dataclasses import dataclass, field
@@ -26,7 +26,6 @@ class WorkerResources:
     stage: str
     store: str
     kafka: dict[str, str] = field(repr=False)
-    """Client properties, with passwords."""
     cache: tuple[Path, int]
     """Folder and maximum bytes of the SST cache."""
     patience_s: float
@@ -35,18 +34,14 @@ class WorkerResources:
     elsewhere: bool = False
     """True if tasks run on other machines, which may set a cache folder of their own."""
     s3_settings: S3Settings | None = None
-    """S3 client settings; None to read them from the environment."""
     s3: S3Access | None = None
-    """The driver's access to the store for this batch; None if the root is enough."""
 
     def cache_here(self) -> tuple[Path, int]:
-        """Return `cache` for the machine of the calling task."""
         folder, max_bytes = self.cache
         own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
         return Path(own) if own else folder, max_bytes
 
     def open_kafka(self) -> Kafka:
-        """Return Kafka, with lost records read from input archives. The store is opened when first needed."""
         archives = Archives(lambda: self.open()[1], self.app)
         return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
 
@@ -69,6 +64,5 @@ def _open(
 
 @lru_cache(maxsize=64)
 def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
-    """Return the cache, and a store that counts the requests of one stage. A worker serves all stages."""
     opened, cache = _open(*storage)
     return CountingStore(opened), cache

@@ -33,13 +33,11 @@ _END_S = 3.0
 _NAMESPACE = "slackwater"
 _FACET = "slackwater_version"
 _SCHEMA = "urn:slackwater:openlineage:version:1"
-"""Id of the schema in `docs/openlineage-version.json`."""
 
 Event = Literal["START", "RUNNING", "COMPLETE", "FAIL", "ABORT"]
 
 
 def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if the OpenLineage client has a destination for events."""
     if environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return False
     if environ.get("OPENLINEAGE_URL") or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in environ):
@@ -50,23 +48,18 @@ def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Datasets:
-    """Locations and names, in OpenLineage, of the datasets of a run."""
+    """Names of a run's datasets in OpenLineage, as pairs of namespace and name."""
 
     store: str
-    """URL of the store root."""
     brokers: str
-    """`bootstrap.servers`."""
     engine: str
-    """Version of Spark."""
     published: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
-    """Returns the topics, by sink, of the sinks that are published under another name than declared."""
+    """Returns, by sink, the topics of sinks whose topic differs from the declared one."""
 
     def kafka(self, topic: str) -> tuple[str, str]:
-        """Return namespace and name of a topic."""
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
 
     def table(self, app: str, name: str) -> tuple[str, str]:
-        """Return namespace and name of a table, by the rules for folders of object stores and file systems."""
         scheme, _, path = self.store.partition("://")
         if path:
             bucket, _, prefix = path.partition("/")
@@ -164,7 +157,7 @@ def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
 
 
 class RunLineage(Listener):
-    """Sends the events of a run in a thread. `move` only stores the newest version; any thread may call it."""
+    """Sends the events of a run in a thread. `on_version` only stores the newest version; any thread may call it."""
 
     def __init__(self, claimed: Mapping[str, Manifest], where: Datasets, *, every_s: float = EVERY_S) -> None:
         self._stages = {name: StageLineage(head, where) for name, head in claimed.items()}
@@ -176,7 +169,6 @@ class RunLineage(Listener):
         self._sending.start()
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """Note a committed version."""
         self._heads[head.stage] = head
 
     def end(self, ended: Mapping[str, tuple[Event, str]]) -> None:
@@ -216,7 +208,6 @@ class RunLineage(Listener):
 
 
 def lineage_of(claimed: Mapping[str, Manifest], where: Datasets) -> RunLineage | None:
-    """Return the sender of this run's lineage; None if it is not configured, or the client is not installed."""
     if not is_configured() or is_missing("openlineage.client", "OpenLineage", "openlineage"):
         return None
     return RunLineage(claimed, where)

@@ -1,4 +1,4 @@
-"""Log lines: the app and version that they are about, and warnings of optional clients, limited in number."""
+"""Fields of log lines (app, stage, version, span), and rate-limited warnings of optional clients."""
 
 import logging
 import sys
@@ -16,12 +16,10 @@ _AGAIN_S = 600.0
 _VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
 
 _APPS: list[str] = []
-"""Apps that this process runs."""
 
 
 @contextmanager
 def running(app: str) -> Iterator[None]:
-    """Register an app, during the block, as run by this process."""
     _APPS.append(app)
     try:
         yield
@@ -40,7 +38,6 @@ def working_on(app: str, stage: str, version: int) -> Iterator[None]:
 
 
 def fields() -> dict[str, object]:
-    """Return app, stage and version, and the ids of the current span, as far as known."""
     version = _VERSION.get()
     named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
     if version is not None:
@@ -53,7 +50,6 @@ def fields() -> dict[str, object]:
 
 
 def is_missing(module: str, client: str, extra: str) -> bool:
-    """Return True, and log a warning, if a client is not installed."""
     try:
         is_installed = find_spec(module) is not None
     except ModuleNotFoundError:  # raised if the parent package is missing
@@ -64,7 +60,6 @@ def is_missing(module: str, client: str, extra: str) -> bool:
 
 
 def own_version() -> str:
-    """Return slackwater's version, from the loaded package, since an import here would be circular."""
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
@@ -77,7 +72,6 @@ class Once(logging.Handler):
         self._next_s = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log the record, unless one was logged recently."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _AGAIN_S
             line = record.getMessage().partition("\n")[0]
@@ -85,7 +79,6 @@ class Once(logging.Handler):
 
 
 def tell_once(logger: str, client: str) -> None:
-    """Have a client's log pass through `Once` only."""
     log = logging.getLogger(logger)
     if not any(isinstance(handler, Once) for handler in log.handlers):
         log.addHandler(Once(client))

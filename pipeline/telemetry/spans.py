@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 TRACEPARENT = "traceparent"
 _ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _MOST_LINKS = 128
-"""Maximum number of links of a span, OpenTelemetry's default."""
 _END_S = 3.0
 
 Headers = Iterable[tuple[str, str | bytes | None]]
 
 
 def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
-    """Return the distinct `traceparent` headers of records, up to the maximum number of links of a span."""
     parents: dict[str, None] = {}
     for headers in records:
         for name, value in headers:
@@ -45,7 +43,7 @@ def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
 
 
 class BatchSpan:
-    """The span of one batch, ended when the batch is committed. If a batch commits nothing, no span is sent."""
+    """Span of one batch, ended when the batch is committed. If a batch commits nothing, no span is sent."""
 
     def __init__(self, tracer: Tracer, app: str, stage: str) -> None:
         from opentelemetry.trace import SpanKind
@@ -110,14 +108,13 @@ class BatchSpan:
                 self.span.end()
 
     def failed(self, error: BaseException) -> None:
-        """End the span with an error, unless the batch was committed."""
         if self.span.is_recording():
             _fail(self.span, error)
             self.span.end()
 
 
 class Tracing:
-    """Creates spans with a provider. `close` shuts the provider down if it is `own`, that is, created by slackwater."""
+    """Creates spans with a provider. `close` shuts the provider down if slackwater created it."""
 
     def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
         self._provider, self._own = provider, own
@@ -125,7 +122,6 @@ class Tracing:
 
     @contextmanager
     def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
-        """Create the span of a batch of a stage, the current span of this thread during the block."""
         from opentelemetry.trace import use_span
 
         batch = BatchSpan(self._tracer, app, stage)
@@ -138,7 +134,6 @@ class Tracing:
 
     @contextmanager
     def bisect(self, app: str) -> Iterator[BisectSpan]:
-        """Create the span of a bisect of an app, the current span during the block."""
         with self._tracer.start_as_current_span(
             f"bisect {app}",
             record_exception=False,
@@ -152,7 +147,6 @@ class Tracing:
                 raise
 
     def close(self) -> None:
-        """Send the remaining spans. Blocks for at most some seconds."""
         if self._own:
             end: Any = getattr(self._provider, "shutdown", None)
             ending = threading.Thread(target=end, name="spans-end", daemon=True)
@@ -161,13 +155,13 @@ class Tracing:
 
 
 class BisectSpan:
-    """The span of a running bisect."""
+    """Span of a running bisect."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
     def found(self, stage: str, version: int, record: Headers = (), where: str = "") -> None:
-        """Record the first bad commit, and the record that causes it: headers (empty if unknown) and position."""
+        """Add the first bad commit, and the causing record's headers (empty if unknown) and location, to the span."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if where:
             self._span.set_attribute("slackwater.record", where)
@@ -191,10 +185,6 @@ def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
 
 
 def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
-    """Create tracing with the installed exporter of this name.
-
-    The SDK reads all other settings from the environment.
-    """
     from importlib.metadata import entry_points
 
     from opentelemetry.sdk.resources import Resource

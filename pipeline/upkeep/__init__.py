@@ -1,1 +1,1 @@
-"""Background work of a stage: SST merges, prefetching, write stalls, and counts of its store requests."""
+"""Background work of a stage: SST merges, prefetching, write stalls, and the input archive."""

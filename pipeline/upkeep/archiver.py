@@ -35,7 +35,6 @@ from .upkeep import lower_priority
 _log = logging.getLogger("slackwater")
 
 _EVERY_S = 5.0
-"""Seconds between new objects at a low input rate."""
 _MANY = 200_000
 """Number of pending offsets that are archived at once, without waiting for the interval."""
 _RETRY_S = 30.0
@@ -54,11 +53,9 @@ class _Topic:
     name: str
     keep_ms: int
     first: dict[str, Input] = field(default_factory=dict)
-    """Input position of each stage when the archiver first saw the stage."""
     pending: Extents = ()
-    """Ranges read since `first` that are not known to be archived."""
+    """Ranges that batches have read and that are not known to be archived."""
     read_ms: int = 0
-    """Commit time of the newest version that read the topic."""
     head: ArchiveIndex | None = None
     looked_s: float = float("-inf")
     retry_s: float = 0.0
@@ -67,7 +64,7 @@ class _Topic:
 
 
 class Archiver(Listener):
-    """Archives the input of one runner's stages. `move` may be called from any thread, the other methods from one.
+    """Archives the input of one runner's stages. `on_version` is thread-safe; call other methods from one thread.
 
     Args:
         keep_ms: Returns the retention of a topic's archive; None for topics that are not archived.
@@ -94,10 +91,7 @@ class Archiver(Listener):
         self._wake = threading.Event()
 
     def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
-        """Note a stage's newest committed version.
-
-        The records read since the stage's previous version are to be archived.
-        """
+        """Add the records that were read since the stage's previous version to the ranges to archive."""
         with self._lock:
             previous = self._heads.get(head.stage)
             self._heads[head.stage] = head
@@ -121,7 +115,7 @@ class Archiver(Listener):
 
     @contextmanager
     def at_work(self, drain_s: Callable[[], float]) -> Iterator[None]:
-        """Run the archiver in a thread during the block. At the end, wait up to `drain_s()` seconds for the rest."""
+        """Run the archiver in a thread during the block, then wait up to `drain_s()` seconds for pending records."""
         over = threading.Event()
         thread = threading.Thread(target=self._work, args=(over,), name="archiver", daemon=True)
         thread.start()
@@ -145,7 +139,6 @@ class Archiver(Listener):
 
     @property
     def states(self) -> tuple[ArchiveState, ...]:
-        """Progress of each topic's archive."""
         with self._lock:
             return tuple(
                 ArchiveState(
@@ -202,7 +195,6 @@ class Archiver(Listener):
                 break
 
     def _open(self, topic: _Topic) -> None:
-        """Find the archive of the topic that Kafka has now, or create one at the stages' positions."""
         with self._lock:
             inputs = list(topic.first.values())
         read_app(self._store, self._app)  # raises for a removed app, which must not be recreated
@@ -236,7 +228,6 @@ class Archiver(Listener):
             return topic.pending
 
     def _append(self, topic: _Topic, head: ArchiveIndex, pending: Extents) -> ArchiveIndex:
-        """Append one object with pending records, up to an object's target size."""
         spooled = self._spool.look(topic.name) if self._spool is not None else []
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()
         for part, source in _sources(pending, spooled):
@@ -284,7 +275,6 @@ class Archiver(Listener):
             yield pa.Table.from_batches([Columns(chunk).records()])
 
     def _lost(self, topic: str, part: Extent) -> Extents:
-        """Return the part of a range that Kafka has lost."""
         first = self._kafka.offsets(topic)[0][part.partition]
         return common((part,), (Extent(part.partition, 0, first),)) if first else ()
 
@@ -300,7 +290,6 @@ class Archiver(Listener):
 
 
 def _sources(pending: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:
-    """Yield the pending parts in order, each with the spooled file to read it from; None to read it from Kafka."""
     parts: list[tuple[Extent, Spooled | None]] = []
     for file in spooled:
         in_file = common(pending, (file.extent,))

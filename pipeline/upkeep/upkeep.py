@@ -1,4 +1,4 @@
-"""Background work of a stage with a table: merges, prefetching, write stalls.
+"""Background work of a stage with a table: merges of SSTs, prefetching, and write stalls.
 
 Runs a few merges of a stage at a time, in threads of the driver (Arrow releases Python's lock). The next version names
 a merge's result instead of its inputs; a result that no version names is an orphan.
@@ -36,7 +36,7 @@ from ..spark.placement import Homes
 from ..spark.worker_resources import WorkerResources
 
 Compacting = Literal["nothing", "under way", "finished"]
-"""Progress of this runner's merges of L0 SSTs; `finished` if outputs wait to be named by the next batch's version."""
+"""Progress of a runner's merges of L0 SSTs; `finished` if results wait for the next batch's version to name them."""
 
 _POLL_S = 0.1
 _GIVE_UP_S = 60.0
@@ -65,21 +65,18 @@ class Stall:
     """Delays the batches of one stage. Logs once whenever compaction begins to fall behind."""
 
     stage: str
-    """Name for messages."""
     triggers: Triggers
     l0: Callable[[], int]
     """Returns the number of L0 SSTs in the state partition that has the most."""
     compacting: Callable[[], Compacting]
-    """Returns the progress of this runner's merges."""
     begin: Callable[[], None]
-    """Starts merges if none runs, as after a start or a failed merge."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
     _logged: set[str] = field(default_factory=set)
     _held_s: float = 0.0
 
     def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
-        """Delay a batch as long as needed, or until `stopping`; return the seconds.
+        """Delay a batch as long as needed, or until `stopping`; return the delay in seconds.
 
         `batch_s` is the last batch's duration.
         """
@@ -101,7 +98,6 @@ class Stall:
         return waited_s
 
     def _stopped_s(self, batch_s: float, waited_s: float) -> float:
-        """Return the delay, in seconds, of a batch that should not start yet."""
         if (compacting := self.compacting()) != "nothing":
             return inf if compacting == "under way" else 0.0
         if "gave up" in self._logged:
@@ -174,7 +170,7 @@ class Upkeep:
         """Start the merges that a version about to be committed needs, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `merges` are the `finished` merges that were offered to the version, which named their results or dropped
+        waits. `merges` are the finished merges that were offered to the version, which named their results or dropped
         those that did not fit. `missed` are the objects to prefetch, of which the version's batch read byte ranges;
         None without a batch.
         """
@@ -197,7 +193,6 @@ class Upkeep:
         return due
 
     def close(self) -> None:
-        """Stop running merges and downloads, and drop unstarted merges."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._closing.set()
@@ -206,7 +201,6 @@ class Upkeep:
 
     @property
     def doing(self) -> Compacting:
-        """State of the merges."""
         with self._lock:
             if len(self._busy) > len(self.finished):
                 return "under way"
@@ -222,7 +216,6 @@ class Upkeep:
             self.consider(self._tip())
 
     def _work(self) -> None:
-        """Carry out merges until no unstarted one is left."""
         while True:
             with self._lock:
                 busy_inputs = {sst for compaction in self._busy for sst in compaction.inputs}
@@ -261,17 +254,15 @@ class Upkeep:
 
 
 _NICE = 10
-"""Priority (nice value) below all work of batches."""
 _FULL = 0.9
-"""Fraction of the cache that may be filled without evicting SSTs."""
 _EXPANSION = 4
 """Approximate ratio of an SST's decoded bytes to its stored bytes, used until the SST is cached."""
 
 
 class Prefetcher:
-    """Prefetches SSTs for a driver whose tasks run on its own machine.
+    """Prefetches SSTs for a driver whose tasks run on its own machine, one SST at a time, at low priority.
 
-    Fetches one SST at a time, in a low-priority thread. Batches never wait for it.
+    Batches never wait for it.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
@@ -302,12 +293,10 @@ class Prefetcher:
             self._running = self._executor.submit(self._run, head, frozenset(self._missing))
 
     def close(self) -> None:
-        """Wait for the SST being fetched, and fetch no more."""
         self._stopping.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, head: Manifest, missing: frozenset[str]) -> None:
-        """Fetch the missing SSTs, newest first, as far as they fit into the cache with the head's others."""
         assert head.table is not None  # noqa: S101  only a stage with a table has a prefetcher
         sizes = {sst: self._cache.size_of(sst) for sst in head.ssts}
         total_bytes = sum(sizes.values())
@@ -326,7 +315,6 @@ class Prefetcher:
 
 
 def lower_priority() -> None:
-    """Lower the priority of the calling thread below all work of batches."""
     # On Linux, each thread has its own priority.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -339,14 +327,12 @@ class Delivery:
     homes: Homes
     resources: WorkerResources
     access: Callable[[], S3Access | None]
-    """Returns the workers' store credentials; called before each delivery."""
 
     def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
-        """Send the SSTs, and return when they have arrived. If that fails, batches fetch the SSTs that they need."""
+        """Send the SSTs, and return when they have arrived. After a failure, batches fetch the SSTs that they need."""
         local_resources = dataclasses.replace(self.resources, s3=self.access())
 
         def fetch(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            """Fetch the SSTs of the given state partitions into the machine's cache. Runs in a task."""
             configure_worker()
             _, store, cache = local_resources.open()
             for batch in batches:

@@ -1,4 +1,4 @@
-"""HTTP operations that take long or change something: bisect, verify, replay, snapshot.
+"""HTTP operations that take long or change state: bisect, verify, replay, snapshot.
 
 Each is limited in time and in number, and is cancelled when the client disconnects. The logic of searches and
 snapshots does not belong here.

@@ -1,4 +1,4 @@
-"""Routes of operations that take long or change something, and `/me`."""
+"""Routes of bisect, verify, replay and snapshot requests, and `/me`."""
 
 import asyncio
 import logging
@@ -24,7 +24,6 @@ from .searching import check_asked
 
 _log = logging.getLogger(__name__)
 _TAKEN_S = 30.0
-"""Seconds to wait for a snapshot that was requested earlier."""
 
 
 @endpoint("/me", verb=None)

@@ -1,4 +1,4 @@
-"""Long operations on behalf of a request: a bisect down to the record, a verification, a replay of a batch."""
+"""Long operations of a request: a bisect down to the record, a verification, and the replay of a batch."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchFound:
-    """Result of a bisect."""
+    """Result of a bisect, with the cause of the bad commit."""
 
     verdict: Verdict
     findings: Behind
-    """Cause of the commit; if the server lacks the app's program, only what the store's data shows."""
+    """Cause of the commit; without the app's program on the server, found from the store's data alone."""
     notes: tuple[str, ...]
 
 
 async def find(
     call: Call, stored_app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]
 ) -> SearchFound:
-    """Bisect, then replay the first bad commit if the server has the program. Stops when cancelled.
+    """Bisect, then replay the first bad commit if the server has the app's program. Stops when cancelled.
 
-    Raises `TooOften`, `TooMuch`, and the errors of `check_asked` and `Searcher.search`.
+    Raises `TooOften`, `TooMuch`, and the errors of `check_one_predicate` and `Searcher.search`.
     """
     check_asked(wrong)
     service, loop = call.service, asyncio.get_running_loop()
@@ -73,7 +73,7 @@ async def prove(
     *,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Return the report of verifying a moment of an app or a stage. Stops when cancelled.
+    """Verify a moment of an app or a stage, and return the report. Stops when cancelled.
 
     Raises `TooOften`, and the errors of `Moment.verify`.
     """
@@ -95,7 +95,7 @@ async def prove(
 async def run_again(
     call: Call, stored_app: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
 ) -> "tuple[Comparison, tuple[str, ...]]":
-    """Replay a batch, or only one key of it, and return the comparison and notes.
+    """Replay a batch, or only one key of it; return the comparison with the commit, and notes.
 
     Raises `Refused` without the app's program, `TooOften` if too many long operations are running, and `TooMuch`.
     """
@@ -115,7 +115,7 @@ def probe(step: Evaluation) -> dict[str, Any]:
 
 
 def limited(result: SearchFound, limit: int) -> dict[str, Any]:
-    """Return the document of a result with at most `limit` rows and keys; `cut_off` is true if there are more."""
+    """Return the JSON document of a result with at most `limit` rows and keys."""
     verdict = result.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
     limited_verdict = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)

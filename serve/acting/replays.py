@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchAsked:
-    """A batch to replay."""
+    """Request to replay a batch in another process."""
 
     ref: str
     """`APP/STAGE@VERSION`, with the name of the app's folder."""
     key: tuple[object, ...]
-    """The only key of the stage's table to replay; empty for all."""
+    """Key to replay; empty for the whole batch."""
     program: Path
 
 
 async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
-    """Return a verdict's cause, and notes; if the server lacks the app's program, from the store's data alone.
+    """Return the cause of a verdict, and notes; without the app's program, from the store's data alone.
 
     Raises `TooOften` and `TooMuch`.
     """
@@ -46,7 +46,7 @@ async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Beh
 async def replayed(
     service: Service, called: str, ref: str, key: tuple[object, ...]
 ) -> tuple["Comparison", tuple[str, ...]]:
-    """Replay a batch and compare it with the committed one.
+    """Replay a batch in a process of its own, and compare it with the committed batch.
 
     Raises `Refused` without the app's program, `TooOften` and `TooMuch`.
     """

@@ -53,7 +53,10 @@ class Searcher:
         self._waited_for: Future[Any] | asyncio.Future[Any] | None = None
 
     def search(self, app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]) -> Verdict:
-        """Search, and return the verdict; call this in a thread. Raises `SearchStopped`, and as `StoredApp.bisect`."""
+        """Search for the first bad commit; call this in a thread.
+
+        Raises `SearchStopped`, and the errors of `StoredApp.bisect`.
+        """
         make: Callable[..., Where] = check if wrong["check"] else where
         request = CheckAsked(app.name, wrong["check"] or wrong["where"], wrong["table"], self._bounds, make)
         predicate: Where = self._run(_build_predicate, request)
@@ -64,14 +67,14 @@ class Searcher:
         return replace(verdict, predicate=predicate, more_rows=verdict.more_rows or is_cut)
 
     def stop(self) -> None:
-        """Cancel the search, which runs in another thread, and the evaluation that it waits for."""
+        """Cancel the search, which runs in another thread, and its current evaluation."""
         with self._lock:
             self._stopped.set()
             if self._waited_for is not None:
                 self._waited_for.cancel()
 
     async def wait_for(self, running: Coroutine[Any, Any, R]) -> R:
-        """Await `running`, work that follows the search, so that `stop` cancels it too. Raises `SearchStopped`."""
+        """Await work that follows the search, so that `stop` cancels it too. Raises `SearchStopped`."""
         with self._lock:
             task = asyncio.ensure_future(running)
             self._waited_for = task
@@ -102,7 +105,7 @@ class Searcher:
 
 
 class SearchStopped(Refused):
-    """The client disconnected, or the time limit was reached."""
+    """The search was cancelled, since the client disconnected or the time limit was reached."""
 
     def __init__(self) -> None:
         super().__init__("the search was stopped")
@@ -110,18 +113,18 @@ class SearchStopped(Refused):
 
 @dataclass(frozen=True, slots=True)
 class _RemoteWhere(Where):
-    """A predicate that is evaluated in another process."""
-
     ask: Callable[[Where, Context, int], pa.Table] = field(kw_only=True)
 
     def rows(self, context: Context, max_rows: int) -> pa.Table:
-        """Return at most `max_rows` rows of the predicate's query at a moment."""
         return self.ask(Where(self.sql, self.typed, self.bounds), context, max_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An evaluation to run in another process: a `Context` without the parts that the other process has already."""
+    """Request to evaluate a predicate at a moment in another process.
+
+    Has the fields of a `Context` that the other process does not have.
+    """
 
     where: Where
     cut: Cut
@@ -133,7 +136,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class CheckAsked:
-    """A condition or query from which a predicate is built."""
+    """Request to build a predicate from a condition or a query."""
 
     app: str
     """Name of the app's folder."""
@@ -141,7 +144,6 @@ class CheckAsked:
     table: str
     bounds: Bounds
     make: Callable[..., Where]
-    """Function that makes the predicate: `check` or `where`."""
 
 
 def _evaluate(probe: Probe) -> pa.Table:

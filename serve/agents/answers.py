@@ -1,4 +1,4 @@
-"""Answers of tools: documents with selected fields, shown or hidden values, and a size limit."""
+"""JSON documents that tools return: selected fields, values shown or hidden, and a size limit."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,22 +20,20 @@ from .masking import Masking
 
 Document = dict[str, Any]
 MOST_RECORDS = 20
-"""Maximum number of a cause's records that are listed; `num_records` counts all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """Answer of a tool."""
+    """Answer of a tool, before its size is limited."""
 
     document: Document
     list_: str = ""
-    """The field whose list is shortened if the document is too large."""
+    """Name of the field whose list is shortened if the document is too large."""
     rows: int = 0
-    """Number of rows, for the audit log."""
 
 
 def bounded(answer: ToolAnswer, most_bytes: int) -> bytes:
-    """Return the document as JSON. If it is too large, its list is shortened, and its `cut_off` says so.
+    """Encode an answer as JSON. If it is too large, its list is shortened, and the field `cut_off` says so.
 
     Raises `TooMuch` if the document is too large even with an empty list.
     """
@@ -57,12 +55,11 @@ def time(time_ms: int) -> str:
 
 
 def windows(ranges: Iterable[Window]) -> list[Document]:
-    """Return offset ranges; `end` is exclusive."""
+    """Return the documents of offset ranges; `end` is exclusive."""
     return [{"topic": w.topic, "partition": w.partition, "start": w.start, "end": w.end} for w in ranges]
 
 
 def commit(entry: LogEntry, app: str, masking: Masking) -> Document:
-    """Return a commit of the log, without empty fields."""
     fields = {
         "ref": f"{app}/{entry.stage}@v{entry.version}",
         "time": time(entry.time_ms),
@@ -81,7 +78,6 @@ def commit(entry: LogEntry, app: str, masking: Masking) -> Document:
 def changes(
     keys: KeyChanges, limit: int, masking: Masking, sides: tuple[str, str] = ("before", "after")
 ) -> list[Document]:
-    """Return the first changed keys, with their rows at both moments."""
     first_side, second_side = sides
     return [
         {
@@ -95,7 +91,6 @@ def changes(
 
 
 def differing(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple[list[Document], list[Document]]:
-    """Return counts of each table's differences, and the first rows that differ."""
     tables, rows = [], []
     for table_diff in diffs:
         counts = {
@@ -109,7 +104,6 @@ def differing(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple
 
 
 def key_change(change: RowChange, app: str, masking: Masking) -> Document:
-    """Return a version that changed a key's row, with the offsets that it read."""
     ref = f"{app}/{change.stage}@v{change.version}"
     document: Document = {"ref": ref, "time": time(change.time_ms), "change": change.kind}
     document |= {name: getattr(change, name) for name in ("expired", "inherited") if getattr(change, name)}
@@ -118,7 +112,6 @@ def key_change(change: RowChange, app: str, masking: Masking) -> Document:
 
 
 def verdict(result: SearchFound, limit: int, masking: Masking) -> Document:
-    """Return the first bad commit, what it read and changed, and the record that caused the error."""
     bisected = result.verdict
     keys = (bisected.keys.changed() or bisected.keys) if bisected.keys is not None else None
     last_good = {"ref": bisected.good_ref, "time": time(bisected.good_time_ms)} if bisected.good_ref else None
@@ -148,7 +141,6 @@ def verdict(result: SearchFound, limit: int, masking: Masking) -> Document:
 
 
 def cause(origin: Cause, masking: Masking) -> Document:
-    """Return a cause: its class, whether replays prove it, the records, and the evidence."""
     evidence: Document = dict(origin.evidence)
     if "keys" in evidence:
         evidence["keys"] = [masking.row(key) for key in evidence["keys"]]
@@ -168,7 +160,10 @@ def cause(origin: Cause, masking: Masking) -> Document:
 
 
 def record(guilty: Guilty | None, masking: Masking) -> Document | None:
-    """Return the record, or, if it is unknown, the input that contains it and the reason; None without a replay."""
+    """Return the document of the record that made the state bad; None if nothing was replayed.
+
+    For an unknown record, the document has the reason, and the input that contains the record.
+    """
     if guilty is None:
         return None
     document: Document = {"replays": guilty.replays}

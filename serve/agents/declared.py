@@ -1,4 +1,4 @@
-"""Declaration of tools: a function's signature gives the parameters, and its docstring is what models read."""
+"""Declaration of MCP tools: a function's signature gives the parameters, its docstring is what models read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,14 +51,13 @@ VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="Version numbe
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool: the request, and how values are shown."""
+    """A call of a tool: the request, the display of values, and a function that reports progress."""
 
     request: Call
     masking: Masking
     progress: Callable[[float, float, str], None] = lambda _done, _total, _message: None
 
     async def in_thread(self, function: Callable[[], ToolAnswer]) -> ToolAnswer:
-        """Call a function in a thread, because it waits for the store."""
         return await self.request.service.in_thread(function)
 
 
@@ -75,7 +74,7 @@ class AgentTool:
 
     @property
     def description(self) -> str:
-        """Description for a model: the result, when to use the tool, and what to do next."""
+        """Text for a model: the result, the use, and the next step; made from the function's docstring."""
         return " ".join((self.function.__doc__ or "").split())
 
     @property

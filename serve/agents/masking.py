@@ -1,4 +1,4 @@
-"""Names in place of values that the caller may not see.
+"""Display of values in answers to agents: the value itself, or a name in its place if values are hidden.
 
 Equal values have the same name in every table and answer. A name can be used as a key in place of its value; SQL sees
 only names (`snapshot.query.hidden`).
@@ -21,11 +21,10 @@ from ..errors import problem
 _NAME = re.compile(NAME)
 _MAX_DATA = 1 << 20
 _MAX_TEXT = 2_000
-"""Maximum characters of a shown value."""
 _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Error")
 """Prefixes of DuckDB's errors about SQL, which quote no values if values are hidden."""
 _SAFE_ERRORS = ("Denied", "NotKnown", "TooOften", "TooMuch", "NotYet", "NotFound", "MomentGone", "Unavailable")
-"""Errors whose messages hold names, times and counts, but no values."""
+"""Classes of errors whose messages hold names, times and counts, but no values."""
 _HINT = (
     "values are hidden: a column can be counted, grouped, joined, and compared with itself or with names that it showed"
 )
@@ -44,15 +43,14 @@ class Masking:
 
     @property
     def secret(self) -> bytes:
-        """Secret for SQL; empty if values are shown."""
         return b"" if self.show else self.names.secret
 
     def value(self, value: object) -> object:
-        """Return a value of a row or a key, or its name if values are hidden."""
+        """Return a value of a row or a key; if values are hidden, its name."""
         return self.plain(value) if self.show else self.names.name(value)
 
     def plain(self, value: object) -> object:
-        """Return a value from SQL, shortened and JSON-safe. SQL sees names in place of hidden values, so none leaks."""
+        """Return a value from a SQL result, shortened and JSON-safe. SQL sees names in place of hidden values."""
         value = hexadecimal(value)
         return shortened(value, _MAX_TEXT) if isinstance(value, str) else value
 
@@ -60,19 +58,19 @@ class Masking:
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
-        """Return bytes of a record as text or hexadecimal; if hidden, as the name that a table shows for this text."""
+        """Return bytes of a record as text or hexadecimal; if hidden, as the name that a table shows for the text."""
         text = readable(data, _MAX_DATA) if data is not None else None
         return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
-        """Parse a key from its text, or from its names if values are hidden. Raises `Usage` and `NotFound`."""
+        """Parse a key from its text, or from names if values are hidden. Raises `Usage` and `NotFound`."""
         values = tuple(key_of(table, declared, text))
         if self.show:
             return values
         return tuple(None if name is None else self._value(str(name)) for name in values)
 
     def problem(self, error: Exception, root: str) -> dict[str, Any]:
-        """Return the document of an error, without the parts that quote hidden values."""
+        """Return the JSON document of an error, without the parts that quote hidden values."""
         document = problem(error, root)
         if self.show or not isinstance(error, SlackwaterError):
             return document | {"message": shortened(str(document["message"]), _MAX_TEXT)}

@@ -1,4 +1,4 @@
-"""Pseudonyms of hidden values: the secrets that derive them, and the value behind each.
+"""Names of hidden values: the secrets that names are derived from, and the value of each shown name.
 
 A name is made from the value with a secret of the day and the caller's name. The day's secret is in the store, so
 all instances give equal values the same name. Without access to the store, a client cannot guess values by their
@@ -23,11 +23,10 @@ from ...store.versions import keys, limits
 from ...store.versions.codec import Notes
 
 _ASKERS = 100
-"""Maximum number of callers whose shown names are remembered."""
 
 
 class DaySecret(Struct, frozen=True):
-    """The secret of one day, in UTC."""
+    """Secret of one day in UTC, which names of values are derived from."""
 
     day: limits.Id
     secret: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="32 bytes, as 64 hexadecimal digits")]
@@ -37,7 +36,7 @@ SECRETS = Notes(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
 
 
 class Naming:
-    """Names of hidden values by caller, in one instance."""
+    """Names of hidden values by caller, in one server instance."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -46,7 +45,7 @@ class Naming:
         self._lock = Lock()
 
     def of(self, who: str) -> Names | None:
-        """Return a caller's names, or None if today's secret is not loaded; `of_today` loads it."""
+        """Return a caller's names; None until `load_day_secret` has loaded today's secret."""
         with self._lock:
             day_secret = self._known
             if day_secret is None or day_secret.day != _today():
@@ -58,7 +57,7 @@ class Naming:
             return names
 
     def of_today(self) -> None:
-        """Load today's secret from the store, or create it.
+        """Load today's secret from the store, or create it there.
 
         Uses a secret of this instance alone if the store is read-only. Raises as `Notes.find`.
         """

@@ -1,4 +1,4 @@
-"""MCP server of the tools: over HTTP, at an instance's `/mcp`, or over standard streams."""
+"""MCP server of the tools: over HTTP at `/mcp` of an instance, or over standard streams."""
 
 import asyncio
 import logging
@@ -159,7 +159,6 @@ class AgentServer:
 
 
 async def over_streams(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
-    """Serve one client over standard input and output until the input ends."""
     service, grant = Service(client, options), Grant("")
     server = AgentServer(service, grant.also("values") if shows_values else grant).server
     await service.begin()

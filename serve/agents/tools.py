@@ -1,4 +1,4 @@
-"""The tools, a few lines each: parameters are their arguments, and docstrings are what a model reads."""
+"""The MCP tools: parameters are their arguments, and docstrings are what a model reads."""
 
 from typing import Unpack
 

@@ -1,1 +1,1 @@
-"""Health of an instance: its metrics for Prometheus, and whether its store answers."""
+"""Health of a server instance: its metrics for Prometheus, and whether its store answers."""

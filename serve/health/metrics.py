@@ -1,4 +1,4 @@
-"""Prometheus metrics of an instance at /metrics. No token is needed, since no label names an app, table or token."""
+"""Prometheus metrics of a server instance at /metrics, without names of apps, tables or tokens as labels."""
 
 from collections.abc import Callable
 from functools import cache
@@ -40,7 +40,6 @@ class ServeMetrics:
         self._replaced.inc()
 
     def look(self, gauge: str, value: Callable[[], float]) -> None:
-        """Set the function that computes a gauge at each scrape."""
         self._gauges[gauge].set_function(value)
 
     def text(self) -> bytes:

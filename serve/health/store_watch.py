@@ -1,4 +1,4 @@
-"""A watch on the store: if the store does not answer for two seconds, requests that wait for it get 503.
+"""Watch on the store: if the store does not answer for two seconds, requests that wait for it get 503.
 
 The store client's own timeout, a minute, suits batches, which must not be lost; an HTTP client can retry.
 """
@@ -15,19 +15,18 @@ from ...store.objects.protocol import ObjectStore, exists
 SILENT_S = 2.0
 """Seconds without an answer after which the store counts as unavailable."""
 _CHECK_AFTER_S = 1.0
-"""Duration of a request after which the store is checked."""
+"""Seconds after which a running request triggers a check of the store."""
 _KNOWN_S = 1.0
-"""Seconds for which an answer is reused."""
 _KEY = "_serve/answers"
 """Key of an object that does not exist: the answer "not found" proves that the store works."""
 _GIVEN_UP_S = 10.0
-"""Age of an unanswered check after which a new one starts, since the connection may be dead."""
+"""Seconds after which an unanswered check is repeated, since its connection may be dead."""
 _THREADS = 16
-"""The watch's own threads, since all request threads may wait for the store. A hung check lasts a minute or so."""
+"""Number of threads for checks, apart from request threads, which may all wait for the store."""
 
 
 class Look:
-    """A check of the store whose result is shared by concurrent callers. Belongs to one event loop."""
+    """Check of the store whose result concurrent callers share. Belongs to one event loop."""
 
     def __init__(
         self, in_thread: Callable[[Callable[[], None]], Awaitable[None]], function: Callable[[], None]
@@ -57,7 +56,7 @@ class Look:
 
 
 class StoreWatch:
-    """The watch on one store. Belongs to one event loop."""
+    """Watch on one store. Belongs to one event loop."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -67,20 +66,16 @@ class StoreWatch:
         self._asking: asyncio.Future[bool] | None = None
 
     def look(self, function: Callable[[], None]) -> Look:
-        """Return a check that runs in the watch's own threads."""
-
         async def in_thread(function: Callable[[], None]) -> None:
             await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
         return Look(in_thread, function)
 
     async def answers(self) -> bool:
-        """Return True if the store answers within `SILENT_S`."""
         self.is_away = not await self._look.is_answered(_KNOWN_S)
         return not self.is_away
 
     def ask(self) -> None:
-        """Update `is_away` in the background."""
         self._asking = asyncio.ensure_future(self.answers())
 
     def _ask(self) -> None:
@@ -93,7 +88,7 @@ class StoreWatch:
 
     @asynccontextmanager
     async def bounded(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
-        """Limit the duration of the request in the context, and cancel the request while the store is unavailable.
+        """Limit the duration of the request in the context; cancel the request if the store is unavailable.
 
         Raises `TooMuch` and `Unavailable`.
         """

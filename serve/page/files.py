@@ -1,4 +1,4 @@
-"""The page's files from `static/`, served from memory with ETags and a strict content security policy.
+"""Static files of the page, served from memory with ETags and a strict content security policy.
 
 The files need no token: the page gets its data through the same routes as any client.
 """
@@ -18,7 +18,6 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Media types of served files; other files, such as licences, are not served."""
 _HEADERS = {
     # The page renders values as text. Should one be interpreted as HTML, this policy lets it load, run and send
     # nothing.
@@ -47,7 +46,6 @@ class _File:
 
 
 def routes() -> list[Route]:
-    """Return a route for each file: `/page/…`, and `/` for the page itself."""
     file_routes = []
     for path in sorted(STATIC.rglob("*")):
         if (media_type := _TYPES.get(path.suffix)) is None:

@@ -1,4 +1,4 @@
-"""Routes that only the page uses: timeline, stages, first rows of a table, rejected records, operations, cost."""
+"""Routes that only the page uses: timeline, stages, first rows, rejected records, operations, cost."""
 
 from typing import Annotated, Any, Unpack
 
@@ -19,7 +19,6 @@ from ..service import Answer, Call
 
 _COST_OF_MS = DAY_MS
 _WARM_BYTES = 256 << 20
-"""Maximum size of a table that is cached when its first rows are shown."""
 Points = Annotated[
     int, Meta(ge=10, le=2_000, description="Approximate number of commits; more are thinned out to that.")
 ]
@@ -99,7 +98,6 @@ async def first_rows(
 
 
 def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
-    """Return the first rows; with another moment, also rows that only that moment has, and the kind of each change."""
     manifest = moment.cut.tables[table]
     new = moment.first_rows(table, limit, start=start)
     about = {
@@ -121,7 +119,7 @@ def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limi
 def _compared(
     key: list[str], new: FirstRows, previous: FirstRows
 ) -> tuple[list[dict[str, Any] | None], list[str], list[dict[str, Any] | None]]:
-    """Merge the rows of two moments by hash; returns rows, the kind of each change, and the old rows of changes."""
+    """Merge the rows of two moments by hash; return the rows, the kinds of changes, and the old rows of changes."""
     old_by_key = dict(_by_key(key, previous.rows))
     new_by_key = [(int(at), name, row) for at, (name, row) in zip(new.hashes, _by_key(key, new.rows), strict=True)]
     new_keys = {name for _, name, _ in new_by_key}

@@ -1,4 +1,4 @@
-"""A moment to answer from, with its freshness and, by table, data that all answers about the table share."""
+"""A cached moment that answers are made from, with its freshness, and with data shared by a table's answers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,19 +29,16 @@ class TableAnswers:
     declared: Table
     is_newest: bool
     fresh: dict[str, object]
-    """Freshness fields of an answer."""
+    """Freshness fields of an answer: app, version, time and offsets."""
     begin: bytes
-    """The freshness fields as JSON, up to the beginning of the rows."""
+    """JSON of an answer up to its rows: the freshness fields."""
     columns: tuple[str, ...]
-    """Columns that users see."""
     encode: Callable[[Mapping[str, object] | None], bytes]
-    """Encodes a row as JSON."""
     opened: OpenRows | None = None
     """State partitions whose SSTs are all open in this process, so that look-ups do no I/O."""
 
     @property
     def etag(self) -> tuple[object, ...]:
-        """Parts of the ETag. If the rows change, these parts change."""
         return self.name, f"v{self.manifest.version}", self.manifest.forgotten
 
     @property
@@ -50,7 +47,7 @@ class TableAnswers:
         return self.is_newest and self.declared.ttl is not None
 
     def clock_ms(self, seen_ms: int) -> int:
-        """Return the time as of which rows expire.
+        """Return the time in milliseconds as of which rows expire.
 
         For rows with a time to live, this is `seen_ms`; if 0, now for the newest moment, or else the moment's time.
         """
@@ -62,22 +59,21 @@ class TableAnswers:
 
 @dataclass(frozen=True, slots=True)
 class FreshMoment:
-    """A moment with cached freshness fields and tables."""
+    """A moment with cached freshness fields and cached answers by table."""
 
     moment: Moment
     is_newest: bool = False
     on_read: Callable[[str], None] = lambda _table: None
-    """Called with each table whose rows are requested, so that the newest moment's tables are kept warm."""
+    """Function called with each table whose rows are requested, to keep the newest moment's tables warm."""
     _cached: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _tables: dict[str, TableAnswers] = field(default_factory=dict)
     _making: Lock = field(default_factory=Lock)
 
     def has(self, table: str) -> bool:
-        """Return True if the moment has a table with exactly this name."""
         return table in self._tables or table in self.moment.cut.tables
 
     def known(self, table: str) -> TableAnswers | None:
-        """Return the cached answers of a table, or None if `about` must build them first."""
+        """Return the cached answers of a table; None if `answers_for` must build them first."""
         answers = self._tables.get(table)
         # After keys were forgotten, the opened SSTs are stale.
         return answers if answers is not None and answers.cut is self.moment.cut else None
@@ -101,7 +97,6 @@ class FreshMoment:
         return TableAnswers(cut, table, manifest, declared, self.is_newest, fresh, begin, names, encode)
 
     def open(self, table: str, partitions: Sequence[int], most_bytes: int | None = None) -> None:
-        """Fetch and open all SSTs of some state partitions, if possible. Raises as `Moment.opened`."""
         answers = self.about(table)
         answers.opened = self.moment.opened(table, partitions, most_bytes)
 
@@ -111,11 +106,13 @@ class FreshMoment:
         return answers is not None and answers.opened is not None and answers.opened.partitions.issuperset(partitions)
 
     def knows_offsets(self, *tables: str) -> bool:
-        """Return True if `offsets` of these tables is cached."""
         return tables in self._cached
 
     def offsets(self, *tables: str) -> Offsets:
-        """Return how far these tables, or all, have read users' topics. Cached; may read the store."""
+        """Return the next offsets of users' topics that these tables, or all, will read.
+
+        Cached; the first call may read the store.
+        """
         if tables not in self._cached:
             self._cached[tables] = self.moment.read_up_to(*tables)
         offsets: Offsets = self._cached[tables]

@@ -1,4 +1,4 @@
-"""Look-ups by key: inline if all SSTs are open in this process, else in a thread that serves several requests.
+"""Look-ups by key: inline if all SSTs are open in this process, otherwise in threads, for many requests at once.
 
 For answers in Arrow, a look-up costs much for the first key and little for each further one. So while a look-up is in
 progress, requests for the same columns of a table at a moment are queued, and form the next one. If a look-up waits
@@ -27,25 +27,25 @@ from ...store.versions.manifest import Column, Table
 from .fresh import FreshMoment, TableAnswers
 
 _MAX_KEYS = 2_000
-"""Maximum keys of a look-up, except for one larger request."""
+"""Maximum number of keys of a look-up, unless a single request has more."""
 _MAX_VALUES, _VALUES_A_KEY = 12_000, 20
-"""Maximum cost of an inline look-up, in values: some milliseconds, for which the event loop is blocked.
+"""Maximum cost of an inline look-up, in values: some milliseconds that block the event loop.
 
-A key costs as much as `_VALUES_A_KEY` values.
+A key costs as much as `_VALUES_PER_KEY` values.
 """
 _READ_AHEAD = ReadAhead(index_bytes=512 << 10, unfiltered=4, ahead_bytes=1 << 20)
 """Read settings for a store whose round trip takes as long as reading a megabyte or two."""
 _NEWEST_READ_AHEAD = replace(_READ_AHEAD, whole_bytes=2 << 20)
-"""Read settings for the newest moment: its SSTs are fetched whole, which takes no longer, and then stay open."""
+"""Read settings for the newest moment: SSTs are fetched whole, and then stay open."""
 _PATIENCE_S = 0.005
-"""Seconds after which a look-up is assumed to wait for the store, so that the next look-up starts without it."""
+"""Seconds after which a look-up is assumed to wait for the store, so that the next one starts beside it."""
 
 T = TypeVar("T")
 Key = tuple[object, ...]
 
 
 class InThread(Protocol):
-    """Calls a function in a thread and returns its result."""
+    """Function that calls another function in a thread, and returns its result."""
 
     def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]: ...
 
@@ -55,15 +55,15 @@ class Rows:
     """Rows for one request, as JSON or, if requested, in Arrow."""
 
     json: Sequence[bytes] = ()
-    """One row per key, null if missing."""
+    """JSON of one row per key, null for a missing row."""
     table: pa.Table | None = None
-    """One row per key; if a row is missing, all columns but the key are null."""
+    """One row per key; for a missing row, all columns but the key are null."""
     present: Sequence[bool] = ()
     """One flag per row of `table`: True if the key has a row."""
 
 
 def at_once(answers: TableAnswers, keys: Sequence[Key], columns: Sequence[str], seen_ms: int) -> Rows | None:
-    """Return the rows of keys inline, or None if an SST of these keys is not open or there are too many keys.
+    """Return the rows of keys inline; None if an SST of these keys is not open, or there are too many keys.
 
     Raises `Usage` for a key that does not fit the table, and `NotFound` for an unknown column.
     """
@@ -103,7 +103,6 @@ class _Queue:
         self.begun_s = 0.0
 
     def batch(self) -> list[_Request]:
-        """Remove and return the requests of the next look-up."""
         batch: list[_Request] = []
         keys = 0
         while self.waiting and (not batch or keys + len(self.waiting[0].keys) <= _MAX_KEYS):
@@ -138,7 +137,7 @@ class SharedLookUps:
         seen_ms: int = 0,
         in_arrow: bool = False,
     ) -> Rows:
-        """Return the rows of keys, with some columns or all. Raises as `Moment.get_many`.
+        """Return the rows of keys, with some columns or all. Raises the errors of `Moment.get_many`.
 
         Rows with a time to live are read as of `seen_ms`; 0 means the moment's own time.
         """
@@ -187,7 +186,7 @@ def _look_up(
     seen_ms: int,
     in_arrow: bool,
 ) -> Sequence[Rows | Exception]:
-    """Return the result of each request, or the error if its keys do not match the table."""
+    """Return the rows for each request, or the error if its keys do not fit the table."""
     moment, parsed = reading.moment, list[pa.Table | Exception]()
     try:
         keys_table = moment.keys_of(table, [key for keys in requests for key in keys])

@@ -1,5 +1,5 @@
-"""Find the commit that broke a predicate: predicates, the search over the line, its session, the changed keys.
+"""Bisect: find the first commit at which a predicate over an app's tables turned from good to bad.
 
-Also the evidence in a report (`evidence`) and invariants that are evaluated periodically (`watcher`). Read-only, except
-for the tag `last-good`.
+`search` runs the binary search, `session` saves it, `evidence` collects the context of a result, and `watcher`
+evaluates invariants periodically. Read-only, except for the tag `last-good`.
 """

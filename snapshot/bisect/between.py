@@ -1,6 +1,6 @@
-"""Moments of an app's line between two ends, and the evaluation of a predicate at them.
+"""The range of moments that bisect searches, and the cached evaluation of a predicate at these moments.
 
-The evaluator evaluates no moment twice, nor two moments whose tables hold the same rows.
+The evaluator evaluates no moment twice, and evaluates moments with equal rows once.
 """
 
 import time
@@ -26,7 +26,6 @@ from .predicate import ByHand, Context, Predicate, Skip, Wanted
 from .verdict import Answer, Evaluation
 
 PROBES = 2
-"""Number of extra moments evaluated on either side of the result, to detect a history that turned bad repeatedly."""
 
 Skips = Mapping[str, Collection[int]]
 """Versions of moments that the predicate cannot judge, by stage."""
@@ -34,13 +33,13 @@ Skips = Mapping[str, Collection[int]]
 
 @dataclass(frozen=True)
 class Between:
-    """Moments of a line after `low`, up to and including `high`.
+    """Search range: the moments of a line after `low`, up to and including `high`.
 
-    A moment is a prefix of the line that ends with a commit in between. If versions were collected, only the remaining
-    moments count.
+    Each moment is a prefix of the line that ends with a commit. If versions were collected, only the remaining moments
+    belong to the range.
 
-    Two moments differ if a table of a stage in `watched` has other content. With `channels`, they also differ
-    if the consumed or sent offsets of such a stage differ.
+    Two moments differ if a table of a stage in `watched` has different content, or, with `watches_channels`, if the
+    consumed or sent offsets of such a stage differ.
     """
 
     whole: Line
@@ -51,27 +50,23 @@ class Between:
 
     @cached_property
     def line(self) -> Line:
-        """Line without the commits up to `low`, if all versions after `low` exist; else the whole line."""
+        """Line without the commits up to `low` if no version after `low` was collected; else the whole line."""
         return self.whole.above(self.low) if self.is_whole else self.whole
 
     @cached_property
     def is_whole(self) -> bool:
-        """True if no version between the two ends was collected."""
         return self.whole.is_whole(self.low)
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """Return the tables and side tables of the watched stages, including those that do not exist yet in the cut."""
         return self.watched | {table for table in cut.tables if owner(table, cut.stages) in self.watched}
 
     def ordered(self) -> bool:
-        """Return True if every stage's version in `high` is at least as new as its version in `low`."""
         return all(
             stage in self.high.stages and manifest.version <= self.high.stages[stage].version
             for stage, manifest in self.low.stages.items()
         )
 
     def length(self, stage: str) -> int:
-        """Return the number of versions of a stage in this range."""
         return self.high.stages[stage].version - self.lowest(stage)
 
     def differing(self) -> tuple[str, ...]:
@@ -83,7 +78,7 @@ class Between:
         )
 
     def evaluations_left(self) -> int:
-        """Return the maximum number of evaluations that the search still needs if every moment can be judged."""
+        """Return how many more evaluations the search needs at most, if no moment is skipped."""
         if not self.is_whole:
             return len(self.whole.kept_between(self.low, self.high)).bit_length()
         differing = self.differing()
@@ -91,15 +86,15 @@ class Between:
         return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1)))
 
     def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
-        """Return a fingerprint of the watched tables at a cut. Cuts with equal fingerprints get equal answers."""
+        """Return a fingerprint of the watched tables at a cut. Equal fingerprints imply equal rows."""
         return tuple(self._stage_content(cut, stage) for stage in sorted(self.watched))
 
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
-        """Return a moment strictly between the ends; None if at most one commit of a watched table remains.
+        """Return a moment between `low` and `high`; None if at most one commit of a watched table remains.
 
-        The moment halves the watched table's longest range of versions. If every range is a single version, it is the
-        middle one of these versions. Moments in `skips` are never returned: the ranges between skipped versions are
-        halved instead, with preference for ranges that end with a judged moment.
+        The moment halves the longest version range of a watched table. If every range is a single version, the middle
+        version of these is taken. Moments in `skips` are never returned: the ranges between skipped versions are halved
+        instead, with preference for ranges that end with a judged moment.
         """
         if not self.is_whole:
             moments = self.whole.kept_between(self.low, self.high)
@@ -117,7 +112,7 @@ class Between:
         return self.line.up_to(nearest) if nearest is not None else None
 
     def _gaps(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
-        """Yield the version ranges between skips: True if an end was judged, length, version before, and stage."""
+        """Yield ranges between skipped versions: (one end was judged, length, version before, stage)."""
         low, high = self.lowest(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
@@ -125,7 +120,6 @@ class Between:
                 yield start == low not in skipped or end == high, end - start, start, stage
 
     def only(self) -> Manifest | None:
-        """Return the one remaining commit of a watched table, once `middle` returns None; None if none remains."""
         stages = self.differing()[:1] if self.is_whole else ()
         return next((self.high.stages[stage] for stage in stages if self.length(stage) <= 1), None)
 
@@ -134,9 +128,9 @@ class Between:
         return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """Return the SSTs and the schema of a stage's tables; with `channels`, also the stage's offsets.
+        """Return the SSTs and schema of a stage's tables, and with `watches_channels` its offsets.
 
-        Equal sets mean equal rows, but different sets may have equal rows, for example after a compaction.
+        Equal sets mean equal rows. Different sets may also have equal rows, for example after a compaction.
         """
         if stage not in cut.stages:
             return frozenset()
@@ -152,34 +146,32 @@ class Between:
 
 
 def length(prefix: Cut) -> int:
-    """Return the sum of the stages' versions at a prefix. The sum grows by one with each commit of the line."""
+    """Return the number of commits up to a cut: the sum of its stages' versions."""
     return sum(prefix.versions.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Evaluates a predicate at moments, and caches the answers."""
+    """Evaluates a predicate at moments of a range, and caches the answers."""
 
     store: ObjectStore
     cache: SstCache
     predicate: Predicate
     between: Between
-    """Searched range of moments. Its `content` decides which moments need only one evaluation."""
     on_step: Callable[[Evaluation], None] | None
     reader: Topics | None
-    """Reads in-flight records."""
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
-    """Evaluations by content of the moment, in the order they were made."""
+    """Evaluations by content fingerprint, in the order in which they were made."""
     lacking: dict[object, str] = field(default_factory=dict)
-    """Error message for tables that lack a column of the predicate, by the columns that these tables have."""
+    """Error messages by table columns, for tables that lack a column of the predicate."""
     able: set[object] = field(default_factory=set)
-    """Sets of table columns with which the predicate was evaluated successfully."""
+    """Table columns with which the predicate was evaluated successfully."""
 
     def at(self, cut: Cut, to_come: int) -> Evaluation:
-        """Return the predicate's answer at a moment. `to_come` is the estimated number of evaluations that follow.
+        """Evaluate the predicate at a moment. `remaining` is the estimated number of later evaluations.
 
-        If the predicate raises an error, the answer is `skip`. At the first evaluated moment (the bad end), the error
-        is raised instead.
+        If the predicate raises an error, the answer is `skip`. At the first evaluated moment, which is the bad end, the
+        error is raised.
         """
         content = self.between.content(cut)
         if content in self.evaluated:
@@ -211,11 +203,10 @@ class Evaluator:
 
     @property
     def most_probes(self) -> int:
-        """Maximum number of moments evaluated after the search; 0 if a person judges the moments."""
         return 0 if isinstance(self.predicate, ByHand) else 2 * PROBES
 
     def know(self, cut: Cut, answer: Answer) -> None:
-        """Add a known answer. Raises `Refused` if another moment with equal rows has a different answer."""
+        """Add a known answer. Raises `Refused` if a moment with equal rows has a different answer."""
         step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, given=True)
         previous = self.evaluated.setdefault(self.between.content(cut), step)
         if previous.answer != answer:
@@ -226,21 +217,15 @@ class Evaluator:
             )
 
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:
-        """Return the wrong rows at a cut. Tables without a version yet are empty.
-
-        Renamed tables are visible under both names. Raises the same errors as `Predicate.rows`.
-        """
         later = self.between.whole.heads.stages
         cut = cut.under_names_of(later)
         at = Context(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
     def ref(self, cut: Cut) -> str:
-        """Return a ref to a moment; empty for the moment before the first commit."""
         return self.between.whole.ref(cut)
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
-        """Return the answer, the reason for it, and True for a skip because of a missing table or column."""
         is_first = all(step.given and not step.bad for step in self.evaluated.values())
         try:
             rows = self.rows(cut, 1)

@@ -1,9 +1,9 @@
-"""Causes of a bad commit: their classes, and the causes that the store alone shows, without a replay.
+"""Causes of a bad commit: the cause classes, and the causes that the store shows without a replay.
 
-A cause is either proved, by a replay or by the store, or marked as a guess. A record is named only by classes whose
-fault lies in a record. The other classes name a change and its author, or the time since which records are missing.
-Changes of a program are detected by its checksum in the manifests. Records count as missing if the commit wrote none
-of the bad keys: rows of other keys made them wrong.
+A cause is either proved, by a replay or by the store, or marked as a guess. Only classes whose fault lies in a record
+name a record. The other classes name a change and its author, or the time since which records are missing.
+Program changes are detected by the program checksum in the manifests. Records count as missing if the commit wrote
+none of the bad keys, so that rows of other keys made them wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,15 +37,12 @@ CauseKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class CauseClass:
-    """One class of causes."""
+    """Class of causes, with the evidence that it allows."""
 
     kind: CauseKind
     noun: str
-    """Name of the class in messages."""
     names_record: bool
-    """True if a cause of the class may name a record as `Cause.record`."""
     evidence: tuple[str, ...]
-    """Allowed fields of `Cause.evidence`."""
 
 
 CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
@@ -69,29 +66,26 @@ CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
         )
     }
 )
-"""Classes of causes by kind, in the order in which they are tried. Classes that need no record come first."""
+"""Cause classes by kind, in the order in which they are tried. Classes that need no record come first."""
 
 
 NOTE = "note"
-"""Field of the evidence that every class allows: a remark, such as a program change that is not the cause."""
+"""Key of a remark in the evidence of any class, such as a program change that is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a bad commit. Raises `ValueError` for a record or evidence that its class does not have."""
+    """Cause of a bad commit. Raises `ValueError` for a record or evidence that the class does not allow."""
 
     kind: CauseKind
     proved: bool
-    """True if a replay or the store proves the cause; False for a guess, or an unknown cause."""
     sentence: str
     record: Address | None = None
-    """Record at fault, or the first one of several; None if the class names no record."""
+    """Record at fault, or the first of several; None if the class names no record."""
     one_of: int | None = None
-    """Number of records that may equally well be the first bad record in the app's order; None without a tie."""
+    """Number of tied records, any of which may be the first bad record; None without a tie."""
     records: tuple[Address, ...] = ()
-    """All records that are part of the cause, in the order in which the app read them."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Evidence, by the fields of the class."""
 
     def __post_init__(self) -> None:
         cause_class = CLASSES[self.kind]
@@ -104,32 +98,29 @@ class Cause:
 
 
 def unknown(reason: str) -> Cause:
-    """Return an unknown cause with the reason why it is unknown."""
     return Cause("unknown", proved=False, sentence=f"the cause is unknown: {reason}", evidence={"reason": reason})
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Cause of a bad commit, with the path from the commit to the record behind it."""
+    """Cause of a bad commit, with the path from the commit upstream to the record at fault."""
 
     cause: Cause
     found: Guilty | None = None
-    """Path from the commit to a record, as far as replays could follow it; None if nothing was replayed."""
 
     @property
     def guilty(self) -> Guilty | None:
-        """Path to the record that the cause names, as far as the path is known; None for causes without a record."""
+        """Path to the record that the cause names; None if the class of the cause names no record."""
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
         return self.found
 
 
 _SLACK_MS = 3_600_000
-"""Maximum clock difference between the writer of a commit and the writer of the audit log."""
 
 
 def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the operation that made the bad commit; None for a batch.
+    """Return the operation that made the bad commit as its cause; None if the commit is a batch.
 
     Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
@@ -139,9 +130,9 @@ def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause | None:
-    """Return the operation that made a version; None for a batch. `then` is appended to the cause's sentence.
+    """Return the operation that made a version as a cause; None if the version is a batch.
 
-    Raises the same errors as `operation_of`.
+    `suffix` is appended to the cause's sentence. Raises the errors of `find_operation_cause`.
     """
     if not commit.traits.verbs:
         return None
@@ -166,8 +157,6 @@ def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause 
 
 
 def _find_entry(store: ObjectStore, commit: Manifest) -> Operation | None:
-    """Return the audit log's entry for a version; None if the log has none."""
-
     def is_meant(done: Operation) -> bool:
         stage, version = commit.stage, commit.version
         is_in_range = done.before.get(stage, version) < version <= done.after.get(stage, 0)
@@ -184,7 +173,6 @@ def _describe(commit: Manifest, done: Operation | None) -> str:
 
 
 _ONE_BY_ONE = 32
-"""Number of versions before the bad one that are read one by one. Older versions are found by binary search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,25 +181,21 @@ class ProgramChange:
 
     stage: str
     version: int
-    """First version of the new program: the claim of its first run."""
+    """First version of the new program: the claim by its first run."""
     time_ms: int
-    """Commit time of `version`."""
     before: Program
     after: Program
     last: int
-    """Last version of the previous program."""
     batches: int
-    """Number of batches of the new program before the commit in question."""
 
     def __str__(self) -> str:
         return f"{self.stage}@v{self.version}, from {self.before} to {self.after}"
 
 
 def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
-    """Return a stage's last program change at or before the version `commit`; None if none is known.
+    """Return the last program change of a stage at or before the version `commit`; None if none is known.
 
-    Reads a few manifests. An old change that was reverted later may be missed. Raises `Corruption` and
-    `Unavailable`.
+    Reads a few manifests. May miss an old change that was reverted later. Raises `Corruption` and `Unavailable`.
     """
     if (program := commit.program) is None:
         return None
@@ -241,9 +225,9 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
 
 
 def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Yield program changes, nearest first, whose first batch is this commit or an upstream commit that it read.
+    """Yield program changes first applied by this commit or by an upstream commit that it read, nearest first.
 
-    Raises the same errors as `change_before`.
+    Raises the errors of `last_program_change`.
     """
     change = change_before(store, commit)
     if change is not None and not change.batches:
@@ -259,9 +243,9 @@ def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChang
 
 
 def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return a program change as a guessed cause if the commit is the first batch of a new program; else None.
+    """Return a program change as a guessed cause if the bad commit is the new program's first batch; else None.
 
-    Needs no replay. Raises the same errors as `change_before`.
+    Needs no replay. Raises the errors of `last_program_change`.
     """
     if verdict.candidates or not verdict.bad.stages[verdict.stage].traits.reads_records:
         return None
@@ -270,10 +254,10 @@ def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: Program | None = None) -> Cause:
-    """Return the cause "the program changed". `because` is appended to the cause's sentence.
+    """Return the cause "the program changed". `suffix` is appended to the cause's sentence.
 
-    `add` is the old program, if the user could prove the cause by passing that program to a replay with `--code`.
-    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`.
+    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. `old_program` is given
+    if the user could prove the cause by a replay with this program (`--code`).
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{because}"
@@ -294,22 +278,20 @@ def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: 
 
 
 MOST_KEYS = 20
-"""Maximum number of keys listed in a cause; `num_keys` counts all of them."""
 _BATCHES_LATER = 64
-"""Maximum number of versions by which a batch's version may exceed its `_seq`, due to compactions in between."""
+"""Maximum difference between a batch's version and its `_seq`, due to compactions in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """Keys that turned bad at a commit, although the commit wrote none of them."""
+    """Keys that turned bad at a commit that wrote none of these keys."""
 
     keys: pa.Table
     since: Manifest | None
-    """Last version that changed one of the keys; None if unknown."""
 
 
 def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouched | None:
-    """Return the bad keys if the commit wrote none of them; None if it wrote some, or if the keys are unknown.
+    """Return the bad keys if the commit wrote none of them; None if it wrote one, or if the keys are unknown.
 
     Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
     """
@@ -330,9 +312,9 @@ def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouche
 
 
 def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool, how: str) -> Cause:
-    """Return the cause "no record of these keys came". `how` is appended to the cause's sentence.
+    """Return the cause "no record of these keys arrived". `suffix` is appended to the cause's sentence.
 
-    Reads one manifest for each channel upstream. Raises `Corruption` and `Unavailable`.
+    Reads one manifest for each upstream channel. Raises `Corruption` and `Unavailable`.
     """
     since, count = of.since, of.keys.num_rows
     offsets = read_up_to(store, verdict.bad, [verdict.stage])
@@ -356,7 +338,6 @@ def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool
 
 
 def _version_with_seq(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
-    """Return the version that wrote the rows with this `_seq`; None if that version was collected."""
     for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
         manifest = history.find(store, commit.app, commit.stage, version)
         if manifest is not None and manifest.traits.changes_rows and manifest.row_seq == seq:

@@ -1,4 +1,4 @@
-"""Ends of a search: resolves two refs to moments of an app's line, and checks that the search can run between them."""
+"""Good and bad end of a search: resolves two refs to moments of an app's line, and checks their order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ from .predicate import Predicate
 from .verdict import Answer, Evaluation
 
 BEGINNING = "beginning"
-"""Name of the moment before the first commit, which has no ref."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +26,13 @@ class Ends:
     begin: Cut
     """Moment since which all versions exist; the good end if no version was collected, or if all were."""
     good: str | None
-    """Ref of the good end; None for the beginning."""
     bad: str | None
-    """Ref of the bad end; None for now."""
     resolved: Mapping[str, Cut]
-    """Cuts that the refs resolve to, by ref."""
     begins: str
-    """Ref of `begin`, if the search also covers older history that was thinned out; else empty."""
+    """Ref of `gapless_start` if the search also covers older, thinned-out history; else empty."""
 
     def with_known(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "Ends":
-        """Return these ends, narrowed by known answers. The answers are also added to the evaluator.
+        """Add known answers to the evaluator, and return the ends narrowed by these answers.
 
         Raises:
             Refused: a moment known to be good is not before a moment known to be bad.
@@ -64,10 +60,10 @@ class Ends:
         return replace(self, between=replace(between, low=low, high=high), begin=begin)
 
     def settle(self, evaluator: Evaluator) -> Between:
-        """Return the range to search, whose ends are good and bad. It starts at `begin` if the moment `begin` is good.
+        """Evaluate the ends, and return the range to search. It starts at `gapless_start` if that moment is good.
 
         Raises:
-            Refused: the good end is bad already, or the bad end is good.
+            Refused: the good end is already bad, or the bad end is good.
         """
         low, high, begin = self.between.low, self.between.high, self.begin
         to_come = replace(self.between, low=begin).evaluations_left() + evaluator.most_probes
@@ -113,10 +109,6 @@ class Ends:
         return Refused(f"{finding} already at {where}", hint=hint)
 
     def _name_of(self, evaluator: Evaluator, text: str | None, prefix: Cut) -> str:
-        """Return the name of an end for messages; empty for a default end.
-
-        This is the ref as typed, unless the search moved the end to another moment.
-        """
         if text is None or not self.between.is_whole or self.resolved[text].versions == prefix.versions:
             return text or ""
         return f"{evaluator.ref(prefix) or 'the beginning'}, the commit nearest to {text}"
@@ -125,7 +117,7 @@ class Ends:
 def find_ends(
     store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
 ) -> Ends:
-    """Return the ends of a search between two refs. An end that is not on the line is moved to the next moment that is.
+    """Return the ends of a search between two refs. An end that is not on the line moves to the next moment on it.
 
     `good` may be `beginning`, which is the default for None.
 
@@ -167,10 +159,6 @@ def find_ends(
 
 
 def _good_end(between: Between, good: Cut | None) -> Cut:
-    """Return the moment of the line at which the search begins: `good`, or the oldest moment of the line.
-
-    The range `between` begins with the line.
-    """
     line, begin = between.whole, between.low
     if good is None:
         commits = line.kept_between(Cut(between.high.app, {}), between.high)
@@ -183,7 +171,6 @@ def _good_end(between: Between, good: Cut | None) -> Cut:
 
 
 def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
-    """Raise `Refused` unless the good end is before the bad end. From `begin` on, no version was collected."""
     line, low, high, app = between.whole, between.low, between.high, between.high.app
     is_before = replace(between, low=begin).ordered()
     if not line.is_whole(high):
@@ -203,7 +190,7 @@ def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None
 def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
     """Return a stable ref to the moment that a search uses for `ref`; `ref` itself if that moment was collected.
 
-    Raises the same errors as `find_ends`.
+    Raises the errors of `find_ends`.
     """
     _check_app(app, ref, now_ms)
     line = line_of(store, app)
@@ -214,7 +201,6 @@ def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) 
 
 
 def _watched(predicate: Predicate, line: Line) -> frozenset[str]:
-    """Return the stages whose tables the predicate reads, under their current and former names."""
     heads = line.heads.stages
     named = frozenset(heads) if predicate.channels else predicate.tables(line.heads)
     stages = {owner(table, heads) for table in named}

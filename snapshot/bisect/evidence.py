@@ -1,4 +1,4 @@
-"""Evidence of a report: commits around the verdict, snapshots, number of wrong rows, affected stages.
+"""Evidence for a bisect report: surrounding commits, snapshots, wrong-row counts and affected stages.
 
 Reads only the store: a few dozen manifests, a few evaluations of the predicate at moments that the search has just
 evaluated, and the rows of one version of each downstream stage.
@@ -27,13 +27,9 @@ from .predicate import Context, Skip
 from .verdict import Verdict
 
 MAX_COUNTED = 100_000
-"""Maximum number of wrong rows counted at one moment."""
 _MAX_COUNTS = 8
-"""Maximum number of moments at which wrong rows are counted, nearest to the verdict first."""
 _BEFORE = 8
-"""Number of commits listed before the bad commit."""
 _AFTER = 6
-"""Number of commits listed after the bad commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +37,27 @@ class Reached:
     """Downstream stage that consumed the bad version, directly or through other stages."""
 
     first: Manifest
-    """First version of the stage that depends on the bad version."""
     newest: int
-    """Newest version of the stage; all versions from `first` to `newest` depend on the bad one."""
     rows: int
-    """Number of rows that the version `first` read from affected stages. Some of these rows may be correct."""
+    """Number of rows that `first` read from affected stages. Some of these rows may be correct."""
     keys: KeyChanges | None
-    """Keys whose rows the version `first` changed; None for a stage without a table, or if the rows are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence around a verdict."""
+    """Evidence for a verdict."""
 
     commits: tuple[Manifest, ...]
-    """Commits of all stages around the bad commit, in the order of the line."""
     wrong: Mapping[str, int]
-    """Number of wrong rows (at most `MAX_COUNTED`) by ref of a bad moment, for the verdict and moments near it.
-
-    Empty if the predicate is code instead of SQL.
-    """
+    """Number of wrong rows, at most `MAX_COUNTED`, by ref of a bad moment; empty unless the predicate is SQL."""
     snapshots: tuple[Snapshot, ...]
-    """All snapshots, oldest first."""
     reached: tuple[Reached, ...]
-    """Affected downstream stages, upstream first."""
     audit: Report
-    """Result of `verify` at the bad moment, by manifests and object sizes only."""
+    """Result of `verify` at the bad moment, from manifests and object sizes only."""
 
 
 def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None = None) -> Evidence:
-    """Return the evidence around a verdict. `reader` reads in-flight records if the predicate needs them.
+    """Return the evidence for a verdict. `reader` reads in-flight records if the predicate needs them.
 
     Raises:
         NotFound: a manifest was collected meanwhile.
@@ -91,15 +78,11 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topic
 
 
 def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """Return the number of commits from the first bad one to the end of a prefix; negative if the prefix ends earlier.
-
-    Each commit of the line adds one to the sum of all stages' versions.
-    """
+    """Return the number of commits from the first bad commit to a prefix; negative if the prefix ends earlier."""
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 
 def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
-    """Return the number of wrong rows by ref, without moments where the predicate fails; empty unless it is SQL."""
     if not verdict.predicate.sql:
         return {}
     counts = {verdict.bad_ref: min(verdict.rows.num_rows, MAX_COUNTED)}
@@ -115,7 +98,6 @@ def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: 
 
 
 def _reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
-    """Yield each stage that depends on a version, upstream first."""
     firsts, store = line.dependents(version), line.store
     for stage, first in firsts.items():
         previous = history.find(store, first.app, stage, first.version - 1) if first.version > 1 else None

@@ -1,7 +1,7 @@
-"""Row-local predicates: finds every version at which such a predicate changed, in one pass over the written rows.
+"""Find all versions at which a row-local predicate changed, in one pass over the written rows.
 
-A row-local query judges each row of one table by itself. A row that is wrong stays wrong until its key is written
-again, or the row expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
+A row-local query judges each row of one table by itself. A wrong row stays wrong until its key is written again, or
+until the row expires. So the predicate is not evaluated at each version: the rows that each version wrote (`_seq`)
 are checked once, and a running count of wrong keys is kept. The cost is proportional to the rows written, not to the
 size of the state. The result shows if the history went from good to bad only once.
 """
@@ -34,11 +34,10 @@ from .verdict import Flip, Flips
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
 ROW = "_slackwater_row"
-"""Column with the row numbers."""
 
 
 def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
-    """Return the table that a query reads, and a query that returns row numbers (`ROW`) in place of the same rows.
+    """Return the table that a query reads, and the query rewritten to return row numbers (`ROW_NUMBER`).
 
     Raises `Refused` (the result for a row depends on other rows; the message says why), `NotFound` (no such table)
     and `Usage` (the SQL is malformed).
@@ -64,9 +63,9 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
 
 
 def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the numbers of the rows that a query from `row_local` returns, ascending and without repeats.
+    """Run a query from `parse_row_local`, and return the distinct row numbers in ascending order.
 
-    `rows` has the columns of the table and `ROW`. Raises `Usage` (DuckDB cannot run the query).
+    `rows` has the columns of the table and `ROW_NUMBER`. Raises `Usage` (DuckDB cannot run the query).
     """
     with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
         con.register(stage, showable(rows))
@@ -78,7 +77,6 @@ def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
-    """Yield the reasons why a query is not row-local: it does not judge each row of one table by itself."""
     if node["type"] != "SELECT_NODE":
         yield "a set operation"
         return
@@ -105,9 +103,7 @@ def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
 
 
 _MOST_VERSIONS = 256
-"""Maximum number of manifests to read."""
 _MOST_BYTES = 64 << 20
-"""Maximum number of SST bytes to read."""
 
 _CHANGES = f"""
     WITH lives AS (
@@ -124,12 +120,12 @@ _CHANGES = f"""
 """
 """SQL for the change in the number of wrong keys at each version.
 
-A wrong row counts until its key is written again, or the row expires.
+A wrong row counts until its key is written again, or until the row expires.
 """
 
 
 def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """Return all versions between two moments at which a row-local predicate turned bad, or good again.
+    """Return all versions in the range at which a row-local predicate turned bad or good; None if expensive.
 
     Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if the scan would
     read more than 256 manifests or 64 MiB of SSTs. Raises `Unavailable`.
@@ -148,7 +144,6 @@ def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, bet
 
 
 def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    """Return the changes, or None, as documented for `scan_if_cheap`. Raises the same errors as `row_local`."""
     table, sql = row_local(predicate.sql, between.high.tables)
     stage, high = owner(table, between.high.stages), between.high.tables[table]
     first = between.lowest(stage)
@@ -193,7 +188,7 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Be
 
 @dataclass(frozen=True, slots=True)
 class _WrittenIn:
-    """Rows of an SST that count as written by a version."""
+    """Rows of an SST that one version wrote."""
 
     sst: Sst
     version: int
@@ -211,9 +206,9 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
 def _create_views(
     con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_WrittenIn], paths: Mapping[str, Path]
 ) -> None:
-    """Create the table `_written` of all rows that a version wrote, and a view of the table without deleted rows.
+    """Create the view `_written` of all rows by version, and a view of the table without tombstones.
 
-    An SST may be listed twice: for the first version, and for the version that wrote it. All rows get the columns
+    An SST occurs twice if it belongs to the first version and was also written by a later one. All rows get the columns
     of `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it

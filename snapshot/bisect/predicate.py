@@ -1,4 +1,4 @@
-"""Predicates of bisect: a query that returns wrong rows, or a condition that must hold. Any cut can be evaluated."""
+"""Predicates of bisect: a query that returns wrong rows, a condition that must hold, or a person's answers."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -26,25 +26,20 @@ from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Cut at which a predicate is evaluated, and the means to read it."""
+    """Cut at which a predicate is evaluated, with the store, the cache and the reader of in-flight records."""
 
     store: ObjectStore
-    """Store with the SSTs that the cut's manifests name."""
     cache: SstCache
     cut: Cut
-    """Any consistent cut, even if it was never committed."""
     later: Mapping[str, Manifest] = field(default_factory=dict)
     """Later versions of stages. Tables and channels that exist only in these versions are visible as empty."""
     only: Collection[str] | None = None
-    """Tables to open; None for the tables that the predicate names."""
     reader: Topics | None = None
-    """Reads in-flight records."""
     ref: str = ""
-    """Ref to the cut; empty if it was never committed, or before the first commit."""
 
 
 class Predicate(Protocol):
-    """Predicate that returns the wrong rows at a cut. Depends only on rows: equal rows give equal answers."""
+    """Predicate that returns the wrong rows at a cut. Equal rows give equal answers."""
 
     @property
     def text(self) -> str:
@@ -53,30 +48,27 @@ class Predicate(Protocol):
 
     @property
     def sql(self) -> str:
-        """Query that returns the wrong rows; empty if code decides."""
+        """Query that returns the wrong rows; empty if the predicate is code or a person."""
         ...
 
     @property
     def channels(self) -> bool:
-        """True if the predicate may read in-flight records."""
         ...
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        """Return the tables of a cut that the predicate depends on."""
         ...
 
     def names(self, table: str) -> bool:
-        """Return True if the predicate names this table."""
         ...
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         """Return the wrong rows at a cut, at most `max_rows`; no rows if nothing is wrong.
 
         Raises:
-            Skip: the predicate cannot judge this cut, and says so.
+            Skip: the predicate cannot judge this cut.
             Usage: the predicate is malformed, or fails on the data of the cut.
             NotFound: the cut lacks a table or column that the predicate names.
-            Gone: in-flight records are gone from Kafka.
+            Gone: in-flight records are deleted from Kafka.
             Corruption: an SST does not match its manifest.
             Unavailable: storage did not answer.
         """
@@ -84,10 +76,7 @@ class Predicate(Protocol):
 
 
 class Skip(Exception):
-    """Error of a predicate that cannot judge a cut, although the search request is valid. The message says why.
-
-    `lacks` is True if a table or column is missing.
-    """
+    """Error of a predicate that cannot judge a cut, although the search request is valid."""
 
     def __init__(self, why: str, *, lacks: bool = False) -> None:
         super().__init__(why)
@@ -95,7 +84,7 @@ class Skip(Exception):
 
 
 class Wanted(Exception):
-    """Error of a search that needs a person's answer for a moment. `ref` is empty for that before the first commit.
+    """Error of a search that needs a person's answer for a moment. `ref` is empty before the first commit.
 
     `left` is the estimated number of moments to judge after this one.
     """
@@ -122,7 +111,7 @@ class OfAllTables:
 
 @dataclass(frozen=True, slots=True)
 class ByHand(OfAllTables):
-    """Predicate judged by a person, who may look at the rows of every stage and at in-flight records."""
+    """Predicate that a person judges from the rows of all stages and the in-flight records."""
 
     text: str = "by hand"
     channels: ClassVar[bool] = True
@@ -133,11 +122,10 @@ class ByHand(OfAllTables):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Predicate in SQL: a query that returns wrong rows. Rows with a table's key columns identify the wrong keys."""
+    """Predicate in SQL: a query that returns wrong rows. Key columns in its result identify the wrong keys."""
 
     sql: str
     typed: str = ""
-    """Condition as typed; empty if a whole query was given."""
     bounds: Bounds | None = None
     """Limits on the query's resources and visible columns; None for a trusted user."""
 
@@ -175,10 +163,9 @@ _ALONE = "SELECT ({condition}) AS holds"
 _OVER = _ALONE + " FROM {table}"
 """SQL that returns one row for an aggregate, otherwise one row for each row of the table."""
 _ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
-"""SQL that returns the wrong rows, with their keys."""
 _FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _WRONG = {"check": "NOT ", "where": ""}
-"""SQL prefix that turns a condition into "is wrong": a `check` must hold, a `where` must not."""
+"""Prefix that turns a condition into the test for wrong rows: a `check` must hold, a `where` must not."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
     "where": '"balance < 0", or a SELECT that returns rows',
@@ -186,10 +173,10 @@ _EXAMPLES = {
 
 
 def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
-    """Return a predicate from a query that returns wrong rows, or from a condition that is true for wrong rows.
+    """Return a predicate for a query that returns wrong rows, or for a condition that is true for wrong rows.
 
     `balance < 0` selects rows of the one table that has this column; `max(balance) > 100` is a condition on an
-    aggregate of that table. A NULL result is not wrong. Raises the errors of `check`, and `Usage` if `table` is
+    aggregate of that table. A NULL result is not wrong. Raises the errors of `parse_check`, and `Usage` if `table` is
     given together with a whole query.
     """
     if is_condition(sql):
@@ -203,7 +190,7 @@ def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
 
 
 def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Where:
-    """Return a predicate from a condition that must hold.
+    """Return a predicate for a condition that must hold.
 
     A condition is about the rows of one table: every row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). A
     condition may also be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As
@@ -257,7 +244,6 @@ def _over_table(store: ObjectStore, app: str, condition: str, table: str, option
 
 
 def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
-    """Return the query that evaluates a condition without a table; None if the condition needs one."""
     try:
         statements = con.extract_statements(condition)
     except duckdb.ParserException:
@@ -275,7 +261,7 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
 
 
 def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
-    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if its result is not a condition."""
+    """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if its result is not one BOOLEAN."""
     if len(con.extract_statements(query)) != 1:
         raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
     types = [str(column_type) for column_type in con.sql(query).types]

@@ -1,10 +1,10 @@
-"""Find the commit that made something wrong: a binary search over the app's line with a predicate.
+"""Bisect: binary search over an app's line for the commit at which a predicate turned bad.
 
 The predicate is evaluated at moments of the line (`cut.line`), which are consistent cuts with a ref. So a wrong answer
 means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref. As in
-git's bisect of a linear history, another moment is tried in place of one that cannot be judged, until no moment
-remains between the last good and the first bad one. Unlike git, the search next tries a moment beside a judged one
-(see `Between.middle`), so that a column that was added later is found in a few steps.
+git's bisect, a moment that cannot be judged is replaced by a different one, until no moment remains between the last
+good and the first bad one. Unlike git, the search then tries a moment beside a judged one (see `SearchRange.middle`),
+so that a column that was added later is found in a few steps.
 """
 
 from bisect import insort
@@ -34,10 +34,8 @@ from .predicate import ByHand, Predicate, Where
 from .verdict import MAX_ROWS, Answer, Evaluation, Flip, Flips, Verdict, VersionRange
 
 _MOST_MIDDLES = 64
-"""Maximum number of moments checked for coverage; if there are more, the search counts as not exhaustive."""
 
 Edge = Literal["", "first", "last"]
-"""Change from good to bad to report if there are several: any, the first or the last."""
 
 
 def bisect(
@@ -54,24 +52,24 @@ def bisect(
     now_ms: int | None = None,
     reader: Topics | None = None,
 ) -> Verdict:
-    """Find the first commit of the app's line, between two moments, that made something wrong.
+    """Find the first commit of the app's line, between two moments, at which a predicate turned bad.
 
-    Tables without a version at a moment are empty there. Versions with the same rows are not evaluated twice, nor those
-    of tables that the predicate does not name: O(log versions) evaluations per table. An end that is not a prefix of
-    the line, such as a snapshot, is moved to the next prefix: the good end back, the bad one forward. If versions were
-    collected, the remaining moments are searched.
+    Tables without a version at a moment are empty there. Versions with equal rows are evaluated once, and versions of
+    tables that the predicate does not name are not evaluated: O(log versions) evaluations per table. An end that is not
+    a prefix of the line, such as a snapshot, is moved to the next prefix: the good end back, the bad end forward. If
+    versions were collected, the remaining moments are searched.
 
-    A `predicate` given as SQL is short for `Where`. `good` and `bad` are refs, by default the beginning of the app's
-    history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to report
-    if evaluations show several. Moments in `known` (answers by ref) are not evaluated; `on_step` is called after
+    A `predicate` given as SQL is short for `SqlPredicate`. `good` and `bad` are refs, by default the beginning of the
+    app's history, and now; relative refs count from `now_ms`, by default the wall clock. `edge` selects the change to
+    report if evaluations show several. Moments in `known` (answers by ref) are not evaluated; `on_step` is called after
     each evaluation. `reader` reads in-flight records, which SQL can query with `inflight('channel')`.
 
     Raises:
         Usage: a ref or the SQL is malformed, or the SQL needs in-flight records and there is no `reader`.
         NotFound: the app, a moment, table or column does not exist.
-        Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`; or known answers
-            contradict each other.
-        Wanted: the predicate is `ByHand`, and a person has to judge this moment next.
+        Refused: nothing is wrong at `bad`, or something is wrong at `good`; or `good` is not before `bad`; or known
+            answers contradict each other.
+        AnswerNeeded: the predicate is a `ManualPredicate`, and a person has to judge this moment next.
         Corruption: an SST does not match its manifest.
         Unavailable: storage did not answer.
     """
@@ -103,7 +101,6 @@ def bisect(
 
 
 def _count_flips(evaluator: Evaluator, searched: Between, narrowed: "_Narrowed") -> Flips | None:
-    """Return all changes between the ends, if counting them is cheap and confirms the commit of the search."""
     if not narrowed.certain or isinstance(evaluator.predicate, ByHand):
         return None
     flips = scan_if_cheap(evaluator.store, evaluator.cache, evaluator.predicate, searched)
@@ -114,13 +111,11 @@ def _count_flips(evaluator: Evaluator, searched: Between, narrowed: "_Narrowed")
 
 
 def _flip_at_edge(edge: Edge, flips: Flips) -> Flip | None:
-    """Return the change that `edge` selects; None if there is only one change, or if `edge` accepts any."""
     bad = [flip for flip in flips.flips if flip.bad]
     return bad[-1 if edge == "last" else 0] if edge and len(bad) > 1 else None
 
 
 def _is_exhaustive(evaluator: Evaluator, searched: Between) -> bool:
-    """Return True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
     if not searched.is_whole or any(step.answer == "skip" for step in evaluator.evaluated.values()):
         return False
     cuts = [step.cut for step in evaluator.evaluated.values() if length(step.cut) <= length(searched.high)]
@@ -143,17 +138,15 @@ class _Narrowed:
     """Result of narrowing a range of moments."""
 
     between: Between
-    """Range from a good moment to a bad one, between which no moment can be judged."""
+    """Range from a good moment to a bad one, with no moment in between that can be judged."""
     good: tuple[Cut, ...]
-    """Good moments, each nearer to the result than the previous one."""
     bad: tuple[Cut, ...]
-    """Bad moments, each nearer to the result than the previous one."""
     certain: bool
     """True if only one commit remains that can be the first bad one."""
 
 
 def _narrow(evaluator: Evaluator, between: Between) -> _Narrowed:
-    """Narrow a range whose ends are judged, as far as possible. Raises the same errors as `Predicate.rows`."""
+    """Halve a range with judged ends until no moment in it can be judged. Raises the errors of `Predicate.rows`."""
     good, bad = [between.low], [between.high]
     skips: defaultdict[str, set[int]] = defaultdict(set)
     lacking: defaultdict[str, list[int]] = defaultdict(list)
@@ -186,7 +179,6 @@ def _probe(evaluator: Evaluator, narrowed: _Narrowed) -> None:
 
 
 def _next_moment(evaluator: Evaluator, between: Between, skips: Skips) -> Cut | None:
-    """Return the next moment to evaluate; None if there is none."""
     if (middle := between.middle(skips)) is not None:
         return middle
     if (commit := between.only()) is None:
@@ -207,9 +199,9 @@ def _is_certain(evaluator: Evaluator, between: Between) -> bool:
 
 
 def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Add a version to `skips`. If it lacks a column, also add the versions between it and its neighbours in `lacking`.
+    """Add a version to `skips`. If it lacks a column, also add the versions up to its neighbours in `lacking`.
 
-    `lacking` are all versions that were found to lack the column.
+    `lacking` are the versions that were found to lack the column, ascending.
     """
     skips.add(version)
     if lacks:
@@ -220,7 +212,7 @@ def _skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> 
 
 
 def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _Narrowed) -> Between | None:
-    """Return a range nearer to the edge that also goes from good to bad; None if no such range is known."""
+    """Return a range nearer to the edge that also goes from good to bad; None if none is known."""
     low, high = length(narrowed.between.low), length(narrowed.between.high)
     steps = sorted(evaluator.evaluated.values(), key=lambda step: length(step.cut))
     if edge == "first":
@@ -276,7 +268,6 @@ def _verdict(evaluator: Evaluator, ends: Ends, narrowed: _Narrowed, evaluations:
 
 
 def _candidates(between: Between) -> tuple[VersionRange, ...]:
-    """Return the versions that may be the first bad one."""
     return tuple(
         VersionRange(stage, between.lowest(stage) + 1, manifest.version)
         for stage, manifest in between.high.stages.items()
@@ -285,7 +276,6 @@ def _candidates(between: Between) -> tuple[VersionRange, ...]:
 
 
 def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
-    """Return the predicate's rows at the bad moment, at most one more than a verdict has."""
     if not evaluator.predicate.sql:
         return pa.table({"wrong": [evaluator.at(bad, 0).why]})
     rows = evaluator.rows(bad, MAX_ROWS + 1)
@@ -297,7 +287,7 @@ def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
 def _changed_keys(
     evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
 ) -> KeyChanges | None:
-    """Return the keys that turned bad at the commit, in the stage's table or a side table named by the predicate."""
+    """Return the keys that turned bad at the commit, in the first of its tables that the predicate names."""
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names(table))
     table = next(named, commit.stage)
     earlier = table_of(previous, table) if previous is not None else None
@@ -313,7 +303,6 @@ def _lineage(evaluator: Evaluator, previous: Manifest | None, commit: Manifest) 
 
 
 def _contradicting(evaluator: Evaluator, good: Cut, bad: Cut) -> tuple[Evaluation, ...]:
-    """Return evaluations against the result: bad up to the last good moment, or good from the first bad moment on."""
     return tuple(
         step
         for step in evaluator.evaluated.values()

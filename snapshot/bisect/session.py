@@ -1,9 +1,9 @@
-"""Search sessions: a file with a search request and its answers, which people can read, correct and resume from.
+"""Bisect sessions: a JSON file with a search request and its answers, to read, correct and resume.
 
-Each app has one session, saved by every kind of search. As with git, the session's log is a list of commands that
+Each app has one session, which every search saves. As with git, the session's log is a list of commands that
 replay the session.
 
-Also predicates that are programs: a Python function, or a command that receives the moment as a file.
+Also contains predicates that are programs: a Python function, or a command that receives the moment as a file.
 """
 
 import importlib.util
@@ -42,7 +42,7 @@ Function = Callable[[duckdb.DuckDBPyConnection], object]
 
 _SKIP = 125
 _STOP = 128
-"""Exit codes as in `git bisect run`: 0 is good, 125 skip, others below 128 bad; all higher codes stop the search."""
+"""Exit codes as in `git bisect run`: 0 good, 125 skip, others below 128 bad; from 128 on, the search stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Python(OfAllTables):
 class Command(OfAllTables):
     """Predicate that runs a shell command. `SLACKWATER_DB` is a DuckDB file of the moment, `SLACKWATER_REF` its ref.
 
-    Exit codes have the meaning that they have for `git bisect run`. Output of the command goes to stderr.
+    Exit codes are those of `git bisect run`. Output of the command goes to stderr.
     """
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
@@ -139,7 +139,6 @@ def _wrong(why: str) -> pa.Table:
 
 
 def _user_error(source: str, error: Exception) -> SlackwaterError:
-    """Return an error that describes an exception in user code; its traceback has only the user's frames."""
     lines = traceback.extract_tb(error.__traceback__)
     own = [line for line in lines if not line.filename.startswith(("<frozen", __file__))]
     frames = "".join(traceback.format_list(own)).rstrip()
@@ -162,13 +161,11 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     python: str = ""
     run: str = ""
     good: str = ""
-    """Ref; empty for the beginning."""
     bad: str = ""
-    """Ref; empty for now."""
     edge: Edge = ""
 
     def predicate(self, store: ObjectStore) -> Predicate:
-        """Return the predicate of the request. Raises `Usage` if it has several, and the errors of `check`."""
+        """Return the predicate of the request. Raises `Usage` if several are given, and the errors of `parse_check`."""
         given_options = [name for name in _WAYS if getattr(self, name)]
         if len(given_options) > 1:
             raise Usage(f"--{given_options[0]} and --{given_options[1]} exclude each other: give one of them")
@@ -184,7 +181,6 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
     @property
     def by_hand(self) -> bool:
-        """True if a person judges each moment."""
         return not any(getattr(self, name) for name in _WAYS)
 
 
@@ -192,7 +188,6 @@ class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     """Answer for a moment, from an evaluation or a person."""
 
     ref: str
-    """Ref to the moment; empty for the one before the first commit."""
     answer: Answer
     why: str = ""
     took_ms: int = 0
@@ -203,23 +198,20 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
     """Saved state of a search."""
 
     store: str
-    """Root of the store that has the app."""
     asked: Asked
     marks: tuple[KnownAnswer, ...] = ()
     """Answers in the order given. If a moment has several answers, the last one counts."""
     wanted: str | None = None
     """Ref of the moment that a person has to judge; None if there is none."""
     found: str = ""
-    """Result of the search, in a sentence; empty while the search is unfinished."""
     format: Literal[1] = FORMAT
 
     @property
     def known(self) -> dict[str, Answer]:
-        """Answers by ref."""
         return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "KeptSearch":
-        """Return the session with an evaluation added. The first two replace the refs of both ends by fixed refs."""
+        """Return the session with an evaluation added. The first two evaluations fix the refs of the ends."""
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
@@ -234,7 +226,7 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self, marks=(*previous, *answers), wanted=None, found="")
 
     def write(self, folder: Path) -> None:
-        """Write the session, replacing the app's previous one. Raises `Refused` if the folder is not writable."""
+        """Replace the app's session file atomically. Raises `Refused` if the folder is not writable."""
         path = path_of(folder, self.asked.app)
         part = path.with_suffix(f".{os.getpid()}")
         try:
@@ -266,7 +258,7 @@ def read(folder: Path, app: str) -> KeptSearch:
 
 
 def log_of(session: KeptSearch) -> Iterator[str]:
-    """Yield the lines of the session's log: comments, and commands that replay it."""
+    """Yield the lines of the session's log: comments, and commands that replay the session."""
     request = session.asked
     yield f"# bisect of {request.app} in {session.store}"
     options = [word for name in _OPTIONS if (value := getattr(request, name)) for word in (f"--{name}", value)]
@@ -281,7 +273,7 @@ def log_of(session: KeptSearch) -> Iterator[str]:
 
 
 def of_log(text: str, store: str) -> KeptSearch:
-    """Return the session that a log describes. Its answers count as given by a person. Raises `Usage`."""
+    """Parse a log into a session. Its answers count as given by a person. Raises `Usage`."""
     session: KeptSearch | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -305,7 +297,6 @@ def of_log(text: str, store: str) -> KeptSearch:
 
 
 def _parse_request(arguments: list[str], number: int) -> Asked:
-    """Parse the first command of a log. `arguments` are those after `slackwater bisect`."""
     fields: dict[str, str] = {}
     app, *options = (arguments[1:] if arguments[0] == "start" else arguments) or [""]
     while options:

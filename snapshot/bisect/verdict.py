@@ -1,4 +1,4 @@
-"""Results of a search: the first bad commit, and the input record that caused it, with the evidence for both."""
+"""Results of bisect: the first bad commit, and the input record that caused it, with the evidence for both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,31 +13,24 @@ from ..diff.key_changes import KeyChanges
 from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
-"""Maximum number of wrong rows kept in a verdict."""
 
 Answer = Literal["good", "bad", "skip"]
-"""Answer of a predicate or a person for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation of the predicate."""
+    """Evaluation of the predicate at one moment."""
 
     number: int
-    """Number of the evaluation, from 1; 0 for a moment that was not evaluated."""
     total: int
-    """Estimated total number of evaluations; exceeded only if moments cannot be judged."""
     ref: str
-    """Ref to the moment; empty for the moment before the app's first commit."""
     cut: Cut
     answer: Answer
     why: str = ""
-    """Reason for a skip, in a sentence."""
     took_ms: int = 0
     given: bool = False
-    """True for a known answer that was passed to this search, not evaluated by it."""
+    """True for a known answer that was passed to this search."""
     lacks: bool = False
-    """True for a skip because of a missing table or column."""
 
     @property
     def bad(self) -> bool:
@@ -58,7 +51,7 @@ class VersionRange:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Version at which the first row became wrong, or the last wrong row disappeared."""
+    """Version at which the first row became wrong, or at which the last wrong row disappeared."""
 
     ref: str
     version: int
@@ -66,7 +59,6 @@ class Flip:
     bad: bool
     """True for a change from good to bad."""
     keys: int
-    """Number of wrong keys from this version on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ class Flips:
     """Last scanned version. The scan starts after `first`."""
     flips: tuple[Flip, ...]
     counts: tuple[tuple[int, int], ...]
-    """Number of wrong keys by version, for `first` and for every version at which the number changed."""
+    """Number of wrong keys by version: at `first`, and at every version at which the number changed."""
     rows: int
 
 
@@ -87,42 +79,33 @@ class Flips:
 class Verdict:
     """First bad commit of the line.
 
-    With `candidates`, the first bad commit is one of several, and the other fields describe the last of these.
+    With `candidates`, the first bad commit is one of several, and the fields describe the last of these.
     """
 
     app: str
     predicate: Predicate
     stage: str
-    """Stage of the bad commit."""
     good: Cut
-    """Prefix of the line right before the bad commit; if there are candidates, the last moment known to be good."""
+    """Prefix of the line right before the bad commit; with candidates, the last moment known to be good."""
     bad: Cut
-    """Prefix of the line that ends with the bad commit."""
     good_ref: str
     """Ref to the last good moment, which may be a commit of any stage; empty before the first commit."""
     bad_ref: str
-    """Ref to the first bad moment, which is the bad commit."""
     good_version: int
-    """Previous version of `stage`; 0 if there was none."""
     bad_version: int
     good_time_ms: int
-    """Time of the commit that `good_ref` names; 0 if there is none."""
     bad_time_ms: int
     lineage: Lineage
     rows: pa.Table
-    """Wrong rows at the first bad moment, at most `MAX_ROWS`."""
     more_rows: bool
-    """True if there are more than `MAX_ROWS` wrong rows."""
     keys: KeyChanges | None
-    """Keys that turned bad; None for a stage without a table, or if candidates leave them unknown."""
     steps: tuple[Evaluation, ...]
-    """All evaluations in order: those that found the commit, then those that looked for other changes."""
     evaluations: int
     """Number of evaluations that found the commit, without moments whose tables were empty."""
     candidates: tuple[VersionRange, ...] = ()
-    """Versions, of all stages, that may be the first bad commit if moments were skipped or collected.
+    """Versions of all stages that may be the first bad commit; empty if the commit is certain.
 
-    Empty if the commit is certain.
+    There are candidates if moments were skipped or collected.
     """
     thinned: bool = False
     """True if there are candidates because garbage collection removed versions between `good` and `bad`."""
@@ -132,13 +115,11 @@ class Verdict:
     If not empty, the history changed more than once, and the verdict is one of these changes.
     """
     resolved: Mapping[str, Cut] = field(default_factory=dict)
-    """Cuts that the given refs resolve to, by ref."""
     begins: str = ""
     """Ref of the moment since which all versions exist, if older history was thinned out; else empty."""
     flips: Flips | None = None
-    """All changes between the ends; None if they cannot be counted cheaply."""
     seen_all: bool = False
-    """True if every moment between the ends was evaluated, or has the same rows as an evaluated moment."""
+    """True if every moment between the ends was evaluated, or has equal rows to an evaluated moment."""
 
     @property
     def bad_before(self) -> str:
@@ -152,22 +133,21 @@ class Verdict:
 
     @property
     def looked(self) -> bool:
-        """True if all earlier moments are known to be good; False if that is assumed, as in any binary search."""
+        """True if all earlier moments are known to be good; False if this is assumed, as in any binary search."""
         return not self.bad_before and (self.flips is not None or self.seen_all)
 
     @property
     def where(self) -> str:
-        """SQL that returns the wrong rows; empty if code decides."""
         return self.predicate.sql
 
 
 class CannotProve(Refused):
-    """Error of replays that do not prove which record is the cause. The message says why."""
+    """Error of replays that do not prove which record is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of a Kafka record: `topic[partition]@offset`. In a repartition topic, also the row within the message."""
+    """Location of a Kafka record: `topic[partition]@offset`, plus the row within a message of a repartition topic."""
 
     topic: str
     partition: int
@@ -180,17 +160,15 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Record that caused the bad result, identified among the records that one version of a stage read."""
+    """Record that caused the bad result, among the records that one version of a stage read."""
 
     stage: str
     version: int
     record: Address
     records: int
-    """Number of records that the version read."""
     candidates: int
     """Number of the read records that may be the cause."""
     replays: int
-    """Number of subsets of the candidates that were replayed."""
     alone: bool
     """True if the record alone makes the result bad; False if earlier records are needed as well."""
     needs: int | None = None
@@ -213,51 +191,41 @@ class NoRecord:
     """Bad batch whose cause is none of its records: time or a watermark removed or emitted rows."""
 
     stage: str
-    """Stage of the batch: that of the bad commit, or an upstream one."""
     version: int
     expired: pa.Table
     """Rows of the stage's table that expired with the batch: key columns, and `time` of expiry."""
     fell_due: pa.Table
-    """Rows that fell due with the batch: ended windows, timers, waiting rows of a join. Columns as in `expired`."""
+    """Rows that fell due with the batch: ended windows, timers, waiting rows of a join; columns of `expired`."""
     clock_ms: tuple[int, int]
-    """Clock by which rows expire, before and after the batch."""
+    """Time of the clock by which rows expire, before and after the batch."""
     due_ms: tuple[int | None, int | None]
     """Time up to which rows had fallen due, before and after the batch; None for never."""
     by: Literal["clock", "watermark"] = "clock"
-    """Clock by which rows expire or fall due: the wall clock, or the watermark."""
     keys: KeyChanges | None = None
-    """Keys that the batch changes even without its records, in the bad commit's table; None if it has no table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """Path from a bad commit to the record that caused it, as far as it could be proved."""
+    """Path from a bad commit upstream to the record that caused it, as far as it could be proved."""
 
     hops: tuple[Hop, ...]
     """Steps from the commit upstream, one for each stage; empty if nothing could be proved."""
     message: SourceMessage | None
-    """Record of the user's own topic at the end of the path; None if the path ends earlier."""
     reason: str
-    """Reason why the path ends before a user's record; empty if the path is complete."""
     windows: tuple[Window, ...]
-    """Smallest input windows that are proved to contain the record."""
     keys: KeyChanges | None
-    """Keys that the record changed in the table of the bad commit, with their rows before and after."""
     others: int | None = None
     """Number of other records of the commit that are bad by themselves; None if unknown."""
     of_key: int = 0
-    """Number of records of the batch that reach the requested key; 0 if unknown, or if no key was requested.
+    """Number of records of the batch that reach the requested key; 0 if unknown, or without a requested key.
 
     If there are several, the path names the last one that changed the key's row. In a batch of a Spark query, which
     cannot be replayed, the path names the record whose numbers are nearest to the change.
     """
     proved: bool = False
-    """True if replays prove the record: the shortest bad prefix of the app's input ends with it.
-
-    False for a guess, or if no record is named.
-    """
+    """True if replays prove the record: the shortest bad prefix of the app's input ends with it."""
     tied: tuple[Address, ...] = ()
-    """Records of other partitions with the same time. Any of these may be the first bad record instead."""
+    """Records of other partitions with equal time, any of which may be the first bad record instead."""
     records: pa.Table | None = None
     """Bad records of the batch in the app's order; None if unknown.
 
@@ -267,9 +235,7 @@ class Guilty:
     is_complete: bool = False
     """True if `records` contains all records that are bad by themselves."""
     no_record: NoRecord | None = None
-    """Effect of time or a watermark, if the batch is bad without its records; else None."""
 
     @property
     def replays(self) -> int:
-        """Number of subsets of records that were replayed."""
         return sum(hop.replays for hop in self.hops)

@@ -1,10 +1,10 @@
-"""Evaluate an app's invariants periodically at its newest consistent moment, and remember which ones fail.
+"""Invariants of an app: evaluated periodically at its newest moment, with the tag `last-good`.
 
 The tag `last-good` names the newest moment at which every invariant held. The tag is an instant snapshot that moves: it
 works as a ref, protects its versions from `gc`, and costs one small object. Moving the tag replaces this object
 atomically, so a crash leaves either the old or the new tag.
 
-An invariant defines what must hold, how often it is evaluated, and the command to run when it fails.
+An invariant defines a condition, the interval of its evaluation, and the command to run when it fails.
 """
 
 import os
@@ -31,7 +31,6 @@ from ..take.snapshots import move, pin
 from .predicate import check, where
 
 TIMEOUT_S = 60.0
-"""Default timeout in seconds of a failure command, which should only notify somebody or start a background task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,6 @@ class Invariant:
     on_failure: str = ""
     """Shell command to run when the invariant begins to fail; empty for none."""
     app: str = ""
-    """App that the invariant applies to; empty for any."""
     check: str = ""
     """Condition that must hold, as in `bisect --check`."""
     table: str = ""
@@ -56,7 +54,7 @@ class Invariant:
             raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
 
     def of(self, store: ObjectStore, app: str) -> "Invariant":
-        """Return the invariant with its condition as a query on the app's tables. Raises the errors of `check`."""
+        """Return the invariant with its condition as a query. Raises the errors of `parse_check`."""
         predicate = (
             check(store, app, self.check, self.table) if self.check else where(store, app, self.where, self.table)
         )
@@ -67,7 +65,7 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
     """Run a shell command and wait for it. Its output goes to this process's standard error.
 
     Raises:
-        Unavailable: the command cannot be run, exits with another code than 0, or is killed after the timeout.
+        Unavailable: the command cannot be run, exits with a code other than 0, or is killed after the timeout.
     """
     try:
         ended = subprocess.run(
@@ -92,7 +90,6 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
 LAST_GOOD = "last-good"
 _BY = "slackwater watch"
 MAX_ROWS = 1_000
-"""Maximum number of rows kept of a failing invariant."""
 
 
 InvariantState = Literal["holds", "fails", "unknown"]
@@ -104,33 +101,26 @@ class CheckResult:
 
     invariant: Invariant
     rows: pa.Table | None
-    """Rows that the query returned, at most `MAX_ROWS`; None if the query failed."""
     error: SlackwaterError | None = None
-    """Error of the query; None if the query succeeded."""
 
     @property
     def state(self) -> InvariantState:
-        """State: "holds" without wrong rows, "fails" with some, "unknown" if the query failed."""
+        """State "holds" for no rows, "fails" for some rows, "unknown" if the query failed."""
         return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Results of the invariants at one moment."""
+    """Results of the due invariants at one moment."""
 
     cut: Cut
     ref: str
-    """Stable ref to the moment."""
     results: tuple[CheckResult, ...]
-    """Results of the invariants that were due."""
     before: Mapping[str, InvariantState]
-    """Previous state of each invariant that had one, by name."""
     last_good: str
-    """Ref to the newest moment at which all invariants held; empty if there is none yet."""
 
     @property
     def is_good(self) -> bool:
-        """True if all evaluated invariants hold."""
         return all(result.state == "holds" for result in self.results)
 
     @property
@@ -154,23 +144,19 @@ class Watcher:
     cache: SstCache
     app: str
     invariants: Sequence[Invariant]
-    """At least one invariant."""
     by: str = field(kw_only=True)
-    """Author of the tag `last-good`, as user@host."""
     reader: Topics | None = field(default=None, kw_only=True)
-    """Reads in-flight records for invariants that query them."""
     _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
-    """Last result of each invariant, with the versions of its moment."""
 
     def __post_init__(self) -> None:
         self._due_ms = dict.fromkeys(self.invariants, 0)
 
     def due_ms(self) -> int:
-        """Return when the next invariant is due, in milliseconds since 1970 UTC; 0 for immediately."""
+        """Return the time at which the next invariant is due, in milliseconds since 1970 UTC; 0 for immediately."""
         return min(self._due_ms.values())
 
     def look(self, now_ms: int) -> Findings | None:
-        """Evaluate the due invariants; None if no invariant is due, or nothing was committed since the last evaluation.
+        """Evaluate the due invariants. Returns None if none is due, or if nothing was committed since the last time.
 
         Raises:
             NotFound: the app does not exist, or has no version yet.
@@ -201,13 +187,11 @@ class Watcher:
         return Findings(cut, ref, results, previous, tag) if results else None
 
     def _due(self, now_ms: int) -> list[Invariant]:
-        """Return the due invariants; all invariants if one with the longest interval is due."""
         due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
         longest_ms = max(invariant.every_ms for invariant in self.invariants)
         return list(self.invariants) if any(invariant.every_ms == longest_ms for invariant in due) else due
 
     def _is_evaluated(self, invariant: Invariant, cut: Cut) -> bool:
-        """Return True if the invariant's last result is for this cut."""
         return invariant in self._results and self._results[invariant][0] == cut.versions
 
     def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Change all stages at one cut: migrations, edits, first versions of clones, the switch of a promotion.
+"""Changes to all stages of an app at one cut: migrations, edits, first versions of clones, switchover of a promotion.
 
 Plans are pure functions. Programs are passed in as values (`state.fits`), since only `pipeline` knows Spark. Changes
 are committed by compare-and-swap, like batches. The verbs that request changes are in `operations`.

@@ -1,4 +1,4 @@
-"""SSTs of a clone: copied from the source byte by byte, or rewritten where columns are masked.
+"""Create the SSTs of a clone: byte-by-byte copies of the source's SSTs, or rewritten SSTs if columns are masked.
 
 A copy keeps the ULID of its source. So a retry finds existing copies, and skips those whose checksum matches.
 
@@ -46,10 +46,9 @@ class ColumnMask:
     table: str
     column: str
     how: str
-    """`hash`, `null`, or a text in which `{}` is replaced by the hash."""
 
     def over(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
-        """Return the masked values. Their type must have passed `check_masks`."""
+        """Return the values with the mask applied. Their type must have passed `check_masks`."""
         if self.how == NULL:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
         # Hash each distinct value once: BLAKE2b is not vectorized.
@@ -65,7 +64,6 @@ class ColumnMask:
 
 
 def _as_column(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Array:
-    """Return hashes as values of a column's type."""
     if pa.types.is_integer(kind):
         whole = np.frombuffer(b"".join(digests), ">u8") >> np.uint64(8 * _DIGEST_BYTES - kind.bit_width + 1)
         return pa.array(whole.astype(kind.to_pandas_dtype()), kind)
@@ -76,7 +74,6 @@ def _as_column(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Arra
 
 
 def _split_text(how: str, digits: pa.Array) -> list[Any]:
-    """Return the parts of the text `how`, with the hashes in place of `{}`."""
     prefix, *suffixes = how.split(PLACE)
     return [pa.scalar(prefix), *(part for text in suffixes for part in (digits, pa.scalar(text)))]
 
@@ -90,7 +87,7 @@ class Masks:
 
     @classmethod
     def of(cls, options: Mapping[str, str], salt: str = "") -> Self:
-        """Return the masks of `options`, which map `table.column` to a mask. Raises `Usage` for a malformed entry."""
+        """Parse masks given as a mapping from `table.column` to a mask. Raises `Usage` for a malformed entry."""
         masks = []
         for target, how in sorted(options.items()):
             table, dot, column = target.partition(".")
@@ -107,11 +104,9 @@ class Masks:
 
     @property
     def tables(self) -> Collection[str]:
-        """Tables with a masked column."""
         return {mask.table for mask in self.each}
 
     def over(self, table: str, rows: pa.Table) -> pa.Table:
-        """Return rows of a table with its masks applied."""
         salt = bytes.fromhex(self.salt)
         for mask in self.each:
             if mask.table == table:
@@ -120,7 +115,7 @@ class Masks:
         return rows
 
     def check_in_flight(self, states: Iterable[InFlight]) -> None:
-        """Raise `Refused` if in-flight records contain a masked column: masks apply only to tables."""
+        """Raise `Refused` if an in-flight record has a masked column: masks change tables only, not channels."""
         names = {mask.column for mask in self.each}
         for state in states:
             carried = sorted(names & {name for name, _ in parse_ddl(state.schema)}) if names else ()
@@ -173,18 +168,18 @@ def _check_type(label: str, mask: ColumnMask, column: Column) -> None:
 
 
 _WORKERS = min(os.cpu_count() or 1, 4)
-"""Number of SSTs copied in parallel. All of them are in memory at the same time."""
+"""Number of SSTs copied in parallel; all of them are in memory at once."""
 
 
 def sizes(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
-    """Return the tables whose SSTs the clone copies or rewrites, with the total bytes of these SSTs in the source."""
+    """Return the size in bytes of the source's SSTs that the clone copies or rewrites, by table."""
     table_bytes = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
     return {name: size for name, size in table_bytes.items() if deep or name in masks.tables}
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Creates the SSTs that a clone's first versions name: shared with the source, copied or rewritten."""
+    """Creates the SSTs that a clone's first versions name: shared with the source, copied, or rewritten with masks."""
 
     store: ObjectStore
     target: ObjectStore
@@ -196,7 +191,7 @@ class Copies:
     on_progress: Callable[[int, int], None]
 
     def made(self, stages: Iterable[str]) -> dict[str, Manifest]:
-        """Share, copy or rewrite SSTs for the clone, and return the cut's version of each stage with these SSTs.
+        """Share, copy or rewrite SSTs, and return the cut's version of each stage with the clone's SSTs.
 
         Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
         """
@@ -225,7 +220,6 @@ class Copies:
                 yield from ((stage, table, sst) for sst in table.ssts)
 
     def _shared(self, sst: Sst) -> Sst:
-        """Return the SST with its root relative to the clone's root."""
         root = sst.root or self.store.url
         return replace(sst, root="" if root == self.target.url else root)
 

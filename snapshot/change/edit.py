@@ -1,4 +1,4 @@
-"""`slackwater edit`: request an edit, which the stage's runner makes, or this process if no runner has the stage.
+"""Make a requested edit of a table's rows, in the stage's runner, or in this process if no runner has the stage.
 
 Without a runner, this process commits the edit after the newest version, and recomputes the edit if another commit
 came first.
@@ -44,13 +44,10 @@ class EditDone:
     app: str
     stage: str
     changes: KeyChanges | None
-    """Changed rows; None if no row changes, or if an earlier call committed the edit."""
+    """Changed rows; None if no row changed, or if an earlier call committed the edit."""
     version: int = 0
-    """Version with the edit; 0 if nothing changed, or for a dry run."""
     runner: str = ""
-    """Runner that committed the edit, as host:pid; empty if this process did."""
     already: bool = False
-    """True if an earlier call committed the same edit a short while ago."""
 
 
 def edit(
@@ -68,11 +65,11 @@ def edit(
     dry_run: bool = False,
     on_wait: Callable[[str], None] = lambda _runner: None,
 ) -> EditDone:
-    """Change rows of a stage's table, by an SQL statement or by a source of rows to put into the table.
+    """Change rows of a stage's table, by an SQL statement or by rows of a source, which replace rows with equal keys.
 
-    `what` describes the edit in one line. If a runner has the stage, `on_wait` is called with the runner's name,
-    and the runner makes the edit between two batches, within `patience_s`. Repeating an interrupted call completes
-    it: one statement of one user is executed once within ten minutes, unless `again` is set. Raises the errors of
+    `description` is one line for logs. If a runner has the stage, `on_wait` is called with the runner's name, and the
+    runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit: a
+    statement of one user is executed once within ten minutes, unless `again` is set. Raises the errors of
     `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
@@ -101,7 +98,7 @@ def edit(
 
 
 def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:
-    """Store a request with its rows, and notify the runners. Raises `Refused` if keys are being forgotten."""
+    """Store a request with its rows, and notify the runners. Raises `Refused` while keys are being forgotten."""
     if rows:
         store.put(keys.edit_rows(app, request.id), rows)
     EDITS.put(store, request, app)
@@ -115,7 +112,7 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
-    """Return the version in which the same user made the same edit a short while ago; 0 if there is none."""
+    """Return the version in which the requester committed an equal edit in the last ten minutes; 0 for none."""
     since_ms, suffix, stage = request.created_ms - REPEAT_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
         store,
@@ -128,7 +125,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
 
 
 def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
-    """Return the newest version of every stage. For `stage`, this is `head` if given.
+    """Return a cut with the newest version of every active stage; the version of `stage` is `head`, if given.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
     """
@@ -140,7 +137,6 @@ def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | Non
 
 
 def change_of(store: ObjectStore, app: str, request: EditRequest) -> Change:
-    """Return the change that a request asks for. Raises `Refused` if its stored rows are damaged."""
     if not request.rows:
         return Change(request.sql)
     data = store.get(keys.edit_rows(app, request.id))
@@ -192,7 +188,7 @@ def _carry_out(
 
 
 def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:
-    """Record a committed edit in the audit log, once, and delete the edit's request."""
+    """Record a committed edit in the audit log, once, and delete the request."""
     versions = {manifest.stage: (manifest.version - 1, manifest.version)}
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
@@ -209,7 +205,6 @@ def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChang
 def _edit_in_process(
     store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str
 ) -> EditDone:
-    """Make the edit in this process, for a stage that no runner has."""
     stage = request.stage
     result: Edited | None = None
     done: Manifest | None = None

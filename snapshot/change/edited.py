@@ -1,4 +1,4 @@
-"""Effect of an edit on a table: the changed rows, and an additional sorted run that contains them.
+"""Compute the effect of an edit on a table: the changed rows, and a sorted run that contains them.
 
 The stage emits nothing for edited rows. They fall due and expire like rows that the program wrote.
 
@@ -38,14 +38,14 @@ from ..query.sql import connect, in_words, named_tables
 
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
-"""DuckDB's error for a statement that changes a table other than the edited one: the other tables are views."""
+"""Pattern of DuckDB's error for a statement that changes a view: only the edited table is not a view."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
-"""Memory limit of the connection with the copy. DuckDB spills to disk when it needs more."""
+"""Memory limit of DuckDB for the copy of the table; DuckDB spills to disk beyond this limit."""
 
 
 def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: str) -> pa.Table:
-    """Return the rows of the table `name` that a statement changes: key, values and `DELETED`, one row per key.
+    """Return the rows that an SQL statement changes in the table `name`: key, values and `DELETED`, one row per key.
 
     Includes internal columns, except `_due_at`. Values of deleted rows are null. Scans the whole table.
 
@@ -145,14 +145,12 @@ class Edited:
     """Effect of an edit on a version: the changed rows, and SSTs that no version names yet."""
 
     changes: KeyChanges
-    """Changed rows with all stored columns, except `_due_at`."""
     edit: Edit
     ssts: tuple[Sst, ...]
     clock_ms: int
     next_due_ms: int | None
 
     def onto(self, draft: Manifest) -> Manifest:
-        """Return `draft` with the edit added. The edit must have been computed for the version `draft`."""
         next_due_ms, times = self.next_due_ms, draft.event_time
         if next_due_ms is not None:
             times = times or EventTime()
@@ -165,10 +163,11 @@ class Edited:
 def edited(
     store: ObjectStore, cache: SstCache, cut: Cut, stage: str, change: Change, edit: Edit, *, writes: bool = True
 ) -> Edited | None:
-    """Return the effect of an edit on a stage's version in `cut`; None if no row changes.
+    """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
-    Puts one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of `Change.of`
-    and `replaced`, and `Refused` if a value changes without the internal columns that it is derived from.
+    Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
+    `Change.compute_rows` and `bind_replacement`, and `Refused` if a value changes without the internal columns that it
+    is derived from.
     """
     head = cut.stages[stage]
     table, clock_ms = table_of(head), cut.clock_ms(stage)
@@ -197,14 +196,12 @@ def edited(
 
 
 def table_of(head: Manifest) -> Table:
-    """Return the table of a version. Raises `Refused` if the stage has none."""
     if head.table is None:
         raise Refused(f"stage {head.app}/{head.stage} has no table, so there is nothing to edit")
     return head.table
 
 
 def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
-    """Raise `Refused` if a value changes without the internal columns that it is derived from."""
     kind, names = kind_of(table.state).core, changes.after.column_names
     for name in (name for name in names if not is_internal(name)):
         companions = [companion for companion in kind.internal({name: name}) if companion in names]
@@ -225,7 +222,7 @@ def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
 
 
 def rows_of(source: RowSource, head: Manifest) -> pa.Table:
-    """Read rows from a source with the columns of the stage's table, one per key.
+    """Read the rows of a source, one per key, with the columns of the stage's table.
 
     Raises `Refused`, and the errors of `check` and `fit`.
     """

@@ -1,6 +1,6 @@
-"""First version of each stage of a clone, with the SSTs from `copies` and the clone's own channels.
+"""Create the first version of each stage of a clone, and copy in-flight records into the clone's own channels.
 
-Records in flight at the cut are copied into these channels. The source's topics are never written to.
+The source's topics are never written to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -31,21 +31,18 @@ from .copies import Copies
 
 
 class Carried(Struct, frozen=True):
-    """Channel of a clone, after in-flight records were copied into it."""
+    """Channel of a clone, with the in-flight records that were copied into the channel."""
 
     topic: limits.Topic
     ends: limits.Offsets
     attempts: tuple[limits.Attempt, ...]
     rows: limits.Count
     starts: dict[limits.NameOrNone, limits.Offsets]
-    """Start offsets, by receiver."""
     forgotten: dict[limits.NameOrNone, limits.Counts] = {}
-    """Number of in-flight records that were forgotten, by receiver and Kafka partition."""
     topic_id: limits.Line = ""
 
 
 def offset_syncs(alias: str) -> str:
-    """Return the topic in which MirrorMaker 2 maps offsets of the cluster `alias` to offsets in the mirror."""
     return f"mm2-offset-syncs.{alias}.internal"
 
 
@@ -54,7 +51,6 @@ def channel_topic(app: str, channel: str) -> str:
 
 
 def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
-    """Return the Kafka topics that an unfinished clone may have, from the versions of the source that still exist."""
     origin = note.info.origin
     if origin is None:
         return ()
@@ -69,16 +65,15 @@ def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
 
 
 Records = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Function that reads a channel's in-flight records for one reader, up to the offsets of the next reader.
+"""Function that reads a channel's in-flight records for one reader, up to the position of a second reader.
 
-The next reader is None for the last one. Returns the state of the channel; the records, or None if they must be
-read from Kafka; and the original number of records by Kafka partition if some may have been forgotten, else an
-empty tuple.
+The second reader is None for the fastest reader. Returns the state of the channel; the records, or None if they must be
+read from Kafka; and the original number of records by Kafka partition if records were forgotten, else an empty tuple.
 """
 
 
 def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> Records:
-    """Return a function that takes in-flight records of a cut from the snapshot `keeper`, else leaves them to Kafka."""
+    """Return a function that reads in-flight records from the snapshot `keeper`; without one, Kafka has to be read."""
 
     def records(
         reader: Channel, following: Channel | None
@@ -94,7 +89,7 @@ def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> R
 
 
 def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carried]:
-    """Copy the in-flight records of every channel of the cut into topics of `app`. Returns the results by channel.
+    """Copy the in-flight records of every channel of the cut into topics of `app`; returns the copied channels by name.
 
     Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
     """
@@ -126,7 +121,6 @@ def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carr
 
 
 def _count_rows(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> Iterator[pa.Table]:
-    """Yield the records, and add their number to `counts` by Kafka partition."""
     for rows in chunks:
         counts += count_by_partition(rows, len(counts))
         yield rows
@@ -135,7 +129,7 @@ def _count_rows(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> It
 def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
-    The sender's only version in the clone is its first, so records in flight count as written by that version.
+    The first version is the sender's only version in the clone, so in-flight records count as written by this version.
     """
     if name not in copied:
         # The sender has no version at the cut: in the clone it starts empty, and its receiver has read nothing.
@@ -153,8 +147,6 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
 
 
 class _CarriedChannels(Struct, frozen=True):
-    """Result of copying all channels, stored before the first manifest, as a second copy would have other offsets."""
-
     channels: dict[limits.Topic, Carried]
 
 
@@ -169,7 +161,7 @@ def finish_clone(
     by: str,
     is_new: bool,
 ) -> None:
-    """Commit the missing first versions of a clone in `target`, and then its identity.
+    """Commit the missing first versions of a clone in `target`, and then the clone's identity.
 
     With `is_new`, no first version exists yet. Raises `NotFound` if a manifest or topic is gone, `Refused` if
     in-flight records are gone, `Corruption` if an SST to copy is damaged, and `Unavailable`.
@@ -201,7 +193,6 @@ def finish_clone(
 
 
 def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:
-    """Return the first versions that an earlier call committed."""
     manifests = ((stage, history.find(store, app, stage, version)) for stage, version in cut.versions.items())
     return {stage: manifest for stage, manifest in manifests if manifest is not None}
 
@@ -214,7 +205,7 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
 
 
 def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
-    """Yield declared name and input of each users' topic that the app reads, except by attached Spark queries."""
+    """Yield the declared name and input of each user's topic that the app reads, without attached Spark queries."""
     for stage in order(cut.stages):
         if cut.stages[stage].attached is None:
             yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
@@ -223,10 +214,10 @@ def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
 def _first_version(
     source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried], ids: Mapping[str, str]
 ) -> Manifest:
-    """Return a stage's first manifest in the clone. Its version number is the source's, since `_seq` depends on it.
+    """Return a stage's first manifest in the clone, with the version number of `source`, since `_seq` depends on it.
 
-    `source` is the stage's version in the cut, with the clone's SSTs. `ids` are topic ids by declared name, which
-    differ from the source's ids where the clone has its own topic.
+    `source` is the stage's version in the cut, with the clone's SSTs. `ids` are the topic ids in the clone, by declared
+    name.
     """
     # Open snapshots belong to the source.
     base = without_snapshots(carried(source))
@@ -272,5 +263,5 @@ def _first_version(
 
 
 def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
-    """Return True if `init` created the app but never committed its rows. At most one request."""
+    """Return True if `slackwater init` created the app and has not committed its rows yet. At most one request."""
     return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)

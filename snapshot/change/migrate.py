@@ -1,4 +1,4 @@
-"""`slackwater migrate`: take a snapshot of the state, decide the migration, and commit a version of each stage.
+"""Migrate an app to a changed program: pin the current state, decide the migration, commit a version of each stage.
 
 Also describes each change in one line, for the verb and for the error of `run` on a changed program.
 """
@@ -26,7 +26,7 @@ from .migrate_plan import Plan, StageChange, plan
 from .migration import finish, unpin_target
 
 PREFIX = "before-migration-"
-"""Prefix of the names of snapshots taken before a migration."""
+"""Prefix of the names of snapshots that pin the state before a migration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,17 @@ class Migrated:
 
     plan: Plan
     number: int
-    """Number of the migration; 0 if nothing changed, or for a dry run."""
     snapshot: str
-    """Snapshot of the state before; empty if `number` is 0."""
     versions: Mapping[str, int]
-    """Version of each stage that applied the migration; empty if `number` is 0."""
     finished: int = 0
-    """Number of an earlier, incomplete migration that was finished first; 0 for none."""
 
 
 def find_plan(
     store: ObjectStore, declared: Declared, renames: Mapping[str, str], *, stages: Mapping[str, str] | None = None
 ) -> Plan:
-    """Return what the program changes in the stored app; `renames` of columns and `stages` map old to new names.
+    """Return the changes that a program makes to the stored app; `renames` and `stages` map old to new names.
 
-    Raises the errors of `plan`, `NotFound` if the app does not exist, and `Refused` if an earlier migration is
+    Raises the errors of `plan_changes`, `NotFound` if the app does not exist, and `Refused` if an earlier migration is
     incomplete.
     """
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
@@ -63,7 +59,7 @@ def find_plan(
 
 
 def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
-    """Return the number of the newest migration or rewind; 0 if there is none. Raises `Refused` if it is incomplete."""
+    """Return the number of the newest migration; 0 for none. Raises `Refused` if some stage has not applied it."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and (missing := last.behind(heads)):
         raise refusal(intent, half_done(last, missing))
@@ -71,7 +67,7 @@ def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], inte
 
 
 def check_newest(store: ObjectStore, app: str, number: int) -> None:
-    """Raise `Refused` if the app's newest migration or rewind is newer than `number`."""
+    """Raise `Refused` if the app was migrated or rewound since the migration `number`."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > number:
         program = "it was migrated to" if last.verb == "migrate" else "that continues from there"
@@ -82,7 +78,7 @@ def check_newest(store: ObjectStore, app: str, number: int) -> None:
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish an incomplete migration and return its number; 0 if there is none. Raises the errors of `finish`."""
+    """Finish an incomplete migration and return its number; 0 for none. Raises the errors of `finish_migration`."""
     last = MIGRATIONS.newest(store, app)
     return last.number if last is not None and finish(store, last, now_ms=now_ms) else 0
 
@@ -96,7 +92,7 @@ def migrate(
     now_ms: int,
     reader: Topics | None = None,
 ) -> Migrated:
-    """Carry out a plan from `find_plan`, atomically. Reads and writes no table data.
+    """Carry out a plan from `find_plan` for all stages or none. Neither reads nor writes table data.
 
     `starts` has the start positions of new inputs, by stage and declared name (`Plan.unread`); `by` is user@host. With
     a `reader`, the snapshot keeps in-flight records; otherwise Kafka keeps them until its retention ends.
@@ -139,12 +135,12 @@ def carry_out(
     now_ms: int,
     recovery: str = "",
 ) -> dict[str, int]:
-    """Decide the steps of a migration and carry them out; returns the new version of each stage.
+    """Decide a migration with these steps, and commit its versions; returns the new version of each stage.
 
-    `recovery` is the id of a recovery that this migration implements. `snapshot` pins the state before, and `said` is
-    the text for the audit log. Once decided, the migration will be completed by any later command. Raises `Refused` if
-    another migration was decided first: then nothing changed, and the snapshot is deleted. Otherwise raises the errors
-    of `finish`.
+    `snapshot` pins the state before the migration, and `summary` is the text for the audit log; `recovery` is the id of
+    the recovery that the migration implements. Once decided, a migration is completed by any later command. Raises
+    `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is deleted. Otherwise
+    raises the errors of `finish_migration`.
     """
     detail = f"{number}: {said}; before it {app}@{snapshot}"
     id_ = recovery or str(ULID())
@@ -168,7 +164,7 @@ _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
 
 
 def lines(change: StageChange) -> Iterator[str]:
-    """Yield a line for each change of one stage, without its name."""
+    """Yield one line of text for each change of a stage."""
     if change.formerly:
         yield f"renamed from {change.formerly}: earlier history keeps the old name"
     if change.kind == "retired":
@@ -199,7 +195,6 @@ def lines(change: StageChange) -> Iterator[str]:
 
 
 def of_column(change: ColumnChange) -> str:
-    """Describe one change of a column."""
     match change.kind:
         case "added":
             meaning = f" = {change.meaning}, from now on" if change.meaning else ""

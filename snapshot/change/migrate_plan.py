@@ -1,4 +1,4 @@
-"""Plan a program's changes to a stored app, stage by stage; refuse changes that are impossible. Pure functions."""
+"""Plan the changes that a program makes to a stored app, stage by stage, and refuse impossible ones. Pure functions."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,26 +27,21 @@ class StageChange:
     stage: str
     kind: Literal["changed", "added", "retired"]
     version: int = 0
-    """Newest version of the stage; 0 for an added stage."""
     columns: tuple[ColumnChange, ...] = ()
     inputs: tuple[str, ...] = ()
-    """New inputs. (`gone` are inputs that the stage stops reading.)"""
+    """Inputs that the stage starts to read; `gone` are inputs that it stops reading."""
     gone: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """New channels, which the stage writes from its next start on. (`dropped` are channels that it stops writing.)"""
     dropped: tuple[str, ...] = ()
     ttl: tuple[Ttl | None, Ttl | None] | None = None
-    """Time to live before and after, if it changes."""
     due: tuple[str, str] | None = None
-    """Declared due time of rows, before and after; None if it does not change."""
+    """Declaration of the rows' due time, before and after; None if it does not change."""
     others: bool = False
-    """True if only the order of columns or their declarations change."""
+    """True if only the order of columns, or the form of their declarations, changes."""
     guesses: tuple[tuple[str, str], ...] = ()
-    """Removed columns, each with the added column that may be the same column under a new name."""
     formerly: str = ""
-    """Old name, if the stage is renamed."""
     may_be: str = ""
-    """Added stage that may be this retired stage under a new name; empty for none."""
+    """Name of an added stage that this retired stage was probably renamed to; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +50,12 @@ class Plan:
 
     app: str
     changes: tuple[StageChange, ...]
-    """Changed stages, upstream first."""
     steps: Mapping[str, MigratedStage] = field(default_factory=dict)
-    """Step of the migration for every stage of the app."""
     after: int = 0
-    """Number of the app's newest migration, 0 for none. The planned migration gets the next number."""
 
     @property
     def unread(self) -> dict[str, tuple[str, ...]]:
-        """New inputs, by stage, for which a start position must still be chosen."""
+        """New inputs, by stage, whose start position must still be chosen."""
         return {change.stage: change.inputs for change in self.changes if change.kind == "changed" and change.inputs}
 
 
@@ -75,7 +67,7 @@ def plan(
     stages: Renames | None = None,
     after: int = 0,
 ) -> Plan:
-    """Return the changes that a program makes to an app with these newest versions.
+    """Plan the changes that a program makes to an app whose newest versions are `heads`.
 
     `renames` maps columns to new names: `old` (in every table that has it) or `stage.old`; `stages` maps old to new
     names of stages. `after` is the number of the app's newest migration.
@@ -170,7 +162,7 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
 
 
 def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
-    """Check that in-flight rows can be read with the columns that the program declares for their channel."""
+    """Raise `Refused` if unread rows of a channel do not fit the columns that the program declares for the channel."""
     for sender, stage in declared.stages.items():
         for name, ddl in stage.outputs.items():
             output = heads[sender].outputs.get(name) if sender in heads else None
@@ -212,10 +204,6 @@ def _renames_by_stage(
 def _stages_to_rename(
     renamed: str, new: str, tables: Mapping[str, Collection[str]], declared: Declared
 ) -> Collection[str]:
-    """Return the stages in whose tables a column is renamed; none if it already has the new name.
-
-    Raises `NotFound`.
-    """
     owners = [name for name, names in tables.items() if renamed in names and name in declared.stages]
     if not owners:
         if any(new in names for names in tables.values()):
@@ -235,7 +223,7 @@ _OPTION = "--rename-stage OLD=NEW"
 
 
 def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Renames) -> None:
-    """Check that the stages in `called` (old to new name) can be renamed. Raises `NotFound` and `Refused`."""
+    """Check the renames of stages in `called`, which maps old to new names. Raises `NotFound` and `Refused`."""
     app = declared.app
     for old, new in called.items():
         if old not in heads:
@@ -268,7 +256,6 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
 
 
 def readers_of(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
-    """Yield the inputs from a sender's channel of active stages, including inputs that a stage stopped reading."""
     for head in heads.values():
         for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
             if source is not None and source.upstream == sender:
@@ -292,7 +279,7 @@ def _with_new_names(heads: Mapping[str, Manifest], called: Renames) -> dict[str,
 
 
 def _likely_successor(head: Manifest, heads: Mapping[str, Manifest], declared: Declared) -> str:
-    """Return the only added stage that resembles a dropped stage; empty if no added stage does, or several do."""
+    """Return the only added stage with the key, inputs and outputs of a dropped stage; empty if none or several fit."""
     matches = []
     for name, stage in declared.stages.items():
         if head.table is not None and stage.table is not None:

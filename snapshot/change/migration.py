@@ -1,4 +1,4 @@
-"""Carry out a decided migration, rewind, reset or recovery: one commit for each stage.
+"""Commit the versions of a decided migration, rewind, reset or recovery: one commit for each stage.
 
 All checks were made before the decision, and the steps need no program. Any process that finds stages without their
 step (a runner, the next migration) commits these first.
@@ -39,7 +39,7 @@ Heads = Mapping[str, Manifest]  # by stage
 
 
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
-    """Commit a migration's missing versions, one for each stage that has not applied it. Idempotent.
+    """Commit the version of each stage that has not applied a migration yet. Idempotent.
 
     Renamed stages come first, so that readers find them under the new name, then receivers before senders: so no
     active stage reads a retired one. In a rewind senders come first, since readers name the senders' new versions.
@@ -98,7 +98,6 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
 
 
 def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Mapping[str, int]) -> None:
-    """Record a migration in the audit log. `versions` are those of this call; earlier calls committed the others."""
     app, verb = migration.app, migration.verb
     read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     committed = dict(versions)
@@ -113,12 +112,11 @@ def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Ma
 
 
 def target_name(number: int, versions: Mapping[str, int]) -> str:
-    """Return the name of the snapshot that pins the target of a rewind until it is done."""
     return f"{_TARGET}{number}-{xxhash.xxh32_hexdigest(repr(sorted(versions.items())).encode())}"
 
 
 def unpin_target(store: ObjectStore, app: str, number: int) -> None:
-    """Remove the snapshots that pin the target of a rewind, including snapshots of calls that lost the race.
+    """Remove all snapshots that pin the target of a rewind, also those of calls that lost the race.
 
     Costs a listing, and a read for each snapshot.
     """
@@ -131,7 +129,6 @@ _TARGET = "rewinding-to-"
 
 
 def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
-    """Finish the app's newest migration and return its number; 0 if there is none. Raises the errors of `finish`."""
     migration = MIGRATIONS.newest(store, app)
     if migration is None:
         return 0
@@ -140,10 +137,10 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
 
 
 def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now: Heads) -> Manifest:
-    """Return the version that rewinds a stage to its version in `then`, or to an empty table if `then` lacks the stage.
+    """Return the version that rewinds a stage to its version in `target_heads`, or to an empty table without one.
 
-    A pure function. `draft` is the unchanged next version; `now` has the newest versions of the stage's senders,
-    which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
+    A pure function. `draft` is the successor of the stage's newest version; `newest_heads` has the senders' newest
+    versions, which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
     """
     target = then.get(draft.stage)
     rewind = Rewind(draft.version, target.version if target is not None else 0, step.table_only)
@@ -162,7 +159,6 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         return replace(changed, event_time=times)
 
     def output(name: str, old: Output) -> Output:
-        """Return the channel with its content at the moment `then`, positioned after everything in its topic."""
         if name in step.outputs:
             return step.outputs[name]
         in_flight, current = step.unread.get(name, Unread()), draft.outputs.get(name, old)
@@ -171,7 +167,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
         )
 
     def source(name: str, old: Input) -> Input:
-        """Return the stage's input at the target of the rewind, with the version numbers of the rewound sender."""
+        """Return an input of the rewind's target with the version numbers of the rewound sender."""
         sender, old_sender = now.get(old.upstream), then.get(old.upstream)
         moved = step.inputs.get(name, old)
         if sender is None or old_sender is None or name not in old_sender.outputs:
@@ -198,7 +194,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
 
 
 def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
-    """Return the version `draft`, the unchanged next version, with a step applied. A pure function.
+    """Apply a migration step to `draft`, the successor of the stage's newest version. A pure function.
 
     Raises `Refused` if the table is not the one that the step was planned for.
     """
@@ -220,7 +216,6 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
 
 
 def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
-    """Return a version with the columns of another table, over the same state partitions."""
     old_ids = old.ids
     values = (
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)
@@ -239,7 +234,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
 
 
 def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> Input:
-    """Return an input that continues at these offsets, in another topic if `topic_id` is given.
+    """Return an input that continues at `offsets`, in the topic with id `topic_id` if given.
 
     Partitions that were added to the topic later count as read from the beginning.
     """
@@ -256,7 +251,7 @@ def _reset(at: Input, offsets: tuple[int, ...], topic_id: str, version: int) -> 
 def _rename(
     store: ObjectStore, migration: Migration, heads: Heads, now_ms: int
 ) -> tuple[dict[str, Manifest], dict[str, int]]:
-    """Commit the last version of each renamed stage under its old name, and the first under the new one.
+    """Commit the last version of each renamed stage under the old name, and the first version under the new name.
 
     Returns the last versions by old name, and the first versions that this call committed by new name.
     """
@@ -277,8 +272,6 @@ def _rename(
 
 
 def _with_renamed_senders(head: Manifest, ended: Heads) -> Manifest:
-    """Return a manifest with renamed senders under their new names."""
-
     def of(name: str, source: Input) -> Input:
         last = ended.get(source.upstream)
         if last is None:
@@ -314,7 +307,6 @@ def _first_renamed(
     ended: Heads,
     now_ms: int,
 ) -> Manifest:
-    """Return the first version under the new name, with the content of the last version under the old name."""
     # Version up to which all readers have read each channel; None without readers.
     readers = {name: readers_of(heads, name, last.stage) for name in last.outputs}
     read = {name: min((at.version for at in inputs), default=None) for name, inputs in readers.items()}
@@ -322,7 +314,6 @@ def _first_renamed(
     sent = [version for version in history.followed(store, last, lowest) if version is not last]
 
     def output(name: str, old: Output) -> Output:
-        """Return the channel with all rows that some reader has not read, as if one version had sent them."""
         up_to = read[name]
         unread = records.sent(name, (version for version in sent if up_to is not None and version.version > up_to))
         return replace(old, attempts=tuple(unread.attempts), rows=unread.rows, markers={})

@@ -1,4 +1,4 @@
-"""Change one stage: rescale its table, retire it, or have its rejected records retried.
+"""Rescale a stage's table, retire a stage, and request a retry of rejected records.
 
 A rescale and a retirement are one commit that copies nothing. The new version keeps table, SSTs and offsets. It has the
 next epoch, like a claim, so the stage's runner is fenced, and no batch that was planned for the old state partitions
@@ -47,10 +47,8 @@ class Rescaled:
     app: str
     stage: str
     version: int
-    """Version with the new number of partitions; the head if nothing changed."""
     before: int
     partitions: int
-    """New number of state partitions; equal to `before` if nothing changed."""
     ssts: int
 
 
@@ -102,7 +100,6 @@ def _record_rescale(
 
 
 def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int) -> None:
-    """Record in the audit log the rescale to `partitions`, if an interrupted call committed it without recording it."""
     app, stage = head.app, head.stage
     entry = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
     if entry is not None and entry.detail.startswith(f"{stage} to {partitions} "):
@@ -117,7 +114,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
 
 
 _CLOCK_SLACK_MS = 3_600_000
-"""Maximum clock difference between two machines."""
+"""Largest expected clock difference between two machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +124,18 @@ class Retired:
     app: str
     stage: str
     version: int
-    """Version that retires the stage; the head if it was retired before."""
     already: bool
-    """True if the stage was retired before, so that nothing changed."""
     last_ms: int
-    """Time of the stage's last commit before its retirement."""
     last_by: str
-    """Author, as host:pid, of the last commit before the retirement. If this runner is alive, it stops."""
+    """Author, as host:pid, of the last commit before the retirement; a runner of that name stops."""
     ssts: int
     unread: dict[str, int]
-    """Number of versions that the stage had not read, by sender. They are no longer kept for this stage."""
+    """Number of versions that the stage had not read, by sender; they are no longer kept for this stage."""
     snapshots: tuple[str, ...]
-    """Open snapshots that no longer wait for this stage."""
 
 
 def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dry_run: bool = False) -> Retired:
-    """Remove a stage from its app, beginning with the stage's next version. Idempotent.
+    """Retire a stage from its next version on. Idempotent.
 
     `by`, user@host, is for the manifest and the audit log; `dry_run` checks everything and commits nothing.
 
@@ -185,15 +178,14 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
-    """Commit the version that retires a stage, even if other stages read it. Raises the errors of `amend`."""
+    """Commit the version that retires a stage, without checking its readers. Raises the errors of `amend`."""
     return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
 
 
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
-    """Prepare a claim of a retired stage. Returns the version that retired the stage; None if it is not retired.
+    """Prepare the claim of a retired stage; returns the version that retired it, None for an active stage.
 
-    Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never
-    answer.
+    Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never answer.
     """
     head = history.head(store, app, stage)
     if head is None or not head.retired:
@@ -206,13 +198,12 @@ def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest
 
 
 def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
-    """Return the active stages of an app that are missing from a program, receivers before senders."""
+    """Return the active stages of an app that a program does not declare, receivers before senders."""
     heads = heads_of(store, app, (stage for stage in history.list_stages(store, app) if stage not in program))
     return tuple(stage for stage in reversed(order(heads)) if not heads[stage].retired)
 
 
 def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
-    """Add the retirement of a stage to the audit log, unless an interrupted call has already added it."""
     detail, versions = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
     record_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)
 
@@ -231,7 +222,7 @@ RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
 
 
 def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
-    """Return the number of rejected records that can be retried, by stage; only for `stage` if given.
+    """Count the rejected records that can be retried, by stage; only those of `stage` if given.
 
     Raises `NotFound` if the app or stage does not exist.
     """
@@ -241,7 +232,7 @@ def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str,
 
 
 def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
-    """Request a retry of a stage's rejected records. Returns the request that is already open, if there is one.
+    """Request a retry of a stage's rejected records; returns the open request if there is one already.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
     """

@@ -1,16 +1,16 @@
-"""Switch of a promotion: both apps are prepared, and then the creation of one note decides.
+"""Switchover of a promotion: prepare both apps, then decide by creating one object, the name's `NameNote`.
 
-If the process dies, a later command completes or withdraws the switch.
+A later command completes or withdraws the switchover of a killed process.
 
 1. The new app's stages get the sinks. Each stage commits a version of kind `promote` after it has reached the target
    offsets. Rows that it writes for sinks wait for the decision: no publisher starts before.
 2. The old app's stages are fenced. Each stage commits a version of kind `demote` after it has reached the target
    offsets and published everything. From now on the old app can commit nothing.
-3. The name's note (`apps.NameNote`) records the switch. It is created only if absent, so a promotion is decided
-   once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
+3. The name's object (`apps.NameNote`) records the decision. It is created only if absent, so a promotion is
+   decided once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
 
-A position (`Standing`) consists of offsets of users' topics and a clock time; `short_of` says why a stage has not
-reached it.
+A `SwitchoverPosition` consists of offsets of users' topics and a clock time; `why_not_reached` explains why a stage has
+not reached the position.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -33,15 +33,13 @@ Offsets = Mapping[str, tuple[int, ...]]
 
 
 class Standing(NamedTuple):
-    """Position of an app: offsets and clock."""
+    """Offsets and clock time that both apps must reach before the switchover."""
 
     offsets: Offsets
     clock_ms: int | None
-    """Clock time up to which rows have fallen due; None if no rows fall due by the clock."""
 
 
 def place_of(heads: Iterable[Manifest]) -> Standing:
-    """Return the first position (offsets and clock) that all of these stages can reach."""
     manifests = tuple(heads)
     times = (head.event_time for head in manifests if not head.retired)
     # A late row falls due one millisecond later, which the other app may have passed already.
@@ -54,12 +52,10 @@ def place_of(heads: Iterable[Manifest]) -> Standing:
 
 
 def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
-    """Yield all inputs of active stages that are users' topics."""
     return (at for head in heads if not head.retired for at in head.inputs.values() if not at.upstream)
 
 
 def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
-    """Return the highest offset that any of these stages has read, by users' topic and partition."""
     offsets: dict[str, tuple[int, ...]] = {}
     for source in users_inputs(heads):
         previous = offsets.get(source.topic, ())
@@ -68,17 +64,16 @@ def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def behind(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest number of offsets that any of these stages still has to read to reach this position."""
+    """Return the largest number of offsets that one input of these stages has still to read up to `at`."""
     return max((left(source, at) for source in users_inputs(heads)), default=0)
 
 
 def left(source: Input, at: Offsets) -> int:
-    """Return the number of offsets that an input has to read to reach this position."""
     return sum(max(0, end - read) for end, read in _pairs(source, at))
 
 
 def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
-    """Return the reason why a stage has not fully reached a position; empty if it has.
+    """Return the reason why a stage has not reached a position, as a sentence; empty if the stage has reached it.
 
     A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or
     by the clock, and its sinks are published. Costs a request for each unread version of its senders, and the
@@ -102,7 +97,6 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
 
 
 def _offsets_apart(source: Input, at: Offsets) -> str:
-    """Return how far an input is from a position, as the end of a sentence; empty if the offsets match."""
     moves = [end - had for end, had in _pairs(source, at)]
     if any(step < 0 for step in moves):
         return f"read {-sum(min(0, step) for step in moves):,} offsets of {source.topic} too many"
@@ -110,10 +104,6 @@ def _offsets_apart(source: Input, at: Offsets) -> str:
 
 
 def _rows_due(times: EventTime, clock_ms: int | None) -> str:
-    """Return a description of rows that fell due after a clock time, or are not due yet, as the end of a sentence.
-
-    Empty if there are no such rows.
-    """
     if not times.by_clock or clock_ms is None:
         return "rows that are due" if times.owed else ""
     if times.due_ms is not None and times.due_ms > clock_ms:
@@ -122,12 +112,10 @@ def _rows_due(times: EventTime, clock_ms: int | None) -> str:
 
 
 def _pairs(source: Input, at: Offsets) -> Iterator[tuple[int, int]]:
-    """Yield the target offset and the actual offset of an input by partition."""
     return zip_longest(at.get(source.topic, ()), source.offsets, fillvalue=0)
 
 
 def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
-    """Return True if unread versions of the sender contain rows, markers or another watermark."""
     last_read = history.find(store, app, at.upstream, at.version) if at.version else None
     watermark_ms = last_read.handed_on_ms if last_read is not None else at.watermark_ms
     for version in history.after(store, app, at.upstream, at.version):
@@ -139,33 +127,31 @@ def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
 
 
 class MovedOn(SlackwaterError):
-    """Error of a promotion that did not happen: a stage left the required position, or the promotion was withdrawn."""
+    """A promotion failed, because a stage left the required position or the promotion was withdrawn."""
 
 
 @dataclass(slots=True)
 class Switch:
-    """One promotion, as recorded in versions of the new app and of the old one."""
+    """Switchover of one promotion, as recorded in versions of the new app and of the old app."""
 
     promote: Promotion
     demote: Promotion
     over: str
-    """Folder of the old app, which the promotion replaces."""
+    """Folder of the old app, which loses the name."""
     by: str
     back: bool = False
-    """True if the promotion gives the name back to an app that had it before."""
+    """True if the promotion returns the name to an app that had it before."""
     made: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """Number of the previous version and of the committed one, by app and stage."""
 
     @property
     def to(self) -> str:
-        """Folder of the new app."""
         return self.promote.to
 
     def prepare(self, store: ObjectStore, kafka: Topics, heads: Iterable[Mapping[str, Manifest]], now_ms: int) -> None:
-        """Commit the missing versions of both apps. `heads` are the newest versions of the old and the new app.
+        """Commit the missing versions of both apps. `heads` has the newest versions of the old app and of the new app.
 
-        Raises `MovedOn` if a stage is at another position, `Refused` if all stages are retired, and the errors of
-        `amend`.
+        Raises `SwitchoverFailed` if a stage is not at the required position, `Refused` if all stages are retired, and
+        the errors of `amend`.
         """
         old, new = heads
         if all(head.retired for head in new.values()):
@@ -182,7 +168,6 @@ class Switch:
             raise MovedOn(f"{self.to} is being removed")
 
     def decide(self, store: ObjectStore, now_ms: int) -> None:
-        """Record that the name moves to the new app. Raises `MovedOn` if another decision came first."""
         promotion = self.promote
         note = apps.NameNote(promotion.name, promotion.number, self.to, self.over, self.by, now_ms, self.back)
         winner = apps.NAMES.add(store, note)
@@ -239,12 +224,11 @@ class Switch:
 
 
 def declared(head: Manifest) -> dict[str, SinkKind]:
-    """Return the sinks that a stage's program declares, published or not, as of the last claim."""
     return head.silent | {name: sink.kind for name, sink in head.sinks.items()}
 
 
 def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, now_ms: int) -> bool:
-    """Withdraw the promotion that would replace the app in folder `over`. Returns False if it was already decided."""
+    """Withdraw a promotion over the app in folder `old_folder`. Returns False if the promotion was already decided."""
     note = apps.NameNote(promotion.name, promotion.number, over, over, by, now_ms)
     return apps.NAMES.add(store, note).folder != promotion.to
 
@@ -252,11 +236,11 @@ def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, no
 def settled(
     store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
 ) -> Promotion | None:
-    """Return the newest promotion that an app takes part in, decided or not, before the app's stages are run.
+    """Return an app's newest promotion, decided or not, before stages of the app are run.
 
-    An undecided promotion that would replace this app is withdrawn. An undecided promotion of this app is withdrawn
-    if a stage to be claimed is not prepared: the claim would give it the sinks without asking if it may publish.
-    Costs no request for an app without promotions.
+    An undecided promotion over this app is withdrawn. So is an undecided promotion of this app if a stage in `claims`
+    is not prepared: the claim would give the stage its sinks without asking if it may publish. Costs no request for an
+    app without promotions.
     """
     manifests = tuple(heads)
     newest = newest_of(manifests)
@@ -268,13 +252,12 @@ def settled(
 
 
 def give_up(store: ObjectStore, app: str, heads: Iterable[Manifest], *, by: str, now_ms: int) -> None:
-    """Withdraw a prepared, undecided promotion of this app, because the app is about to be removed."""
+    """Withdraw a prepared, undecided promotion of an app that is about to be removed."""
     newest = newest_of(heads)
     if newest is not None and newest.to == app and apps.outcome(store, newest) is None:
         withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
 
 
 def newest_of(heads: Iterable[Manifest]) -> Promotion | None:
-    """Return the newest promotion in an app's versions."""
     promotions = (head.promotion for head in heads if head.promotion is not None)
     return max(promotions, key=lambda promotion: promotion.number, default=None)

@@ -1,4 +1,4 @@
-"""Moments of a whole app: refs, cuts, the graph of stages, consistency, in-flight records, lineage.
+"""Moments of a whole app: refs, cuts, the graph of stages, consistency, in-flight records, lineage of input.
 
 Reads manifests; writes only requests for snapshots. Reads no rows of tables.
 """

@@ -1,4 +1,4 @@
-"""Cuts, the graph of their stages and channels, and the rules that make versions consistent.
+"""Cuts of an app, the graph of their stages and channels, and the rules of consistency.
 
 A cut is consistent if no stage in it has received data that its sender in the cut has not sent. Manifests record the
 consumed and the sent versions, so any versions can be made a consistent cut after the fact: raise every sender to the
@@ -19,54 +19,46 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Requested and actual time of a moment whose versions were collected."""
+    """Requested time and answered time of a moment whose versions were collected."""
 
     asked_ms: int
-    """Requested time. If a version was requested, its commit time."""
     answered_ms: int
-    """Time of the remaining cut, which is used in place of the requested moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One version of each stage of an app, as manifests. Stages without a version at that moment are left out."""
+    """Cut of an app: the manifest of one version of each stage, without stages that had no version at that moment."""
 
     app: str
     stages: Mapping[str, Manifest]
     snapshot: str = ""
-    """Snapshot that names this cut; empty for any other moment."""
     seen_ms: int = 0
-    """Time up to which rows expire by write time; 0 to expire rows of each version as of its commit."""
+    """Time at which rows with a time to live by write time expire; 0 for the commit time of each version."""
     thinned: Thinned | None = None
-    """Requested and actual time, if versions of the requested moment were collected; else None."""
 
     @property
     def versions(self) -> dict[str, int]:
-        """Version of each stage, upstream first."""
         return {stage: self.stages[stage].version for stage in order(self.stages)}
 
     @property
     def time_ms(self) -> int:
-        """Time of the newest commit in the cut; 0 for the empty cut."""
         return max((manifest.time_ms for manifest in self.stages.values()), default=0)
 
     def clock_ms(self, stage: str) -> int:
-        """Return the clock by which rows of a stage's table expire at this cut; 0 for side tables."""
+        """Return the time by which rows of a stage's table expire at this cut; 0 for side tables."""
         return ttl.seen_clock_ms(self.stages[stage], self.seen_ms) if stage in self.stages else 0
 
     @property
     def tables(self) -> dict[str, Manifest]:
-        """Manifests by table name, upstream first, including side tables."""
+        """Manifests of all tables and side tables by table name, upstream stages first."""
         tables_by_stage = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
         return {name: manifest for tables in tables_by_stage for name, manifest in tables.items()}
 
     def table(self, name: str) -> Manifest | None:
-        """Return the manifest of a table or side table, or None."""
         own = self.stages.get(name)
         return own if own is not None and own.table is not None else self.tables.get(name)
 
     def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
-        """Return the cut with each renamed stage also under its new name, as given by the versions in `later`."""
         renamed = {
             name: self.stages[former.stage]
             for name, head in later.items()
@@ -78,7 +70,6 @@ class Cut:
 
     @property
     def ref(self) -> str:
-        """Short name for people: `flights@before-upgrade`, or `flights(legs@v7, routes@v5)`."""
         if self.snapshot:
             return f"{self.app}@{self.snapshot}"
         return f"{self.app}({', '.join(f'{stage}@v{version}' for stage, version in self.versions.items())})"
@@ -86,7 +77,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Edge of the cut's graph. Without a reader, `receiver` is empty and `input` is None."""
+    """Channel of a cut, for one receiver. A channel without readers has an empty `receiver`, and None as `input`."""
 
     name: str
     sender: str
@@ -95,7 +86,7 @@ class Channel:
 
 
 def consumed(manifest: Manifest) -> dict[str, int]:
-    """Return the consumed version of each upstream stage; 0 if nothing was consumed yet."""
+    """Return the consumed version of each upstream stage; 0 if no version was consumed."""
     versions: dict[str, int] = {}
     for source in manifest.inputs.values():
         if source.upstream:
@@ -105,7 +96,7 @@ def consumed(manifest: Manifest) -> dict[str, int]:
 
 
 def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """Return the stages, upstream first. Unrelated stages are sorted by name, so that the order is deterministic.
+    """Return the stages in topological order, upstream first; unrelated stages are sorted by name.
 
     Stages in a cycle (which `App` refuses to declare) come last, by name.
     """
@@ -120,7 +111,6 @@ def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
-    """Return all stages that receive data of `stage`, directly or through other stages, without `stage` itself."""
     affected = {stage}
     for name in order(stages):
         if affected & consumed(stages[name]).keys():
@@ -129,7 +119,7 @@ def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Return the channels, once for each receiver, upstream senders first. A channel without readers occurs once."""
+    """Return one channel for each sender, name and receiver, upstream senders first."""
     result: list[Channel] = []
     stages = order(cut.stages)
     for sender in stages:
@@ -144,7 +134,7 @@ def channels(cut: Cut) -> tuple[Channel, ...]:
 
 
 def readers(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
-    """Return the readers of each channel, in the order of `channels`; the slowest reader comes first."""
+    """Return the readers of each channel, in the order of `channels`, the slowest reader first."""
     # In a clone that has read nothing yet, readers of the same version may be at different offsets.
     by_name = (tuple(channel_readers) for _, channel_readers in groupby(channels(cut), attrgetter("name")))
     return tuple(tuple(sorted(channel_readers, key=_progress)) for channel_readers in by_name)
@@ -155,7 +145,6 @@ def _progress(reader: Channel) -> tuple[object, ...]:
 
 
 def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
-    """Return a sentence for each version that was consumed but not sent; empty if the cut is consistent."""
     return tuple(
         f"{receiver}@v{manifest.version} consumed {sender}@v{version}, but the cut holds "
         + (f"{sender}@v{stages[sender].version}" if sender in stages else f"no version of {sender}")
@@ -166,7 +155,7 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
-    """Return the smallest consistent cut with these versions or later ones. `read` reads a stage's version."""
+    """Return the smallest consistent cut that contains these versions or later ones. `read` reads a stage's version."""
     raised = dict(stages)
     while True:
         previous = dict(raised)
@@ -185,7 +174,7 @@ def lower_receivers(
     read: Callable[[str, int], Manifest],
     first: Callable[[str], int],
 ) -> dict[str, Manifest]:
-    """Return a consistent cut with `pinned` in it: stages that received data which it had not sent are moved back.
+    """Return a consistent cut that contains the version `pinned`, with earlier versions of stages downstream of it.
 
     This is needed for versions chosen by time if clocks differ. The result is consistent and has `pinned` unchanged.
     `first` returns the lowest version of a stage to go back to; a stage that would have to go further back is left out.

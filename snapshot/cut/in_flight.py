@@ -1,4 +1,4 @@
-"""Records in flight in the channels of a cut, and the position of a reader when records are gone from Kafka.
+"""Records in flight in a cut's channels, and gaps: records that Kafka deleted before a stage read them.
 
 Records in flight follow from the manifests: the offsets of reader and sender, and the valid attempts in between.
 
@@ -22,7 +22,7 @@ from .graph import Channel, Cut, channels
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Records of one channel, sent up to the sender's version in a cut and not yet consumed by the receiver's version.
+    """In-flight records of one channel: sent by the sender's version of a cut, not consumed by the receiver's version.
 
     They are in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
     attempt is one of `attempts`; other messages in that range are skipped.
@@ -32,7 +32,6 @@ class InFlight:
     topic: str
     sender: str
     receiver: str
-    """Stage that reads the channel; empty if no stage has read the channel yet."""
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     attempts: tuple[str, ...]
@@ -43,7 +42,7 @@ class InFlight:
     need fewer of the records.
     """
     counts: tuple[int, ...]
-    """Number of records by Kafka partition; empty if the receiver did not start at the channel's beginning.
+    """Number of unread records by Kafka partition; empty if the receiver did not read the channel from its beginning.
 
     Computed as records sent since the channel began, minus those consumed and those lost.
     """
@@ -51,11 +50,10 @@ class InFlight:
     up_to: int
     schema: str
     topic_id: str = ""
-    """Kafka's id of the topic, as in `Output.topic_id`."""
 
 
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
-    """Return the in-flight records of the cut's channels, upstream senders first, without empty channels.
+    """Return the in-flight records of each channel and receiver, upstream senders first, without empty entries.
 
     Reads the senders' manifests between the consumed version and the cut. A channel with several receivers has one
     entry for each receiver with unread records.
@@ -65,7 +63,7 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
 
 
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """Return the records that a receiver has not yet read, up to the cut or to another receiver's position (`until`).
+    """Return a receiver's unread records of a channel, up to the cut or to the position `until` of a second receiver.
 
     Without attempts if there are none. For a channel that no stage has read yet, returns all kept records; if its
     reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
@@ -106,13 +104,11 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
 
 
 def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
-    """Return the position of a channel's former reader, if no new reader has started since a migration; else None."""
     stopped = (head.stopped[channel] for head in heads if channel in head.stopped)
     return max((at for at in stopped if at.upstream == sender), key=lambda at: at.version, default=None)
 
 
 def _is_given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
-    """Return True if a reader of the channel was retired at the cut's time, or is retired now."""
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     for head in filter(None, (history.head(store, cut.app, stage) for stage in absent)):
         source = head.inputs.get(channel.name)
@@ -128,22 +124,17 @@ class Gap:
     """Records of a channel that Kafka deleted before a reader had read them."""
 
     after: int
-    """Versions `after` + 1 to `up_to` of the sender are skipped."""
     up_to: int
     starts: tuple[int, ...]
-    """Offsets at which the reader stopped, by Kafka partition."""
     ends: tuple[int, ...]
-    """Offsets at which the reader continues, by Kafka partition."""
     gone: tuple[tuple[int, int, int], ...]
-    """Partitions with missing records, each with its first missing and its first available offset."""
     sent: tuple[int, ...]
-    """Number of rows sent since the channel began, up to and including version `up_to`, by Kafka partition."""
+    """Number of rows by Kafka partition that the sender wrote up to version `up_to`, since the channel began."""
     markers: frozenset[str]
-    """Snapshots whose marker is in the gap."""
 
 
 def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tuple[int, ...]) -> Gap | None:
-    """Return the records that are lost to a reader whose position is `at`; None if no rows are lost.
+    """Return the gap of a reader at position `at`; None if no rows are lost.
 
     `versions` are the sender's versions after `at.version`, read only as far as needed. `earliest` is the first
     offset in Kafka, by partition.
@@ -173,7 +164,6 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
 
 
 def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
-    """Return the reader's input after the gap, and the loss to record."""
     previous = at.passed or _zero_counts(at)
     is_counted = len(previous) == len(gap.sent)
     rows = tuple(to - had for to, had in zip(gap.sent, previous, strict=True)) if is_counted else ()
@@ -187,7 +177,7 @@ def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
 
 
 def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
-    """Return the snapshots that the reader can no longer complete if it skips the gap.
+    """Return the snapshots that the reader cannot complete if it skips the gap.
 
     Either the snapshot's marker is in the gap and not recorded by the reader yet, or the reader awaits the marker
     and the records to capture before it are lost.
@@ -199,7 +189,6 @@ def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
 
 
 def without_answers(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
-    """Return the version `draft` without its stage's answers to these snapshots."""
     gone = frozenset(snapshots)
     fields = ("recorded", "awaited", "captured")
     remaining = {name: {id_: of for id_, of in getattr(draft, name).items() if id_ not in gone} for name in fields}
@@ -207,12 +196,10 @@ def without_answers(draft: Manifest, snapshots: Iterable[str]) -> Manifest:
 
 
 def _zero_counts(at: Input) -> tuple[int, ...]:
-    """Return zero counts for a reader that has read no version; empty if its counts are unknown."""
     return (0,) * len(at.offsets) if at.version == 0 else ()
 
 
 def _written_partitions(output: Output, sent: tuple[int, ...], begins: tuple[int, ...]) -> set[int]:
-    """Return the partitions to which a version wrote rows. Without row counts, those whose end offset grew."""
     if not output.rows and not output.attempts:
         return set()
     pairs = (

@@ -1,4 +1,4 @@
-"""Interface through which `snapshot` and `operations` use Kafka, implemented by `pipeline.kafka.channels`."""
+"""Kafka topics as `snapshot` and `operations` see them: an interface, implemented by `pipeline.kafka.channels`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -12,28 +12,28 @@ from .replicas import Anchor
 
 
 class Topics(Protocol):
-    """Topics of an app: their offsets and records, and the messages that an operation writes.
+    """Offsets and records of an app's topics, and the messages that operations write.
 
     Methods that access Kafka may raise `Unavailable`.
     """
 
     def state(self, topic: str, /) -> TopicState | None:
-        """Return a topic's id and offsets, or None if the topic does not exist."""
+        """Return the id and the offsets of a topic; None if the topic does not exist."""
 
     def topic_id(self, topic: str, /) -> str:
         """Return Kafka's id of a topic; empty if unknown."""
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
-        """Return the first available offset of each partition, or None if the topic does not exist."""
+        """Return the first available offset by partition; None if the topic does not exist."""
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
-        """Return the end offset of each partition, or None if the topic does not exist."""
+        """Return the end offset by partition; None if the topic does not exist."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """Return each partition's first offset with a record of this time or later; the end offset if there is none."""
+        """Return, by partition, the first offset of a record from `time_ms` on; the end offset if there is none."""
 
     def retention_ms(self, topic: str, /) -> int | None:
-        """Return the retention of a topic in milliseconds, -1 for unlimited; None if unknown."""
+        """Return the retention of a topic in milliseconds: -1 for unlimited, None if unknown."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """Check that a topic can be read from these offsets, one per partition.
@@ -43,10 +43,10 @@ class Topics(Protocol):
         """
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
-        """Yield the available records in a range of offsets, with the columns of an archive."""
+        """Yield the available records of a range of offsets, with the columns of an input archive."""
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """Yield in-flight records in chunks, sorted by partition and offset, with the channel's columns and `ADDRESS`.
+        """Yield in-flight records in chunks, sorted by partition and offset, with their `ADDRESS_COLUMNS`.
 
         Raises `Corruption` (their number differs from the sender's manifests) and `Refused` (records are gone).
         """
@@ -59,7 +59,7 @@ class Topics(Protocol):
         """
 
     def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        """Return at most `count` records of a partition, the last ones before an offset, oldest first.
+        """Return at most `count` records of a partition, the last before `offset`, oldest first.
 
         Raises `NotFound` if the topic does not exist.
         """
@@ -68,25 +68,26 @@ class Topics(Protocol):
         """Yield the records of a partition in a range of offsets, as anchors."""
 
     def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Return pairs of offsets by partition, which MirrorMaker 2 recorded for a topic of the cluster `alias`.
+        """Return the offset pairs, by partition, that MirrorMaker 2 recorded for a topic of the cluster `alias`.
 
         A pair is the offset of a record in the topic and its offset in the mirror. Empty if this Kafka has no
         MirrorMaker topic for the cluster.
         """
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        """Commit a stage's positions to Kafka, by topic, so that Kafka's tools show them. Best effort: never fails."""
+        """Commit a stage's positions to Kafka, by topic, for Kafka's own tools. Best effort: raises no error."""
 
     def internal(self, topic: str, /) -> tuple[int, str]:
-        """Create the internal topic of a sink unless it exists. Returns its end offset and its id."""
+        """Create the internal topic of a sink if it is missing; returns the end offset and the topic id."""
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """Copy in-flight records to the end of `topic`, created with as many partitions if it is missing.
 
-        Records are read from Kafka, or taken from `kept` (tables as from `capture.read`). The copies are messages of
-        `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`, nothing is copied.
+        Records are read from Kafka, or taken from `kept` (tables as from `capture.read_captured`). The copies are
+        messages of `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`, nothing is
+        copied.
 
         Returns the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
         from which the copied records are read.
@@ -94,5 +95,8 @@ class Topics(Protocol):
 
 
 def internal_topic(app: str, stage: str, sink_name: str) -> str:
-    """Return the topic in which a sink's rows wait for their publisher. Raises `Usage` if its name is too long."""
+    """Return the name of a sink's internal topic, which holds unpublished rows.
+
+    Raises `Usage` if the name is too long.
+    """
     return check_topic(f"{app}-{stage}-{sink_name}-sink")

@@ -1,4 +1,4 @@
-"""Line of an app: all its commits in one order, so that every moment without a name is a prefix.
+"""Line of an app: all commits in one order, of which every prefix is a consistent cut.
 
 A commit's *effective time* is the smallest of its own time and the times of all later commits that depend on it:
 commits of its stage, and of receivers that consumed it. So a sender whose clock is ahead is moved before its first
@@ -23,11 +23,10 @@ from .graph import Cut, consumed, order, raise_senders
 
 @dataclass(frozen=True, slots=True)
 class KeptMoment:
-    """Single moment that garbage collection kept when it deleted the history around it."""
+    """Moment that garbage collection kept when it deleted the versions around it."""
 
     stage: str
     version: int
-    """Version that identifies the moment: no earlier moment has this version of the stage."""
     time_ms: int
     versions: Mapping[str, int]
 
@@ -41,34 +40,29 @@ class Line:
 
     store: ObjectStore
     heads: Cut
-    """Newest version of each stage. Lines with equal heads are equal."""
     limit: Boundary = NOTHING_COLLECTED
-    """Boundary of collected history. With the default, only history that has all versions may be queried."""
+    """Boundary of the collected history; by default, all versions exist."""
     floor: Mapping[str, int] = field(default_factory=dict)
-    """Versions of the prefix at which searches begin. Only commits after this prefix may be queried."""
+    """Versions of a prefix, by stage; only commits after this prefix may be queried."""
     _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
-        """Return the line without the commits of a prefix."""
         return replace(self, floor=low.versions)
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
-        """Position of each stage in the order of commits with equal times: senders before receivers."""
         return {stage: rank for rank, stage in enumerate(order(self.heads.stages))}
 
     def read(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.heads.app, stage, version)
 
     def first(self, stage: str) -> int:
-        """Return the version of a stage since which all versions exist."""
         if stage not in self._firsts:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
 
     @cached_property
     def kept(self) -> tuple[KeptMoment, ...]:
-        """Single moments kept from collected history, oldest first."""
         moments: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
         for moment_cut in self.limit.moments:
@@ -78,11 +72,9 @@ class Line:
         return tuple(moments)
 
     def kept_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
-        """Return the moments kept from collected history between two cuts."""
         return self.kept[self._kept_range(low)[1] : self._kept_range(high)[0]]
 
     def is_kept(self, cut: Cut) -> bool:
-        """Return True if a cut is a moment kept from collected history."""
         start, end = self._kept_range(cut)
         return start < end
 
@@ -90,13 +82,12 @@ class Line:
         return self._consistent_cut({stage: self.read(stage, version) for stage, version in moment.versions.items()})
 
     def is_whole(self, cut: Cut) -> bool:
-        """Return True if a cut is in the part of the history that still has all versions."""
         return self.limit.is_whole(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
-        """Return the range of kept moments, as start and end index, that are this cut: one moment or none.
+        """Return the range of indices of the kept moment with this cut; an empty range if there is none.
 
-        If none is, both numbers are the index of the first kept moment after the cut.
+        An empty range is at the index of the first kept moment after the cut.
         """
         if self.is_whole(cut):
             return len(self.kept), len(self.kept)
@@ -108,7 +99,7 @@ class Line:
         return (bisect_left(self.kept, cut.time_ms, key=lambda moment: moment.time_ms),) * 2
 
     def place(self, commit: Manifest) -> tuple[int, int, int]:
-        """Return the sort key of a commit on the line: effective time, rank of its stage, version.
+        """Return the sort key of a commit on the line: effective time, rank of the stage, version number.
 
         The effective time is the earliest time of this commit and all commits that depend on it.
         """
@@ -118,7 +109,6 @@ class Line:
         return time_ms, self.ranks[commit.stage], commit.version
 
     def up_to(self, commit: Manifest) -> Cut:
-        """Return the prefix that ends with this commit."""
         time_ms, rank, _ = self.place(commit)
         at_time, earlier = self._up_to_time(time_ms), self._up_to_time(time_ms - 1)
         versions = {
@@ -128,26 +118,27 @@ class Line:
         return self._consistent_cut(versions)
 
     def before(self, commit: Manifest) -> Cut:
-        """Return the prefix that ends right before this commit; the empty cut if it is the first."""
         versions: dict[str, Manifest | None] = dict(self.up_to(commit).stages)
         is_first = commit.version <= self.first(commit.stage)
         versions[commit.stage] = None if is_first else self.read(commit.stage, commit.version - 1)
         return self._consistent_cut(versions)
 
     def last(self, prefix: Cut) -> Manifest | None:
-        """Return the last commit of a prefix, None for the empty prefix; for a kept moment, its identifying commit."""
+        """Return the last commit of a prefix; None for the empty prefix.
+
+        Of a kept moment, return the commit that names it.
+        """
         start, end = self._kept_range(prefix)
         if start < end:
             return self.read(self.kept[start].stage, self.kept[start].version)
         return max(prefix.stages.values(), key=self.place, default=None)
 
     def ref(self, prefix: Cut) -> str:
-        """Return the ref of a prefix or a kept moment; empty for the moment before the first commit."""
         commit = self.last(prefix)
         return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
     def within(self, cut: Cut) -> Cut:
-        """Return the longest prefix within a cut: the cut itself, if it is a prefix."""
+        """Return the longest prefix that a cut contains."""
         beyond = [
             self.read(stage, version)
             for stage, head in self.heads.stages.items()
@@ -156,12 +147,11 @@ class Line:
         return self.before(min(beyond, key=self.place)) if beyond else self._consistent_cut(self.heads.stages)
 
     def around(self, cut: Cut) -> Cut:
-        """Return the shortest prefix that contains a cut: the cut itself, if it is a prefix."""
         last = self.last(cut)
         return self.up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
-        """Return the shortest prefix with the app's initial rows: from a clone, an `init`, or from before a collection.
+        """Return the shortest prefix with the app's initial rows, from a clone, an `init`, or the first kept versions.
 
         If there are no initial rows, returns the first commit if it has no rows, else the empty cut.
         """
@@ -175,7 +165,6 @@ class Line:
         return self._consistent_cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
 
     def dependents(self, commit: Manifest) -> dict[str, Manifest]:
-        """Return the first version of each stage that depends on a commit, directly or through other stages."""
         earliest = {commit.stage: commit}
 
         def independent(manifest: Manifest) -> bool:
@@ -192,7 +181,6 @@ class Line:
         return earliest
 
     def _up_to_time(self, time_ms: int) -> dict[str, Manifest]:
-        """Return the newest commit of each stage with an effective time up to `time_ms`."""
         newest_by_stage = {}
         for stage, head in self.heads.stages.items():
             newest = history.newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
@@ -206,7 +194,6 @@ class Line:
         return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
 
     def _consistent_cut(self, manifests: Mapping[str, Manifest | None]) -> Cut:
-        """Return a consistent cut of these versions. A rewind that they include in part is included completely."""
         present = {stage: commit for stage, commit in manifests.items() if commit is not None}
         number = max((commit.migration for commit in present.values() if commit.rewind is not None), default=0)
         for stage, head in self.heads.stages.items() if number else ():

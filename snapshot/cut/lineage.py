@@ -1,4 +1,4 @@
-"""Input behind versions: offset windows on a stage's inputs and on users' topics, and positions read by all stages."""
+"""Lineage of versions: the offset windows that they read, on their own inputs and on users' topics."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ from ...store.versions.manifest import Input, Manifest
 from .graph import Cut
 
 Offsets = dict[str, tuple[int, ...]]
-"""Next offset to read of each partition, by topic."""
 
 
 def read_up_to(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
-    """Return the offsets of users' topics up to which all of these stages of a cut have read, through any channels.
+    """Return the offsets of users' topics that all of these stages have read, directly or through channels.
 
     If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on
     the path was collected. Reads a manifest for each channel, usually a cached one.
@@ -29,7 +28,6 @@ def _offsets_of(store: ObjectStore, cut: Cut, reader: Manifest) -> Offsets:
 
 
 def _offsets_of_input(store: ObjectStore, cut: Cut, reader: Manifest, name: str) -> Offsets:
-    """Return the offsets of users' topics up to which a version has read one of its inputs."""
     source = reader.inputs[name]
     if not source.upstream:
         return {source.topic: source.offsets}
@@ -53,7 +51,7 @@ def _minimum(offsets_by_path: Iterable[Mapping[str, tuple[int, ...]]]) -> Offset
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:
-    """Offsets `start` up to, not including, `end` of one Kafka partition."""
+    """Half-open range of offsets of one Kafka partition, from `start` to `end`."""
 
     topic: str
     partition: int
@@ -65,29 +63,27 @@ class Window:
 
 
 Read = Callable[[ObjectStore, str, str, int], Manifest | None]
-"""Function that reads a version: like `history.read`, raises `NotFound`; or like `history.find`, returns None."""
+"""Function that reads a version: `history.read` raises `NotFound` for a missing one, `history.find` returns None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Input that a stage read for consecutive versions. Empty windows are left out."""
+    """Input that a stage read for consecutive versions. Has no empty windows."""
 
     stage: str
     direct: tuple[Window, ...]
-    """Windows on the stage's own inputs, including channels."""
     sources: tuple[Window, ...]
-    """Windows on users' topics, traced through every channel; equal to `direct` without channels."""
     lost: tuple[Window, ...] = ()
-    """Windows that claims skipped because the records were gone, on the topics of `direct` and `sources`.
+    """Windows that claims skipped because the records were lost, on the topics of `direct` and `sources`.
 
     No window of `direct` contains them; windows of `sources` may.
     """
     records: int | None = None
-    """Number of records and rows in `direct` for a single version; None if unknown. Some offsets have no record."""
+    """Number of records read in `direct`, for a single version; None if unknown. Some offsets hold no record."""
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
-    """Return the input windows of one stage after version `low` (None for the beginning), up to and including `high`.
+    """Return the input windows of a stage after version `low` (None for its beginning), up to and including `high`.
 
     Initial state of a clone is not traced into its source. If a rewind undid `low`, the last common version is used
     instead. Raises `NotFound` if a manifest between the two, or of an upstream stage, is gone.
@@ -117,12 +113,11 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
 
 
 def records_of(manifest: Manifest) -> int:
-    """Return the number of records and rows that a version has read."""
     return sum(read.rows for read in manifest.inputs.values())
 
 
 def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:
-    """Return the sender's version up to which a reader has read a channel; None if it has read no version.
+    """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
     If the reader was rewound and has not read since, this is the version that it had read at the restored moment,
     which precedes the sender's own rewind. If the version is gone, `read` raises `NotFound` or returns None.
@@ -136,7 +131,6 @@ def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = hist
 
 
 def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
-    """Return `low`; if a rewind undid `low`, the last version before it that `high` still builds on."""
     ranges = high.follows()
     if any(low.version in version_range for version_range in ranges) or low.stage != high.stage:
         return low
@@ -147,7 +141,7 @@ def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
 
 
 def losses(manifest: Manifest) -> tuple[Window, ...]:
-    """Return the windows that a claim skipped on the stage's own inputs, because the records were gone from Kafka.
+    """Return the windows that a claim skipped on the stage's own inputs, because Kafka had lost the records.
 
     Ordered by topic and partition. Empty for versions other than claims.
     """
@@ -160,7 +154,7 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
-    """Return the windows between two versions of one stage on the stage's own inputs, by topic and partition.
+    """Return the windows between two versions of a stage on the stage's own inputs, ordered by topic and partition.
 
     Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that
     were read twice are in several windows, and skipped records are in none.
@@ -182,7 +176,6 @@ def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Windo
 
 
 def _subtract(window: Window, gone: Window) -> Iterator[Window]:
-    """Yield the parts of `window` outside the window `gone`."""
     if (window.topic, window.partition) != (gone.topic, gone.partition):
         yield window
         return
@@ -192,14 +185,13 @@ def _subtract(window: Window, gone: Window) -> Iterator[Window]:
 
 
 def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Window, ...]:
-    """Return the windows that claims skipped after `low`, up to `high`. Reads versions only if counts show losses."""
     if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
         return ()
     return tuple(window for version in history.followed(store, high, low.version) for window in losses(version))
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """Return the newest version of the sender that a reader at `read` has read completely.
+    """Return the newest version of a channel's sender whose rows a reader has read completely; else the first version.
 
     The sender's former name is searched as well. If there is no such version, returns the sender's first version.
     """
@@ -219,7 +211,6 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return the first version of a stage that was not collected. `manifest` is any version of the stage."""
     if history.before(store, manifest) is None:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
@@ -227,7 +218,7 @@ def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
 
 
 def rows_read(manifest: Manifest) -> int | None:
-    """Return the number of records that a version read; None if unknown, as for a file source."""
+    """Return the number of records that a version read; None if unknown, such as for a file source."""
     if manifest.attached is not None and manifest.attached.others:
         return None
     return sum(source.rows for source in manifest.inputs.values())

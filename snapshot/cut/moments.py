@@ -1,4 +1,4 @@
-"""Consistent cuts of an app's history: the newest, at a time, or at a commit.
+"""Read consistent cuts of an app's history: the newest cut, the cut at a time, or the cut at a commit.
 
 Cuts do not include retired stages, unless one of their own versions was requested.
 
@@ -23,7 +23,7 @@ from .migrations import MIGRATIONS
 def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
     """Return the names of the app's stages; empty for an app that never ran.
 
-    `having` are required stages; empty names are ignored. Raises `NotFound` if the app or a required stage does not
+    `required` are required stages; empty names are ignored. Raises `NotFound` if the app or a required stage does not
     exist.
     """
     stages = history.list_stages(store, app)
@@ -36,23 +36,23 @@ def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
 
 
 def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
-    """Return when the last of these stages was retired, in milliseconds since 1970 UTC; 0 if one is still active."""
+    """Return the time at which the last of these stages was retired, ms since 1970 UTC; 0 if one is active."""
     heads = heads_of(store, app, stages).values()
     return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
 
 
 def line_of(store: ObjectStore, app: str) -> Line:
-    """Return the app's line up to now, including retired stages. Raises `NotFound` if the app does not exist."""
+    """Read the app's line up to now, including retired stages. Raises `NotFound` if the app does not exist."""
     return Line(store, Cut(app, newest(store, app, stages_of(store, app))), horizon.newest(store, app))
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
-    """Return the newest version of each stage, read one after the other: not a consistent cut if the app is running."""
+    """Return the newest version of each stage. Not a consistent cut while the app runs: stages are read in turn."""
     return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
 
 
 def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """Return the newest versions of all stages, retired or not, made consistent. A single stage is left unchanged."""
+    """Return the newest versions of all stages, retired or not, made consistent. A single stage is left as it is."""
     heads = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
     return raise_senders(heads, partial(history.read, store, app)) if len(stages) > 1 else heads
@@ -70,12 +70,12 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested:
 
 
 def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """Return the newest versions of all stages, retired or not, made consistent, before any incomplete migration."""
+    """Return the newest versions of all stages, made consistent, without those of an incomplete migration."""
     return dict(_without_open_migration(store, newest(store, app, stages_of(store, app))))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, requested: str) -> Cut:
-    """Return every stage's version at `time_ms`, made consistent: the line's commits with an effective time up to then.
+    """Return the prefix of the app's line with all commits up to the effective time `time_ms`.
 
     If versions were collected, returns the newest remaining cut up to that time, or an empty one. If the stage
     `requested` was retired by then, returns the cut at the time of its retirement.
@@ -93,7 +93,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
     """Return the prefix of the app's line that ends with `commit`.
 
-    If versions of the prefix were collected, returns another cut with this commit: the nearest remaining one, else
+    If versions of the prefix were collected, returns a different cut with this commit: the nearest remaining one, else
     one with every stage's first uncollected version. Empty if there is none.
     """
     app = commit.app
@@ -121,14 +121,13 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
 
 
 def with_retired(line: Line, cut: Cut) -> Cut:
-    """Return the cut as a position on the line: with the stages added that were retired by then."""
     absent = (head for stage, head in line.heads.stages.items() if stage not in cut.stages)
     retired = {head.stage: then for head in absent if (then := retired_by_then(line.store, cut, head)) is not None}
     return replace(cut, stages={**cut.stages, **retired})
 
 
 def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """Return a stage's version at the time of the cut if it was retired by then; None if it had not started.
+    """Return a stage's version at the time of the cut if the stage was retired by then; None if it had not started.
 
     `head` is the stage's newest version, to detect a clock that was ahead when the stage started.
     """
@@ -137,10 +136,9 @@ def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | 
 
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
-    """Return the newest version of each stage whose history had not started at the cut.
+    """Return the newest version of each active stage whose history began after the cut.
 
-    Retired stages are left out. A stage that had another name at the cut is included: its history under the new
-    name had not started.
+    A stage that was renamed after the cut is included: the history under its new name had not started.
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     heads = heads_of(store, cut.app, absent)
@@ -148,11 +146,6 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
 
 
 def _without_open_migration(store: ObjectStore, heads: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
-    """Return the versions without the commits of an incomplete migration.
-
-    Commits of a migration have no rows, and no commits follow until it is complete, so the versions before are
-    consistent.
-    """
     newest = max((head.migration for head in heads.values()), default=0)
     is_renaming = any(head.called and head.called not in heads and head.migration == newest for head in heads.values())
     missing = [stage for stage, head in heads.items() if head.migration < newest and not head.retired]
@@ -166,7 +159,6 @@ def _without_open_migration(store: ObjectStore, heads: Mapping[str, Manifest]) -
 
 
 def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest | None:
-    """Return a stage's last version before the migration `number`; None if the stage got its name by this migration."""
     for version in history.backwards(store, manifest):
         manifest = version
         if manifest.migration != number:
@@ -177,7 +169,7 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
 def without_retired(
     store: ObjectStore, app: str, versions: Mapping[str, Manifest], exempt: Manifest | None = None
 ) -> Cut:
-    """Return the cut of these versions without retired stages. The version `exempt` is included even if retired."""
+    """Return a consistent cut of these versions without retired stages, except the version `exempt`."""
     active = {stage: manifest for stage, manifest in versions.items() if not manifest.retired or manifest == exempt}
     # If clocks differ, a receiver may still be active when its sender is retired.
     return Cut(app, raise_senders(active, partial(history.read, store, app)))
@@ -192,13 +184,11 @@ def _cut_of_kept(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms:
 
 
 def called_since(store: ObjectStore, app: str, stage: str) -> str:
-    """Return the current name of a renamed stage; empty if it was not renamed, or does not exist."""
     head = history.head(store, app, stage)
     return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
 
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Read a version of a stage. `stage` may be its name since a later rename. Raises the errors of `history.read`."""
     if (manifest := history.find(store, app, stage, version)) is not None:
         return manifest
     head = history.head(store, app, stage)
@@ -210,12 +200,11 @@ def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Mani
 
 
 def name_at(head: Manifest, version: int) -> str:
-    """Return the name that a stage had at one of its versions. `head` is its newest version."""
     return next((former.stage for former in head.formerly if version < former.version), head.stage)
 
 
 def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
-    """Return the cut if it has all of these tables. A table that was renamed later is included under both names.
+    """Return the cut if it has all of these tables; tables that were renamed later are added under their new names.
 
     Makes no request if no table was renamed. Raises `NotFound` for a missing table, with the nearest name and a
     hint where a renamed or retired table is found.
@@ -234,12 +223,12 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
 
 
 def having_table(store: ObjectStore, app: str, table: str) -> str:
-    """Return the stage that has this table now; `table` itself if no stage has it. A listing, and one or two heads."""
+    """Return the stage that has this table now; `table` if no stage has it. Costs a listing and one or two heads."""
     return owner(table, heads_of(store, app, may_have(table, history.list_stages(store, app))))
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
-    """Return a hint to the moment that has the table of a renamed or retired stage; empty for other tables."""
+    """Return a hint to the last moment of a renamed or retired stage's table; empty for other tables."""
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""

@@ -1,4 +1,4 @@
-"""Refs, by which people name moments of an app, and texts that look like a moment but are no ref.
+"""Parse refs, by which people name moments of an app, and suggest refs for texts that only look like one.
 
 Parsing only; `resolve` looks refs up. People write `app@5m`, `app@yesterday`, `app@latest`, `app@5`. Parsing never
 guesses: the error lists the refs that may be meant, most likely first. Such texts are not allowed as names of
@@ -16,11 +16,9 @@ from ...errors import Usage
 from ...store.versions.keys import check_name
 
 Form = tuple[str, str]
-"""Text after the `@` of a ref, and a description of the moment that it names."""
 
 _NEWEST = frozenset({"now", "latest", "newest", "current", "head"})
 OLDEST = frozenset({"beginning", "oldest", "earliest"})
-"""Words for the moment before all commits, which has no ref; `log` shows the first moment that has a ref."""
 _DAYS = {"today": 0, "yesterday": 1}
 _SPAN = re.compile(r"[+-]?\s*(.*?)[\s_-]*(?:ago|back|earlier|before)?")
 _COMMITS_BACK = re.compile(r"(?:(?:head|latest|newest|now|last)[~^-]|~|\^|-|\+|#)?(\d{1,9})")
@@ -29,11 +27,11 @@ _VERSION_WORD = re.compile(r"(?:v|ver|version)[\s._-]*(\d{1,19})")
 _DAY = re.compile(r"(\d{4})[-/._]?(\d{2})[-/._]?(\d{2})")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 _EPOCHS = {10: 1_000, 13: 1}
-"""Milliseconds per unit of a time since 1970, by its number of digits: 10 for seconds, 13 for milliseconds."""
+"""Milliseconds per unit of a Unix time, by number of digits: 10 digits are seconds, 13 are milliseconds."""
 
 
 def forms(text: str, now_ms: int) -> tuple[Form, ...]:
-    """Return the refs that `text`, the part after the `@`, may stand for; empty if `text` does not look like a moment.
+    """Return the refs that `text`, which follows an `@`, may stand for; empty if `text` does not look like a moment.
 
     The ref `STAGE@v5` is among them for a single stage. Days and times of day are in this machine's time zone.
     """
@@ -41,7 +39,6 @@ def forms(text: str, now_ms: int) -> tuple[Form, ...]:
 
 
 def looks_like_a_moment(name: str) -> bool:
-    """Return True if the parser, or a person, could take a name for a moment."""
     return name in OLDEST or bool(forms(name, 0))
 
 
@@ -107,13 +104,11 @@ FORMS = (
     "app@-5m (s, m, h, d, w), app@now, app@~3 (commits of data back); "
     "for one stage app/stage@v42, app/stage@~3, app/stage@TIME"
 )
-"""All forms of a ref, in one line for messages and help."""
 
 _BACK = re.compile(r"~(\d{1,9})")
 _VERSION = re.compile(r"v(\d{1,19})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SKEW_MS = 60_000
-"""Maximum time in the future that is accepted, since another machine's clock may be ahead."""
 _WHOLE_SECOND = re.compile(r".{10}[T ]\d{2}:\d{2}:\d{2}(?![.,\d]).*")
 
 
@@ -124,14 +119,14 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Moment a number of data commits (`commits`) before the newest data commit; 0 is the newest one itself."""
+    """Moment a number of data commits before the newest one; 0 is the newest data commit."""
 
     commits: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """State with everything committed up to and including an instant, in milliseconds since 1970 UTC."""
+    """State with all commits up to and including an instant, in ms since 1970 UTC."""
 
     time_ms: int
 
@@ -145,7 +140,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a stage, with the other stages as they were when it was committed."""
+    """One version of a stage, with the other stages as of its commit."""
 
     version: int
 
@@ -155,7 +150,7 @@ When = Latest | Back | AtTime | Named | Version
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Moment of `app`; `stage` is empty unless the ref names one. `text` is the ref as typed."""
+    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names one; `text` is the ref as typed."""
 
     text: str
     app: str
@@ -164,7 +159,6 @@ class Ref:
 
     @property
     def moves(self) -> bool:
-        """True if the ref may name another moment later: `app`, `app@now`, `app@-5m`, `app@~3`."""
         return isinstance(self.moment, Latest | Back) or "@-" in self.text
 
 
@@ -189,7 +183,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
 
 
 def check_new_name(label: str, name: str) -> str:
-    """Return `name` if a new snapshot or clone may have it. Raises `Usage` if it is invalid, or looks like a moment."""
+    """Return `name` if it may name a new snapshot or clone. Raises `Usage` if it is invalid, or looks like a moment."""
     check_name(label, name)
     if _DATE.match(name) or looks_like_a_moment(name):
         raise Usage(
@@ -241,7 +235,6 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
 
 
 def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
-    """Return an error that lists the refs that may be meant, if a text looks like a moment; else None."""
     where, _, _ = text.partition("@")
     if when in OLDEST:
         hint = f"`slackwater log {where.partition('/')[0]} --limit 0` lists the first commit last; write its time"

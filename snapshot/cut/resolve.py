@@ -1,4 +1,4 @@
-"""Resolve refs to consistent cuts."""
+"""Resolve refs to consistent cuts, and guard reads of a cut against garbage collection and forgotten keys."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
-    """Return the consistent cut that a ref names. Its rows are expired as of the ref's moment.
+    """Return the consistent cut that a ref names, with rows expired as of the ref's moment.
 
     Relative times count from `now_ms`. Raises `Usage` (`text` is no ref) and `NotFound` (the app, stage, snapshot or
     version does not exist, or the app's history begins later).
@@ -31,7 +31,7 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
 
 
 def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
-    """Return the cut that a ref names. For a ref to one stage, other stages are left out if one of them is damaged.
+    """Return the cut that a ref names; if other stages are damaged, a ref to one stage is resolved without them.
 
     Returns:
         The cut, and the damage because of which other stages were left out, or None.
@@ -53,7 +53,7 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
 
 
 def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
-    """Return the cut with rows expired as of the ref's moment, or as of now if that is earlier."""
+    """Return the cut with rows expired as of the ref's moment, at most as of now."""
     match ref.moment:
         case Latest():
             return replace(cut, seen_ms=now_ms)
@@ -65,10 +65,9 @@ def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 
 @contextmanager
 def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
-    """Context manager to read a cut: an error inside is replaced if garbage collection deletes the cut's versions.
+    """Context manager for reading a cut: replaces an error inside that garbage collection caused.
 
-    Raises `NotFound` if the block fails and a version of the cut is collected, or is about to be; else the error of
-    the block.
+    Raises `NotFound` if a version of the cut is collected, or is about to be; otherwise the error is raised unchanged.
     """
     try:
         yield
@@ -87,7 +86,7 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
 
 
 def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T:
-    """Return the result of `read`, which is repeated if it fails while keys are being forgotten.
+    """Return the result of `read`, and repeat a failed read if keys were forgotten meanwhile.
 
     Forgetting keys replaces objects, so `read` may have used names of replaced objects. Raises the errors of
     `read`.
@@ -102,10 +101,6 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
 
 
 def as_known(store: ObjectStore, cut: Cut) -> Cut:
-    """Return a cut with the SSTs that a forget has put in place of older ones; usually the cut itself.
-
-    Considers only forgets that this process knows of.
-    """
     index = forgotten.cached(store, cut.app, at_least=None)
     stages = {stage: index.of(manifest) for stage, manifest in cut.stages.items()}
     if all(stages[stage] is manifest for stage, manifest in cut.stages.items()):
@@ -114,9 +109,9 @@ def as_known(store: ObjectStore, cut: Cut) -> Cut:
 
 
 def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
-    """Return the consistent cut of a parsed ref. It has all stages of the app, even for a ref to one stage.
+    """Return the consistent cut of a parsed ref, with all stages of the app, even if the ref names one stage.
 
-    A new name of a stage also works for moments before it was renamed. With `alone`, returns only the ref's stage
+    A new name of a stage also works for moments before it was renamed. With `only_stage`, returns only the ref's stage
     without reading others. Raises `NotFound` (the app, stage, snapshot or version does not exist, or the app's history
     begins later).
     """
@@ -195,5 +190,4 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
 
 
 def _shown(time_ms: int) -> str:
-    """Format a time for a ref, to the millisecond, so that the ref names exactly the moment of that time."""
     return instants.iso(time_ms, "milliseconds")

@@ -1,4 +1,4 @@
-"""Stored snapshots, with their captured in-flight records, and open requests for snapshots.
+"""Stored snapshots, their captured in-flight records, and open requests for snapshots.
 
 A request is one object. A running app looks for requests when a notice has changed.
 """
@@ -22,21 +22,21 @@ from .in_flight import InFlight
 
 
 class Request(Struct, frozen=True):
-    """Request for a snapshot of a running app. `id` is a ULID, under which stages record their answers."""
+    """Request for a snapshot of a running app. Stages record their answers under its `id`, a ULID."""
 
     id: limits.Ulid
     name: limits.Name
     created_ms: limits.TimeMs
     by: limits.Line
     migration: limits.Seq = 0
-    """Number of the newest migration that all stages had applied at the time of the request.
+    """Number of the newest migration that all stages had applied when the snapshot was requested.
 
     Completing a later migration that changes the answers of stages withdraws the request.
     """
 
 
 class Notice(Struct, frozen=True):
-    """Small object whose change tells runners to look for requests; `id` changes each time."""
+    """Object whose changed `id` tells runners to look for new requests."""
 
     id: limits.Ulid
 
@@ -46,12 +46,10 @@ REQUESTS = Notes(Request, keys.requests, lambda request: request.id)
 
 
 def notify(store: ObjectStore, app: str) -> None:
-    """Notify the app's runners to look for requests soon. Call it after the request is written."""
     codec.put(store, keys.notice(app), Notice(str(ULID())))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:
-    """Return the bytes of the notice. Runners look for requests if these differ from the last ones. One read."""
     try:
         return store.get(keys.notice(app))
     except ObjectNotFound:
@@ -64,17 +62,16 @@ def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
 
 
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
-    """Withdraw a request. No error if the request was answered or withdrawn before."""
+    """Withdraw a request, if it is still open."""
     REQUESTS.remove(store, request.id, app)
 
 
 def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:
-    """Return the open request by the user `by` for a snapshot of this name; None if there is none."""
     return next((request for request in open_requests(store, app) if (request.name, request.by) == (name, by)), None)
 
 
 def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
-    """Raise `Refused` if a snapshot of this name has been requested and is not complete."""
+    """Raise `Refused` if a snapshot of this name was requested and is not complete."""
     for other in open_requests(store, app):
         if other.name == name:
             raise Refused(
@@ -84,11 +81,11 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
 
 
 ADDRESS = ("_partition", "_offset", "_row")
-"""Columns that a captured object has in addition to the channel's columns: int32, int64, int32."""
+"""Columns of a captured object besides the channel's columns: int32, int64, int32."""
 
 
 class CapturedObject(Struct, frozen=True):
-    """One immutable Parquet object with captured records."""
+    """Immutable Parquet object with captured in-flight records."""
 
     key: limits.Key
     rows: limits.Bytes
@@ -105,18 +102,15 @@ class Captured(Struct, frozen=True):
     receiver: limits.Name
     topic: limits.Topic
     starts: limits.Offsets
-    """Offsets of the messages with the records: `starts[p]` to `ends[p]` - 1 of partition p."""
+    """Offsets of the messages with the records: `starts[p]` up to, not including, `ends[p]`."""
     ends: limits.Offsets
     after: limits.Seq
-    """Versions `after` + 1 to `up_to` of the sender wrote the records."""
     up_to: limits.Seq
     counts: limits.Counts
-    """Number of records by partition."""
     schema: limits.Text
-    """Columns of the channel as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
     forgotten: limits.Counts = ()
-    """Number of forgotten records by partition; empty for none. Pins that share the records also have it."""
+    """Number of forgotten records by partition; empty for none."""
 
     @property
     def rows(self) -> int:
@@ -124,11 +118,11 @@ class Captured(Struct, frozen=True):
 
 
 SnapshotKind = Literal["markers", "instant", "clone"]
-"""Origin of a snapshot: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
+"""Origin of a snapshot: taken with markers, pinned after the fact, or pinned for a clone."""
 
 
 class Snapshot(Struct, frozen=True):
-    """Named cut. Garbage collection never deletes an object that it refers to."""
+    """Named cut. Garbage collection keeps all objects that it refers to."""
 
     name: limits.Name
     id: limits.Ulid
@@ -140,20 +134,17 @@ class Snapshot(Struct, frozen=True):
     stages: dict[limits.Name, limits.Version]
     by: limits.Line
     clone: limits.NameOrNone = ""
-    """Clone for which the cut is pinned; empty unless `kind` is `clone`."""
     clone_root: limits.Line = ""
-    """Store root of that clone; empty if it is the root of the snapshot's own app."""
+    """Store root of that clone; empty for the root of the snapshot's app."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
-    """Time of the last forget that changed the snapshot's rows or in-flight records; 0 for never. Not stored."""
+    """Time of the last forget that changed rows or in-flight records of the snapshot; 0 for never. Not stored."""
 
     @property
     def object_keys(self) -> frozenset[str]:
-        """Keys of the objects with captured records."""
         return frozenset(captured_object.key for captured in self.channels for captured_object in captured.objects)
 
     def captured(self, state: InFlight) -> Captured | None:
-        """Return the captured channel that contains these in-flight records, or None."""
         for channel in self.channels:
             same = channel.channel == state.channel and len(channel.starts) == len(state.starts)
             if same and channel.after <= state.after and state.up_to <= channel.up_to:
@@ -198,7 +189,7 @@ SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, app=
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
-    """Return the app's snapshots, oldest first. With `since_ms`, only those written at that time or later.
+    """Return the app's snapshots, oldest first; with `since_ms`, only snapshots written at that time or later.
 
     One listing, and one read for each. Raises `NotFound` if the app does not exist.
     """
@@ -215,7 +206,6 @@ def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
 
 
 def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
-    """Yield the snapshots with their in-flight records in the objects that are current after any forget."""
     # Only snapshots with captured records need the newest index.
     is_known = not any(snapshot.channels for snapshot in snapshots)
     index = forgotten.cached(store, app) if is_known else forgotten.newest(store, app)
@@ -234,7 +224,6 @@ def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> It
 
 
 def _current(index: ForgottenIndex, captured: Captured) -> Captured:
-    """Return the captured channel with the objects and counts that are current after any forget."""
     objects, num_forgotten = [], captured.forgotten
     for captured_object in captured.objects:
         replacement = index.records.get(captured_object.key)
@@ -255,7 +244,6 @@ def _current(index: ForgottenIndex, captured: Captured) -> Captured:
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
-    """Return a snapshot by name. Raises `NotFound`, with the nearest names, if the app or snapshot does not exist."""
     snapshot = find_snapshot(store, app, name)
     if snapshot is None:
         apps.read_app(store, app)
@@ -271,7 +259,6 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
 
 
 def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
-    """Return the cut that a snapshot pins. Raises `NotFound` if one of its manifests is gone."""
     return Cut(
         snapshot.app,
         {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},

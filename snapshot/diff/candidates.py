@@ -1,12 +1,11 @@
-"""Candidate keys: those whose rows may differ between two versions, and those that turned bad at a commit.
+"""Keys whose rows may differ between two versions, found without reading the rows that both versions share.
 
-Rows that both versions share are not read. The newest row of a key decides what a version shows. If that row lies in
-an SST of both versions, and neither has a newer row elsewhere, both show the same row. So candidates come from SSTs
-that only one version has, and only from rows in them that were written after the fork: compaction rewrites rows and
-preserves their `_seq`. Two cases remain. Rows may have expired by the clock of one version and not of the other. Rows
-may have been removed without a trace: a merge that includes the oldest run drops keys whose newest row is a tombstone
-or has expired, along with all older rows of the key. The SSTs of a later version then do not show the removal, so the
-batches in between are read for it.
+The newest row of a key decides what a version shows. If that row lies in an SST of both versions, and neither has a
+newer row elsewhere, both show the same row. So candidate keys come from SSTs that only one version has, and only from
+rows in them that were written after the fork: compaction rewrites rows and preserves their `_seq`. Two cases remain.
+Rows may have expired by the clock of one version and not of the other. Rows may have been removed without a trace: a
+merge that includes the oldest run drops keys whose newest row is a tombstone or has expired, along with all older rows
+of the key. The SSTs of a later version then do not show the removal, so the batches in between are read for it.
 
 The common ancestor of two versions of one app is the earlier of the two, since versions follow each other in a line.
 The line of a clone starts with a version of its source, so two apps may share an ancestor over any number of clones.
@@ -37,7 +36,7 @@ from .stored_rows import TableSide, distinct, identity
 
 @dataclass(frozen=True, slots=True)
 class StageVersions:
-    """Versions `after` + 1 to `up_to` of a stage, or of its side table named `beside`."""
+    """Versions `after` + 1 to `up_to` of a stage, or of the side table `side_table` of the stage."""
 
     store: ObjectStore
     app: str
@@ -48,11 +47,9 @@ class StageVersions:
 
     @property
     def place(self) -> tuple[str, str, str, str]:
-        """Identity of the table that these versions belong to: store, app, stage and side table."""
         return self.store.url, self.app, self.stage, self.beside
 
     def find(self, number: int) -> Manifest | None:
-        """Return one version; None if it was collected."""
         manifest = history.find(self.store, self.app, self.stage, number)
         return (
             table_of(manifest, table_name(self.stage, self.beside))
@@ -61,7 +58,6 @@ class StageVersions:
         )
 
     def manifests(self) -> Iterable[Manifest | None]:
-        """Return these versions, None for each collected one."""
         limit = horizon.newest(self.store, self.app)
 
         def read(number: int) -> Manifest | None:
@@ -83,13 +79,11 @@ class Ancestry:
     fork, in one of the branches.
     """
     branches: tuple[tuple[StageVersions, ...], tuple[StageVersions, ...]] = ((), ())
-    """Versions from the fork to the first version, and from the fork to the second."""
     table: Table | None = None
-    """Table declaration at the fork, whose column ids mean the same in both; None if they have nothing in common."""
 
     @property
     def next_id(self) -> int:
-        """First column id that may mean different columns in the two versions; smaller ids mean the same column."""
+        """First column id that may mean different columns in the two versions."""
         return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
@@ -125,9 +119,9 @@ def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Man
 
 
 def _effective_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the ranges of versions that lead to a version, without the versions that rewinds undid.
+    """Yield the ranges of `_lineage_ranges`, without the versions that rewinds undid.
 
-    The ranges are those of `_lineage_parts`. A clone continues the version numbers of its source.
+    A clone continues the version numbers of its source.
     """
     ranges = manifest.follows(of_rows=True)
     for part in _lineage_parts(store, manifest, over_clones=over_clones):
@@ -140,8 +134,7 @@ def _effective_parts(store: ObjectStore, manifest: Manifest, *, over_clones: boo
 def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of versions that lead to a version, under each name of its stage, newest first.
 
-    With `over_clones`, ranges of the app from which this app was cloned follow, then those of the app from which
-    that app was cloned, and so on.
+    With `over_clones`, the ranges of the source of a clone follow, then the ranges of the source's source, and so on.
     """
     part = StageVersions(store, manifest.app, stage_of(manifest), 0, manifest.version, _side_table_name(manifest))
     names = list(manifest.formerly)
@@ -168,12 +161,10 @@ def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool)
 
 
 def _side_table_name(manifest: Manifest) -> str:
-    """Return the name of a side table without its stage's name; empty for the stage's own table."""
     return manifest.name if isinstance(manifest, SideManifest) else ""
 
 
 def _branch_since(line: tuple[StageVersions, ...], number: int, fork: int) -> tuple[StageVersions, ...]:
-    """Return the ranges of `line` after version `fork`. That version is in the range with the index `number`."""
     branch = (*line[:number], replace(line[number], after=fork))
     return tuple(part for part in branch if part.up_to > part.after)
 
@@ -203,7 +194,7 @@ VERSION_BYTES = 64 << 10
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return every key whose rows differ, once, with the rows of both sides. Some keys with equal rows may be included.
+    """Return every key whose rows differ, once, with the rows of both sides. Keys with equal rows may be included.
 
     Both sides have the same key columns. `shared` is their ancestry and `names` the value columns to compare;
     `tolerant` ignores the last bits of floats (`equality`).
@@ -243,7 +234,6 @@ def _rows_of(
     *,
     tolerant: bool = False,
 ) -> KeyChanges:
-    """Return the rows of these keys (`_hash` and key columns) on two sides. Rows in `newest_rows` need no look-up."""
     looked_up = (side.look_up(keys, names, rows) for side, rows in zip(sides, newest_rows, strict=True))
     (before, was), (after, is_there) = looked_up
     return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there, tolerant=tolerant)
@@ -284,9 +274,9 @@ def _removed_keys(
 
 
 def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """Return the keys that versions of a branch deleted or let expire, and that have no row left in the side's SSTs.
+    """Return the keys that a branch deleted or let expire, from SSTs that the side no longer has.
 
-    None if one of these versions was collected.
+    None if a version of the branch was collected.
     """
     manifests = [*chain.from_iterable(part.manifests() for part in branch)]
     if None in manifests:
@@ -332,7 +322,6 @@ def changed_keys(
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
-    """Return the keys in a predicate's result, each once, with `_hash`; None if a column is missing or does not fit."""
     schema = arrow_schema(table.key)
     if not set(schema.names) <= set(rows.schema.names):
         return None

@@ -1,4 +1,4 @@
-"""Equality of values when results of two programs are compared: by `check`, `trial`, `diff` and `promote`.
+"""Equality of rows from two programs, with a tolerance for floats; for `check`, `trial`, `diff` and `promote`.
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
 they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference: the largest number in their column, or the
@@ -28,7 +28,6 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 _BITS, _BITS_OF_32 = 42, 18
 TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-{_BITS_OF_32})"
-"""Description of the float tolerance for messages."""
 
 
 def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
@@ -42,7 +41,7 @@ def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the positions in `rows` of the rows in `wanted`, ascending. Only the columns of `wanted` are compared."""
+    """Return the row numbers in `rows` of the rows in `wanted`, ascending. Only columns of `wanted` are compared."""
     tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
     with duckdb.connect() as con:
         con.register("o", showable(wanted))
@@ -54,7 +53,7 @@ def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return pairs of equal rows of two tables, as their positions in each, ascending in `ours`.
+    """Return pairs of equal rows of two tables, as their row numbers in each, ascending in `ours`.
 
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
@@ -73,7 +72,7 @@ def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.
 
 
 def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Flag the rows that either table has more often than the other, in any order. Both tables have the same columns.
+    """Flag the rows that either table has more often than the other, in any order. Both have the same columns.
 
     `largest` is the largest number that may have gone into the floats; the largest number of each column counts as
     well.
@@ -88,7 +87,7 @@ def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flag
 
 
 def like(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Return pairs of rows of two tables that are equal within the tolerance, as their positions, ascending in `ours`.
+    """Return pairs of rows that are equal within the tolerance, as their row numbers, ascending in `ours`.
 
     Each row is in one pair at most; rows that are exactly equal are paired first. Only the columns of `theirs` are
     compared.
@@ -124,7 +123,7 @@ def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
 
 
 def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
-    """Flag the positions at which two columns of one type are equal within the tolerance."""
+    """Flag the row numbers at which two columns of one type are equal within the tolerance."""
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
     equal = np.zeros(count, bool)
@@ -134,7 +133,6 @@ def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Return True if values of a type contain floats, at any depth."""
     if pa.types.is_struct(kind):
         return any(has_floats(field.type) for field in kind)
     if pa.types.is_map(kind):
@@ -145,7 +143,7 @@ def has_floats(kind: pa.DataType) -> bool:
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Return the table with the elements of each list in a canonical order."""
+    """Sort the elements of each list in a table into a canonical order."""
     columns = []
     for column in table.columns:
         lists = column.combine_chunks()
@@ -158,7 +156,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def _on_grids(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
-    """Yield the rows' digests with floats rounded to a grid; if there are floats, a second time with a shifted grid.
+    """Yield digests of the rows with floats rounded to a grid; with floats, also for a shifted grid.
 
     The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
     both.
@@ -176,7 +174,6 @@ def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.ui
 
 
 def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
-    """Replace each float by the number of its grid step."""
     kind = column.type
     if not has_floats(kind):
         return column
@@ -199,14 +196,12 @@ def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
 
 
 def _list(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Return lists of `values` with the same lengths and nulls as `lists`."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
 
 
 def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
-    """Flag the values that `ours` has more often than `theirs`: after as many as `theirs` has, all further ones."""
     order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
     ascending = ours[order]
     occurrence = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
@@ -217,7 +212,6 @@ def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) 
 
 
 def _narrow(chosen: Flags, some: Flags) -> Flags:
-    """Return the flags `chosen`, in which each set flag is replaced by the next value of `some`."""
     narrowed = chosen.copy()
     narrowed[np.flatnonzero(chosen)] = some
     return narrowed
@@ -228,16 +222,13 @@ _VALUE = "value"
 
 @dataclass
 class _Group:
-    """Records that are equal except for their floats."""
-
     places: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    """Row numbers, for each of the two sides."""
     floats: list[list[float]] = field(default_factory=list)
     """Floats of each record; the records of the first side precede those of the second."""
 
 
 def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of each table that have no equal row in the other, with the module's tolerance for floats.
+    """Return the rows of each table without an equal row in the other, within the tolerance for floats.
 
     Both tables hold only rows without an exactly equal row. If the column `value` holds JSON on both sides, its
     content is compared: fields in any order, floats within the tolerance.
@@ -277,7 +268,7 @@ def _unequal_json(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]
 
 
 def _split_floats(row: dict[str, object]) -> tuple[bytes, list[float]]:
-    """Return the record's content without its floats, and the floats in order.
+    """Return the content of a record without its floats, as bytes, and the floats in order.
 
     A value that is not JSON is returned whole.
     """

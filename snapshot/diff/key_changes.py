@@ -15,18 +15,16 @@ from ...store.sst.arrow_types import maps_as_lists, python_rows
 from .equality import Flags, has_floats, near
 
 _PIECE = 10_000
-"""Number of keys converted to Python values at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """One key with its visible values at both moments, by column; None where the key had no row."""
+    """One key with its visible values at both moments, by column; None if the key had no row."""
 
     key: Mapping[str, object]
     before: Mapping[str, object] | None
     after: Mapping[str, object] | None
     kind: Literal["added", "removed", "changed", "same"]
-    """Kind of change between the two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +35,17 @@ class KeyChanges:
     before: pa.Table
     """Visible values at the first moment; nulls for keys without a row."""
     after: pa.Table
-    """Visible values at the second moment, in the same columns."""
     was: npt.NDArray[np.bool_]
-    """True for keys that have a row at the first moment."""
     is_there: npt.NDArray[np.bool_]
-    """True for keys that have a row at the second moment."""
     differing: Mapping[str, npt.NDArray[np.bool_]]
     """By value column: True for keys that have a row at both moments, with different values."""
     near: Mapping[str, Flags] = field(default_factory=dict)
-    """By float column: True for keys whose values differ only within the tolerance, and are counted as equal.
+    """By float column: True for keys whose values differ, but only within the tolerance.
 
-    Empty for an exact comparison.
+    Empty for an exact comparison. Such keys count as equal.
     """
     named: bool = False
-    """True if these keys are a predicate's result, in its order; False if they are all keys whose rows changed."""
+    """True if these keys are a predicate's result, in its order; False if they are all changed keys."""
 
     @classmethod
     def between(
@@ -63,7 +58,7 @@ class KeyChanges:
         *,
         tolerant: bool = False,
     ) -> "KeyChanges":
-        """Compare the rows of these keys: exactly, or if `tolerant`, floats with the tolerance of `equality`."""
+        """Compare the rows of these keys; with `tolerant`, floats with the tolerance of `equality`."""
         both = was & is_there
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
@@ -96,15 +91,12 @@ class KeyChanges:
                 yield KeyChange(key, before, after, kinds[number])
 
     def changed(self) -> Self:
-        """Return the keys whose row was added, removed or changed."""
         return self.take(np.flatnonzero(self.kinds() != "same"))
 
     def head(self, number: int) -> Self:
-        """Return the first `number` keys."""
         return self.take(np.arange(min(number, len(self))))
 
     def take(self, positions: npt.NDArray[np.int64]) -> Self:
-        """Return the keys at these positions."""
         keys, before, after = (side.take(pa.array(positions)) for side in (self.keys, self.before, self.after))
         return replace(
             self,
@@ -125,7 +117,6 @@ class KeyChanges:
         return self
 
     def kinds(self) -> npt.NDArray[np.object_]:
-        """Return the `kind` of each key's `KeyChange`."""
         changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
         kinds = np.where(changed, "changed", "same")
         kinds = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", kinds))
@@ -141,12 +132,10 @@ class KeyChanges:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column in a form that DuckDB compares: maps as lists, since DuckDB rejects duplicate map keys."""
     if not pa.types.is_nested(column.type):
         return column
     return pa.chunked_array([maps_as_lists(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
 
 
 def _rows(values: pa.Table, count: int) -> list[dict[str, object]]:
-    """Return `count` rows as dicts; empty dicts if the table has no columns."""
     return python_rows(values) if values.num_columns else [{} for _ in range(count)]

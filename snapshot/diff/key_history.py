@@ -30,7 +30,6 @@ from ..query.columns import parse_key
 from .stored_rows import StoredKey, StoredRow, identity
 
 _AHEAD = 64
-"""Number of manifests read ahead."""
 
 
 class VersionList:
@@ -49,15 +48,13 @@ class VersionList:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> Manifest:
-        """Return the manifest at this index. Raises `NotFound` (it was collected meanwhile) and `Corruption`."""
+        """Return the manifest at an index. Raises `NotFound` (collected meanwhile) and `Corruption`."""
         return table_of(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
 
     def from_number(self, number: int) -> int:
-        """Return the index of the first stored version whose number is `number` or higher."""
         return bisect_left(self.numbers, number)
 
     def is_gap(self, index: int) -> bool:
-        """Return True if versions directly before the one at this index were collected."""
         return index > 0 and self.numbers[index] > self.numbers[index - 1] + 1
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
@@ -68,7 +65,6 @@ class VersionList:
         return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
 
     def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
-        """Yield the version at `index` and all older ones, newest first, each with its index."""
         for end in range(index + 1, 0, -_AHEAD):
             indexes = range(max(end - _AHEAD, 0), end)
             yield from reversed(list(zip(indexes, at_once().map(self.__getitem__, indexes), strict=True)))
@@ -89,16 +85,14 @@ class RowChange:
     """Commit time of the version. If the row expired after the newest version, the expiry time."""
     kind: Literal["added", "removed", "changed"]
     expired: bool
-    """True if the row expired, so that no record made the change."""
     inherited: Literal["", "clone", "collected", "renamed"]
-    """Reason why the history starts with this row; empty if the change was made by the version.
+    """Reason why the history starts with this row; empty if the version made the change.
 
     The app was cloned, older versions were collected, or the stage was renamed.
     """
     windows: tuple[Window, ...]
     """Offsets that versions after `after_version`, up to this one, read of each input partition; no empty ranges."""
     before: dict[str, object] | None
-    """Visible values before the change, by column; None if there was no row."""
     after: dict[str, object] | None
     formerly: str = ""
     """Previous name of the stage, if the history starts with a rename. The older history is under that name."""
@@ -116,14 +110,12 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True)
 class RowHistory:
-    """Changes of one key of a table."""
+    """Changes of one key of a table, newest first."""
 
     app: str
     table: str
     key: pa.Table
-    """Key columns, one row."""
     changes: tuple[RowChange, ...]
-    """Changes, newest first."""
     whole_from: int
     """First version after the last collected one; 0 if none was collected."""
     reads: Reads
@@ -189,18 +181,12 @@ class _VisibleRow:
     index: int
     row: dict[str, object] | None
     seq: int = 0
-    """`_seq` of the row; 0 without a row."""
     expired_ms: int | None = None
-    """Expiry time of a row that is stored but has expired."""
     late: bool = False
-    """True if the row expired after the newest version."""
 
 
 def _stored_spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int, StoredRow | None]]:
-    """Yield ranges of versions that store the same row of the key: first index, last index, row or None.
-
-    Newest first.
-    """
+    """Yield ranges of versions that store one row of the key, newest first: first index, last index, row."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
@@ -245,7 +231,7 @@ def _stored_row(versions: VersionList, stored: StoredKey, index: int, seq: int |
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index from `first` to `last` since which the table has the columns that it has at `last`.
+    """Return the first index, from `first` on, since which the table has the columns that it has at `last`.
 
     A row that is still stored can change only by a migration or a rewind.
     """
@@ -261,10 +247,6 @@ def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
 
 
 def _first_absent(versions: VersionList, stored: StoredKey, last: int) -> int:
-    """Return the first index since which certainly no row of the key was stored, up to `last`.
-
-    No row is stored at `last`.
-    """
     later: Manifest | None = None
     for index, manifest in versions.backwards(last):
         if later is not None:
@@ -298,7 +280,6 @@ def _visible_rows(
 
 
 def _row_change(versions: VersionList, later: _VisibleRow, earlier: _VisibleRow) -> RowChange:
-    """Return the change between two successive visible rows."""
     manifest = versions[later.index]
     previous = manifest if later.late else versions[later.index - 1] if later.index else None
     gap = versions.is_gap(later.index)
@@ -317,7 +298,6 @@ def _row_change(versions: VersionList, later: _VisibleRow, earlier: _VisibleRow)
 
 
 def _reason_for_start(versions: VersionList) -> Literal["", "clone", "collected", "renamed"]:
-    """Return why the history starts later than version 1; empty if it starts with version 1."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
     return versions[0].traits.begins or "collected"

@@ -1,6 +1,6 @@
 """Difference between two moments, of one app or of two: table by table, key by key.
 
-Keys that an SQL query over the differences of a table returns count as expected, and are not reported.
+Keys that a user's SQL query over the differences of a table returns count as expected, and are not reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,9 +39,8 @@ class ColumnMatch:
 
     column: str
     differing: int
-    """Number of rows in which the column differs."""
     rate: float
-    """Share of rows, from 0 to 1, in which the column is equal, among the rows that both moments have."""
+    """Share of rows in which the column is equal, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +49,31 @@ class TableDiff:
 
     table: str
     changes: KeyChanges
-    """Rows that differ, by key, with the columns that both moments have."""
     added: int
-    """Number of rows that only the second moment has."""
     removed: int
-    """Number of rows that only the first moment has."""
     changed: int
-    """Number of rows of both moments that differ in a column."""
     columns: tuple[ColumnMatch, ...]
-    """Match rates of the compared columns."""
     rows_in_both: int
-    """Number of rows that both moments have."""
     about: bool
     """True if `rows_in_both` is an estimate from the row counts of SSTs, which include overwritten rows.
 
     Tables that are large, or in which no row changed, are not read to be counted.
     """
     unlike: tuple[str, ...]
-    """Sentences on columns that the two moments declare differently, so that these columns could not be compared."""
+    """Sentences on columns that the two moments declare differently."""
     near: Mapping[str, int] = field(default_factory=dict)
     """By float column: number of rows that count as equal only because of the tolerance of `equality`.
 
     Two moments of one app are compared exactly.
     """
     formerly: str = ""
-    """Old name of the table, if it was renamed between the two moments; else empty."""
 
     @property
     def equal(self) -> bool:
-        """True if neither rows nor columns differ."""
         return not len(self.changes) and not self.unlike
 
     def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
-        """Return a copy with only the keys at these positions; `rows_in_both` is unchanged."""
+        """Return a copy with only the keys at these row numbers of `changes`; `rows_in_both` is unchanged."""
         changes = self.changes.take(positions)
         added, removed, changed = _count_kinds(changes)
         columns = tuple(
@@ -171,7 +162,6 @@ def _diff(
 
 
 def new_tables(first: Cut, second: Cut) -> dict[str, Manifest]:
-    """Return the tables of stages that only `second` has, without tables that were renamed since `first`."""
     return {
         name: manifest
         for name, manifest in second.tables.items()
@@ -180,7 +170,6 @@ def new_tables(first: Cut, second: Cut) -> dict[str, Manifest]:
 
 
 def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
-    """Return the tables that were renamed between the two moments: old name to new."""
     renamed = {}
     for old_cut, new_cut in ((first, second), (second, first)):
         for new, manifest in new_cut.tables.items():
@@ -209,7 +198,7 @@ class _Relation:
         return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
 
     def added_by_each(self, tables: Iterable[Table]) -> set[str]:
-        """Return the names of columns that both sides added independently: even shared SSTs differ in their values."""
+        """Return columns that both sides added independently, so that even shared SSTs differ in their values."""
         if not self.shared.seq:
             return set()
         new_names = (
@@ -219,7 +208,7 @@ class _Relation:
         return set.intersection(*new_names)
 
     def in_newest_columns(self, before: TableSide, after: TableSide) -> tuple[TableSide, TableSide]:
-        """Return both sides with the columns of the newer table, if older rows can be read with these columns.
+        """Return both sides with the columns of the newer table if older rows can be read with these columns.
 
         Otherwise returns the sides unchanged.
         """
@@ -266,7 +255,6 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
 
 
 def _of_other_keys(name: str, before: TableSide, after: TableSide, unlike: tuple[str, ...]) -> TableDiff:
-    """Return the difference of a table whose key columns differ between the sides, so that no rows can be compared."""
     was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
     sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
     nothing = np.zeros(0, np.bool_)
@@ -276,14 +264,12 @@ def _of_other_keys(name: str, before: TableSide, after: TableSide, unlike: tuple
 
 
 def _count_kinds(changes: KeyChanges) -> tuple[int, int, int]:
-    """Return the number of added, removed and changed rows."""
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     return added, removed, changed
 
 
 def _count_rows(side: TableSide, *, is_changed: bool) -> tuple[int, bool]:
-    """Return the number of rows of a side, and True if that number is an estimate."""
     if is_changed and sum(sst.bytes for sst in side.ssts) <= _COUNTED_BYTES:
         return int((~side.hidden(side.newest(side.ssts, 0))).sum()), False
     most_rows = sum(sst.rows - sst.tombstones for sst in side.ssts)
@@ -346,9 +332,9 @@ def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | 
 def without_all_expected(
     diffs: tuple[TableDiff, ...], queries: Iterable[str]
 ) -> tuple[tuple[TableDiff, ...], tuple[str, ...]]:
-    """Return the differences without the keys that the queries return, and the errors of queries that failed.
+    """Return the differences without the keys that the queries return, and the errors of failed queries.
 
-    A failed query, such as one over a dropped column, removes nothing.
+    A failed query, such as one over a dropped column, removes no keys.
     """
     wrong = []
     for sql in queries:
@@ -360,7 +346,7 @@ def without_all_expected(
 
 
 def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
-    """Return the differences of a table without the keys that a query returns; unchanged if it reads another table.
+    """Return the differences without the keys that a query returns; unchanged if it does not read this table.
 
     The query reads the differences as a table of the same name: the key columns, `change` (added, removed or changed)
     and each value column as `before_…` and `after_…`. Raises `Usage` (the query is wrong, or does not return the key),
@@ -382,7 +368,6 @@ def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
 
 
 def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
-    """Return an in-memory DuckDB connection with these tables and without access to files or the network."""
     con = empty_database()
     for name, rows in tables.items():
         con.register(name, showable(rows))
@@ -392,7 +377,6 @@ def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
 
 
 def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
-    """Return the names in `tables` that a SELECT statement reads."""
     # DuckDB lists only tables that the connection does not have.
     with closing(_database({})) as con:
         try:
@@ -403,7 +387,6 @@ def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
 
 
 def _expected_keys(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: list[str]) -> pa.Table:
-    """Run the query and return its key columns. Raises `Usage` if one is missing."""
     rows = run_query(con, sql, hint="")
     if missing := [name for name in key if name not in rows.column_names]:
         raise Usage(
@@ -415,7 +398,6 @@ def _expected_keys(con: duckdb.DuckDBPyConnection, table: str, sql: str, key: li
 
 
 def _no_differences(table: Table) -> KeyChanges:
-    """Return an empty `KeyChanges` with the columns of a table."""
     keys = arrow_schema(table.key).empty_table()
     values = visible_schema(table).empty_table().drop_columns(keys.column_names)
     nothing = np.zeros(0, np.bool_)

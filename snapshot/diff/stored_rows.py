@@ -1,4 +1,4 @@
-"""Stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
+"""Reads stored rows of a table at a moment: rows that certain versions wrote, or rows of one key.
 
 An SST never changes, so a key is looked up once in each, however many versions name it. An SST whose hash range
 excludes the key costs no request. An SST whose filter excludes the key costs the requests for its footer, page index
@@ -40,11 +40,9 @@ class TableSide:
     table: Table
     """Declaration of the table; if this side has no version, the declaration of the other side."""
     manifest: Manifest | None
-    """Version of the table; None if the table had no version yet, and so no rows."""
     clock_ms: int = 0
     """Time by the clock of the table. Rows that expire at this time or earlier are absent."""
     share: KeyShare | None = None
-    """Share of the keys to compare; None for all."""
 
     @property
     def ssts(self) -> tuple[Sst, ...]:
@@ -55,7 +53,6 @@ class TableSide:
         return [column.name for column in self.table.key]
 
     def no_rows(self, *, values: bool = False) -> pa.Table:
-        """Return an empty table with the columns of `stored`."""
         columns = arrow_schema((*self.table.key, *(self.table.values if values else ())))
         return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM]).empty_table()
 
@@ -64,8 +61,8 @@ class TableSide:
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the values of each key in the columns `names`, and a flag for each key that has a row.
 
-        `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` is a result of the
-        method of this name, with values: rows that are known to be the newest of their keys.
+        `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` is a result of
+        `read_newest` with values: rows that are known to be the newest of their keys.
         """
         blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
@@ -109,7 +106,6 @@ class TableSide:
         return pa.concat_tables(parts)
 
     def _in_share(self, block: Block, share: KeyShare) -> npt.NDArray[np.bool_]:
-        """Flag the rows of a block whose key is in a share."""
         if share.columns == tuple(self.key):
             return share.of_hashes(block.hashes)
         return share.of_rows(block.rows(share.columns))
@@ -117,7 +113,7 @@ class TableSide:
     def newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
         """Return the newest row of each key in these SSTs with a `_seq` from `low` to `high`, ordered by hash and key.
 
-        Columns and errors are those of `stored`.
+        Columns and errors are those of `read_stored`.
         """
         newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
         parts = (self.stored(sst, SEQ, low, high, values=values) for sst in newest_first)
@@ -126,7 +122,6 @@ class TableSide:
         return rows.take(pa.array(order[~repeats]))
 
     def hidden(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Flag the stored rows that are tombstones or have expired."""
         tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired(rows, self.clock_ms)
         return tombstones if gone is None else tombstones | gone
 
@@ -141,7 +136,6 @@ def _blocks(
     *,
     whole: bool,
 ) -> Iterable[Block]:
-    """Return the rows of an SST: all rows if `whole`, or if the local cache has the SST; else the rows of `pages`."""
     mapped = cache.peek(sst, table)
     if mapped is None and whole:
         mapped = cache.bring(store, sst, table, reads)
@@ -152,7 +146,7 @@ def _blocks(
 
 
 def identity(sst: Sst) -> tuple[str, str]:
-    """Return a value that is equal for two SSTs if these are the same object, under any root and at any level."""
+    """Return the identity of an SST: equal for one object under any root and at any level."""
     return sst.object, sst.checksum
 
 
@@ -167,17 +161,14 @@ class StoredRow:
     """Stored row of a key."""
 
     seq: int
-    """`_seq` of the row, which identifies the version that wrote it."""
     values: dict[str, object] | None
-    """Visible values by column; None for a tombstone."""
     expires_ms: int | None
-    """Expiry time, milliseconds since 1970 UTC; None for never."""
     replaced: int | None
     """`_seq` of the key's previous row, which this row replaced; 0 if there was none, None if unknown."""
 
 
 class StoredKey:
-    """Look-up of one key in the SSTs of any version. Also returns tombstones and expired rows.
+    """Looks up one key in the SSTs of any version, including tombstones and expired rows.
 
     `key` has the key columns, normalised: one row. `hashed` is the `_hash` of the key.
     """
@@ -192,18 +183,17 @@ class StoredKey:
         self._found: dict[tuple[str, str, int], StoredRow | None] = {}
 
     def ssts(self, manifest: Manifest) -> tuple[Sst, ...]:
-        """Return the SSTs of a version whose hash range includes the key."""
         hashed = int(self._hashes[0])
         return overlapping(manifest.ssts, hashed, hashed)
 
     def newest(self, manifest: Manifest) -> StoredRow | None:
-        """Return the stored row that decides what a version shows of the key; None if no row is stored."""
+        """Return the newest stored row of the key in a version; None if no row is stored."""
         if manifest.table is None:
             return None
         return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
 
     def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
-        """Return the row with this `_seq`, read with the columns of `table`, if it is the newest of the key in its SST.
+        """Return the row with this `_seq`, read with the columns of `table`, if it is the key's newest row in its SST.
 
         Among a version's SSTs that may hold the key, at most one has rows with this `_seq`.
         """
@@ -212,8 +202,6 @@ class StoredKey:
         return row if row is not None and row.seq == seq else None
 
     def _first(self, ssts: Iterable[Sst], table: Table, *, filtered: bool = True) -> StoredRow | None:
-        """Return the key's row in the first of these SSTs that has one. With `filtered`, filters are consulted."""
-
         def pages(sst: RangedSst) -> Sequence[Part]:
             return sst.find(self._hashes, filtered=filtered)[1]
 

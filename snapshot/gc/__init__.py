@@ -1,1 +1,1 @@
-"""Garbage collection: retention rules, reachable versions and the reasons for them, and deletion of everything else."""
+"""Garbage collection: retention rules, reachable versions with reasons, and deletion of unreachable objects."""

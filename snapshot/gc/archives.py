@@ -24,13 +24,10 @@ class ArchiveCollected:
 
     topic: str
     life: int
-    """Number that distinguishes topics of one name: 2 or more if the topic was deleted and recreated."""
+    """Number that tells apart topics of one name: 2 or more if the topic was deleted and recreated."""
     records: int
-    """Number of records past their retention."""
     objects: int
-    """Number of deleted objects: objects past their retention, objects that no index names, and old indexes."""
     bytes: int
-    """Size of the deleted objects."""
     kept_records: int
     kept_objects: int
     kept_bytes: int
@@ -42,20 +39,18 @@ class ArchivePlan:
 
     head: ArchiveIndex
     before_ms: int
-    """Time before which a record must have been read to be deleted; 0 to delete none."""
+    """Read time before which records expire, in ms since 1970 UTC; 0 to delete no records."""
     then: ArchiveIndex
-    """Index that remains after the collection."""
 
     @property
     def goes(self) -> frozenset[str]:
-        """Objects that the collection deletes, because all of their records are past their retention."""
+        """Keys of the objects whose records are all past their retention."""
         return _named_objects(self.head) - _named_objects(self.then)
 
 
 def plan_archives(
     store: ObjectStore, app: str, retention: Retention, now_ms: int, damaged: dict[str, Corruption]
 ) -> tuple[ArchivePlan, ...]:
-    """Return the planned collection of each archive, by storage's clock, without archives whose index is `damaged`."""
     plans = []
     for head in index.all_of(store, app, damaged):
         keep_ms = retention.input_of(head.topic)
@@ -67,7 +62,7 @@ def plan_archives(
 def collect_archive(
     store: ObjectStore, plan: ArchivePlan, now_ms: int, margin_ms: int, *, by: str, dry_run: bool
 ) -> ArchiveCollected:
-    """Delete the planned objects. Objects appended or merged since the plan are kept.
+    """Delete the planned objects; objects that were appended or merged since the plan are kept.
 
     Raises `CommitConflict` (other processes keep changing the index) and `Corruption` (the index is damaged).
     """
@@ -110,7 +105,7 @@ def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[Obje
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:
-    """Return a sentence why an archive's object is kept; empty if the newest index does not name the object."""
+    """Return a sentence that explains why an archive's object is kept; empty if the object is not kept."""
     for head in index.all_of(store, app):
         if key in _named_objects(head):
             return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"

@@ -1,4 +1,4 @@
-"""All kinds of objects in an app's folder: their key, the object that names it, and their treatment by each command.
+"""Kinds of objects in an app's folder: their keys, the objects that name them, and how each command treats them.
 
 Commands follow these rows. To add a kind of object, add a row; `tests/snapshot/gc/test_census.py` checks every command
 against the rows.
@@ -14,26 +14,26 @@ from ...store.versions.keys import note
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
-    """One kind of object, with a field for each command: a command ignores kinds whose field for it is empty."""
+    """Kind of object, with one field for each command. A command ignores kinds whose field is empty."""
 
     place: str
-    """Pattern of the key; `<word>` stands for one part of a name."""
+    """Pattern of the key, in which `<word>` stands for one part of a name."""
     what: str
-    """Description of the object; if `gc` is empty, also how long garbage collection keeps it."""
+    """Description of the object; if `gc` is empty, also how long the object is kept."""
     named_by: str = ""
-    """Kind of object that has the key of this one in its content; empty for objects found by listing."""
+    """Kind of the object that names this one; empty if the object is found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
-    """Objects that are collected: unreachable versions, objects that no other one names, all but the highest number."""
+    """Collects unreachable versions, objects that no object names, or all but the highest number; empty for none."""
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
-    """`rewrites`: stored again without the key. `masks`: text is masked. `refuses`: `forget` fails if one exists."""
+    """`rewrites`: stored again without the key; `masks`: text is masked; `refuses`: `forget` fails if one exists."""
     replicate: Literal["", "rules", "versions", "along", "snapshots", "identity"] = ""
     """Step of the copy: before all versions, with versions, alongside versions, with snapshots, or at the end."""
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
-    """Step of an app's removal. `last` is for the newest version of each stage; `note` comes after everything else."""
+    """Step of an app's removal: `last` is for each stage's newest version, `note` for the removal's journal."""
     verify: Literal["", "cut", "app", "read"] = ""
-    """Objects that are checked: those of the cut, or all. `read`: verification fails if they cannot be read."""
+    """Checks objects of the cut, or all objects; `read`: verification fails if the object cannot be read."""
     export: Literal["", "document", "rows", "read"] = ""
-    """Part of an export with the content: `export.json`, or files of rows. `read`: export fails if unreadable."""
+    """File of the export with the content; `read`: export fails if the object cannot be read."""
 
 
 _row = ObjectKind
@@ -134,12 +134,11 @@ _PLACES = re.compile(
 
 
 def kind_of(key: str) -> ObjectKind | None:
-    """Return the kind of the object with this key; None if slackwater writes no such key."""
     match = _PLACES.fullmatch(key)
     return KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
 def beside_versions(app: str) -> tuple[str, ...]:
-    """Return the key prefixes of objects that are copied `along`, without repeats; for a single object, its key."""
+    """Return the key prefixes, or keys, of all objects that are copied `along`, without repeats."""
     prefixes = (kind.place.replace(_A, app).partition("<")[0] for kind in KINDS if kind.replicate == "along")
     return tuple(dict.fromkeys(prefixes))

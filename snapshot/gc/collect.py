@@ -1,8 +1,8 @@
-"""Garbage collection of one app: versions past their retention, SSTs that only these versions named, and orphans.
+"""Garbage collection of one app: expired versions, SSTs that only these versions named, and orphaned SSTs.
 
 The order of steps makes it safe next to a running app and any command, and safe to be killed at any point:
 
-1. Take an `inventory` and compute what is `reachable`. All manifests to keep are read. If one is missing or unreadable,
+1. Take an `inventory` and compute what is reachable. All manifests to keep are read. If one is missing or unreadable,
    the collection ends before anything is written.
 2. Propose a boundary, list snapshots once more, and make the boundary final (`store.versions.horizon` explains the two
    phases). Code that pins a cut checks the boundary afterwards (`take.snapshots`); a committer checks it after a pause.
@@ -32,25 +32,24 @@ from .inventory import Inventory, last_commit_ms, named, note_end, take_inventor
 from .reachable import Absent, Reachable, Retention, reachable
 
 MARGIN_MS = MIN_AGE_MS
-"""Default age at which objects that nothing names are deleted, by storage's clock.
+"""Default minimum age of unreferenced objects before they are deleted, by storage's clock.
 
 Twice the longest duration of a merge (`store.compaction.merge`). With less, the first SST of a merge could be deleted
 before a version names it.
 """
 
 _SILENT_MS = 3_600_000
-"""Time in milliseconds without a commit after which a stage may have been removed from the program."""
+"""Milliseconds without a commit after which a stage may have been removed from the program."""
 
 _Infos = tuple[ObjectInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StageCollected:
-    """Deleted and kept versions and SSTs of one stage. `bytes` counts manifests and SSTs, `kept_bytes` only SSTs."""
+    """Deleted and kept versions and SSTs of a stage. `bytes` counts manifests and SSTs, `kept_bytes` only SSTs."""
 
     stage: str
     first: int
-    """First version of the gapless history, from which on all versions exist."""
     head: int
     versions: int
     ssts: int
@@ -59,47 +58,38 @@ class StageCollected:
     kept_ssts: int
     kept_bytes: int
     waiting_ssts: int
-    """Number of kept SSTs that no version names yet."""
     rules: dict[str, int]
-    """Number of kept versions by rule, each version counted once."""
     held_up_by: tuple[str, ...] = ()
-    """Stages that hold up the deletion of versions that they have not read, with no commit for an hour or more."""
+    """Stages without a commit in the last hour whose unread versions cannot be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """Objects that a collection deleted, or would delete in a dry run."""
+    """Objects that a collection deleted, or that it would delete in a dry run."""
 
     app: str
     dry_run: bool
     retention: Retention
     stages: tuple[StageCollected, ...]
     records: int
-    """Number of objects with in-flight records that belonged to no snapshot."""
     record_bytes: int
     leftovers: int
-    """Number of interrupted writes."""
     absent: tuple[Absent, ...] = ()
-    """Missing versions that snapshots pin. The other versions that these snapshots pin are kept."""
     archives: tuple[ArchiveCollected, ...] = ()
-    """Collected input archives, one per topic."""
     damaged: tuple[str, ...] = ()
-    """One sentence for each input archive that was skipped because its index cannot be read."""
 
     @property
     def archived_records(self) -> int:
-        """Number of deleted records of input archives. Their objects are deleted after the margin."""
+        """Number of deleted records of input archives. The objects with these records are deleted after the margin."""
         return sum(archive.records for archive in self.archives)
 
     @property
     def objects(self) -> int:
-        """Number of deleted objects."""
         archived = sum(archive.objects for archive in self.archives)
         return sum(stage.versions + stage.ssts for stage in self.stages) + self.records + archived
 
     @property
     def bytes(self) -> int:
-        """Size of all deleted objects."""
         archived = sum(archive.bytes for archive in self.archives)
         return sum(stage.bytes for stage in self.stages) + self.record_bytes + archived
 
@@ -107,7 +97,7 @@ class Collected:
 def collect(
     store: ObjectStore, app: str, retention: Retention, *, by: str, dry_run: bool = False, margin_ms: int = MARGIN_MS
 ) -> Collected:
-    """Delete all unreachable objects. Idempotent, and safe to run at any time, also after a collection was killed.
+    """Delete all unreachable objects. Idempotent; safe beside a running app, and after a collection was killed.
 
     Reads every manifest to keep. Ages count from storage's clock; a dry run, which writes and deletes nothing, uses
     this machine's. Objects that nothing names are kept for `margin_ms`: at least `MARGIN_MS` next to a running app. The
@@ -158,7 +148,7 @@ def collect(
 
 
 def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool) -> tuple[Reachable, set[str]]:
-    """Return what must be kept, and the SSTs that it names. The plan's boundary is made final, except in a dry run."""
+    """Return the versions to keep, and the keys of their SSTs; makes the boundary final, except in a dry run."""
     names: set[str] = set()
     try:
         plan = reachable(inventory.state, retention, inventory.read)
@@ -175,7 +165,6 @@ def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool)
 def _unreachable(
     inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
 ) -> tuple[_Infos, _Infos]:
-    """Return the manifests and the SSTs of a stage that are to be deleted."""
     stays = set(plan.versions(stage)) if stage in plan.wholes else set()
     head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
     listed = inventory.manifests.get(stage, {}).items()
@@ -186,7 +175,7 @@ def _unreachable(
 
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
-    """Add the SSTs that the versions of a plan name. Versions that the plan `previous` also has were read before."""
+    """Add the SSTs named by a plan's versions to `names`, without the versions that the plan `previous` has."""
     for stage in plan.wholes:
         done = set(previous.versions(stage)) if previous is not None else set()
         for _, objects in named(inventory, stage, (version for version in plan.versions(stage) if version not in done)):
@@ -194,7 +183,6 @@ def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous
 
 
 def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
-    """Make a plan's boundary final. Returns the plan, extended by what was pinned meanwhile."""
     store, app, last = inventory.store, inventory.app, inventory.state.last
     number = max((boundary.number for boundary in inventory.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
@@ -236,7 +224,7 @@ def _count_stage(
 
 
 _THINNED = {"hourly": "retention keeps the app hourly", "daily": "retention keeps the app daily"}
-"""Short form of a reason, by rule, for rules that may keep hundreds of moments."""
+"""Short reasons, by rule, for rules that may keep hundreds of moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +234,6 @@ class Explanation:
     object: str
     kept: bool
     reasons: tuple[str, ...]
-    """Reasons for keeping or deleting the object; at least one."""
 
 
 def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, margin_ms: int = MARGIN_MS) -> Explanation:

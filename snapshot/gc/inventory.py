@@ -1,4 +1,4 @@
-"""Inventory of an app for garbage collection: listed objects, orphans, and what reachability is computed from.
+"""Inventory of an app for garbage collection: listed objects, heads, snapshots and boundaries, and orphaned SSTs.
 
 The order matters, because the app may be running. SSTs are listed before manifests, so that an SST committed in between
 counts as named. Heads are read before snapshots, as a stage remembers the version it recorded until the snapshot is
@@ -42,19 +42,18 @@ class Inventory:
     app: str
     ssts: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
-    """Listed manifests by stage and version, including those of collected versions."""
     boundaries: tuple[Boundary, ...]
     state: AppState
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """Return a version without its SSTs and table, which are most of its size. Raises `Corruption`."""
+        """Return a cached version, without SSTs and table, which are most of its size. Raises `Corruption`."""
         if (stage, version) not in self._read:
             self._read[stage, version] = _read_existing(self.store, self.app, stage, version)
         return self._read[stage, version]
 
     def with_later_snapshots(self) -> AppState:
-        """Return the app's state, with the snapshots that were taken after the inventory.
+        """Return the app's state with snapshots that were taken after the inventory.
 
         Snapshots that were removed since still count: the proposed boundary promised to keep what they pinned.
         """
@@ -63,7 +62,7 @@ class Inventory:
 
 
 def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
-    """List all objects of an app, and read which versions must exist.
+    """List all objects of an app, and read its heads, snapshots and boundaries.
 
     Ages count from storage's clock; a dry run, which writes nothing, uses this machine's.
 
@@ -79,19 +78,18 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
 
 
 def storage_clock_ms(store: ObjectStore, app: str) -> int:
-    """Return the time by storage's clock, since this machine's may be wrong by years: every object would seem old."""
+    """Return the time of storage's clock. This machine's clock may be wrong, and make every object seem old."""
     key = keys.collection(app)
     store.put(key, _BEGUN)
     return next(info.modified_ms for info in store.list(key))
 
 
 def note_end(store: ObjectStore, app: str) -> None:
-    """Record that a collection has ended. One request."""
     store.put(keys.collection(app), _ENDED)
 
 
 def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
-    """Return when the last collection began or ended, by storage's clock, 0 for never; and True if it has ended.
+    """Return the time of storage's clock at the last collection's begin or end, 0 for never, and if it has ended.
 
     One list request.
     """
@@ -125,7 +123,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
 
 
 def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each version with the SSTs that it names under the app's own root. Reads from storage, many at a time.
+    """Yield each version with the keys of its SSTs under the app's root. Reads many manifests concurrently.
 
     Raises `Corruption` (a manifest is missing or unreadable).
     """
@@ -164,7 +162,6 @@ class _Names(Struct, frozen=True):
 
 
 def _read_existing(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return a version that must exist, without its SSTs and table, which are most of its size. Raises `Corruption`."""
     try:
         return replace(history.read_fresh(store, app, stage, version), ssts=(), table=None, side_tables={})
     except ObjectNotFound:
@@ -172,7 +169,7 @@ def _read_existing(store: ObjectStore, app: str, stage: str, version: int) -> Ma
 
 
 def _first_of_history(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary) -> int:
-    """Return the first version of the gapless history. Raises `Corruption` if there is a gap after it."""
+    """Return the first version of the gapless history. Raises `Corruption` if a later version is missing."""
     first = last.first.get(stage, 0)
     if not first:
         first = min(versions)
@@ -196,7 +193,7 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
 
 
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
-    """Return when a stage last committed as its runner, by storage's clock; 0 for never.
+    """Return the time of a stage's last commit by its runner, by storage's clock; 0 for never.
 
     SSTs that were finished before this commit are named by it, or never will be. For a retired stage, returns the
     current time: until it is claimed again, it commits no new SSTs.
@@ -213,10 +210,6 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
 
 
 def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
-    """Yield objects of in-flight records that no snapshot names or will name.
-
-    All objects under one snapshot's name are yielded together, once the newest of them is older than the margin.
-    """
     store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
     listed = [info for info in store.list(prefix) if census.kind_of(info.key) is census.IN_FLIGHT]

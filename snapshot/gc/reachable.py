@@ -1,9 +1,9 @@
-"""Retention rules, and the versions that must be kept because of them, with the reasons.
+"""Retention rules, and the versions that must be kept because of them, each with the reasons.
 
 Pure: takes the state of the app (stages, snapshots, earlier collections) and a function that reads a version. As in
 restic and borg, each rule keeps something, and whatever no rule keeps is deleted: all versions are kept for a while,
 then one moment per hour, then one per day. A thinned history answers for every moment of its window with the state at
-the start of its hour (or day), or a later one. For every stage `reachable` keeps
+the start of its hour (or day), or a later one. For every stage `find_reachable` keeps
 
 - a gapless history up to the head. It starts with the oldest version that retention keeps, that is younger than an
   hour, not yet read by a downstream stage, not yet published, or recorded for an open snapshot request;
@@ -34,23 +34,20 @@ from ..cut.stored import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Retention rules for one app. A rule of None is not set; if no rule is set, everything is kept.
+    """Retention rules of an app. A rule of None is not set; without any rule, everything is kept.
 
     Raises `Usage` (a rule is not a whole number, is negative, or keeps no version).
     """
 
     all_ms: int | None = None
-    """Age up to which every version is kept."""
+    """Age in milliseconds up to which all versions are kept."""
     versions: int | None = None
-    """Number of newest versions of each stage that are kept."""
     hourly_ms: int | None = None
-    """Age up to which the state at the end of each hour (UTC) is kept."""
     daily_ms: int | None = None
-    """Age up to which the state at the end of each day (UTC) is kept."""
     input_ms: int | None = None
-    """Time in milliseconds since reading for which input records are kept in the archive; None for no archive."""
+    """Age in milliseconds up to which read records are kept in the archive; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
-    """Values of `input_ms` for single topics, by the topic's name in Kafka. Other topics follow `input_ms`."""
+    """Values of `input_ms` by Kafka topic; all other topics have `input_ms`."""
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
@@ -61,16 +58,14 @@ class Retention:
 
     @property
     def keeps_everything(self) -> bool:
-        """True if no rule for versions is set, so that the whole history is kept."""
         return replace(self, input_ms=None, input_topics={}) == Retention()
 
     def input_of(self, topic: str) -> int | None:
-        """Return how long the archive keeps records of a topic, in milliseconds; None if the topic is not archived."""
+        """Return how long the archive keeps records of a topic, in milliseconds; None for no archive."""
         return self.input_topics.get(topic, self.input_ms)
 
     @property
     def archives(self) -> bool:
-        """True if any topic is archived."""
         return self.input_ms is not None or bool(self.input_topics)
 
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
@@ -89,15 +84,12 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """State of one stage."""
+    """Versions of one stage that limit a collection."""
 
     first: int
-    """First version of the gapless history."""
     head: Manifest
     young: int
-    """First version that is too young to be deleted; if there is none, a number above the head."""
     published: Mapping[str, int] = field(default_factory=dict)
-    """First version that is needed to publish a sink, by sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +97,13 @@ class AppState:
     """State of an app before a collection."""
 
     now_ms: int
-    """Time from which ages are counted: by storage's clock, or in a dry run by this machine's clock."""
+    """Time from which ages are counted: of storage's clock, or in a dry run of this machine's clock."""
     stages: Mapping[str, StageState]
-    """Stages that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED
-    """Last final boundary. Versions that it released count as missing, even if another object names them."""
+    """Last final boundary; versions outside the boundary count as deleted."""
 
     def exists(self, stage: str, version: int) -> bool:
-        """Return True if the version is part of the history."""
         if stage not in self.stages or version > self.stages[stage].head.version:
             return False
         if version >= self.stages[stage].first:
@@ -122,7 +112,7 @@ class AppState:
 
 
 Read = Callable[[str, int], Manifest]
-"""Function that reads a version of a stage. Only inputs, outputs and times of the manifest are used."""
+"""Function that reads a version; only inputs, outputs and times of the manifest are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +120,9 @@ class Reason:
     """Reason why a version is kept."""
 
     rule: str
-    """Rule: head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
+    """Head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
     detail: str
-    """The reason as a clause, for messages."""
     reader: str = ""
-    """For the rule `unread`, the stage that has not read the version; empty if no stage reads the channel yet."""
 
 
 _EVERYTHING = Reason("retention", "no retention rule is set: everything is kept")
@@ -151,24 +139,20 @@ class Absent:
 
 @dataclass(slots=True)
 class Reachable:
-    """Versions of an app that must be kept."""
+    """Versions of an app that must be kept, with the reasons."""
 
     state: AppState
     wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
-    """Versions since which all versions up to the head are kept, each with the reason, by stage."""
+    """Versions from which on all versions are kept, with the reasons, by stage."""
     single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
-    """Reasons to keep one single version, by stage and version."""
     moments: tuple[KeptCut, ...] = ()
-    """Kept cuts that are older than the gapless history."""
     absent: tuple[Absent, ...] = ()
-    """Missing versions that snapshots pin. The other versions that these snapshots pin are kept."""
 
     def first(self, stage: str) -> int:
-        """Return the first version of the stage's gapless kept history."""
         return min(version for version, _ in self.wholes[stage])
 
     def why(self, stage: str, version: int) -> tuple[Reason, ...]:
-        """Return the reasons why a version is kept; empty if it may be deleted."""
+        """Return the reasons why a version is kept; empty if the version may be deleted."""
         if stage not in self.wholes or not self.state.exists(stage, version):
             return ()
         head = self.state.stages[stage].head.version
@@ -181,13 +165,11 @@ class Reachable:
         return tuple(dict.fromkeys((*reasons, *self.single.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
-        """Yield all kept versions of a stage, ascending."""
         first = self.first(stage)
         yield from sorted(version for version in self.single.get(stage, {}) if version < first)
         yield from range(first, self.state.stages[stage].head.version + 1)
 
     def counts(self, stage: str) -> dict[str, int]:
-        """Return the number of kept versions by rule. A version that several rules keep counts for the first one."""
         counts: dict[str, int] = {}
         covered = self.state.stages[stage].head.version + 1
         for start, reason in self.wholes[stage]:
@@ -200,7 +182,7 @@ class Reachable:
         return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """Return the readers that alone cause some versions to be kept, and have not committed for `silent_ms`."""
+        """Return the readers that delay the deletion of versions and have not committed for `silent_ms`."""
         stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
         names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < otherwise_kept}
@@ -214,7 +196,6 @@ class Reachable:
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
-        """Return the boundary with number `number`, which says which versions may exist from now on."""
         first, kept_single = {}, {}
         for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
@@ -232,7 +213,7 @@ class Reachable:
 
 
 def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
-    """Return the versions that must be kept. Calls `read` only for versions of the history, and raises its errors."""
+    """Find the versions that must be kept. Calls `read` only for existing versions, and raises its errors."""
     plan = Reachable(state)
     _find_whole_histories(plan, retention, read)
     moments = [moment for snapshot in state.snapshots for moment in _keep_pinned(plan, snapshot, read)]
@@ -254,7 +235,7 @@ def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
 
 
 def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> None:
-    """Add to the plan, for each stage, the first version of the history that is kept without gaps.
+    """Add the start of each stage's gapless history to the plan, with the reason.
 
     Receivers come before senders, whose versions they hold up.
     """
@@ -286,7 +267,7 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
 
 
 def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
-    """Yield each version since which a stage's history is kept regardless of its readers, with the reason."""
+    """Yield the versions from which on a stage's history is kept, with the reasons, except for unread versions."""
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:
@@ -317,7 +298,6 @@ def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) 
 
 
 def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manifest | None:
-    """Return the version that a stage had at a time; None if all of its history is later."""
     stage_state = state.stages[stage]
     return history.newest_where(
         read, lambda _stage: stage_state.first, stage_state.head, lambda at: at.time_ms <= time_ms
@@ -325,7 +305,7 @@ def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manife
 
 
 def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
-    """Return the consistent cut at a time, as version numbers; from the kept moments if the history has gaps."""
+    """Return the version numbers of the consistent cut at a time, or of a kept moment if versions were deleted."""
     at = {
         stage: manifest for stage in state.stages if (manifest := _version_at(state, stage, time_ms, read)) is not None
     }
@@ -337,7 +317,6 @@ def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
 
 
 def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
-    """Keep the versions that a snapshot pins, and yield the snapshot's cut if all of them exist."""
     state = plan.state
     if not all(state.last.allows(stage, version) for stage, version in snapshot.stages.items()):
         return  # it pins collected versions, and whoever is taking it will withdraw it
@@ -358,7 +337,6 @@ def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Ke
 
 
 def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
-    """Keep a cut, with the versions that its channels and its lineage need."""
     cut = {stage: read(stage, version) for stage, version in versions.items()}
     for stage, version in _versions_of_cut(plan.state, cut, read):
         reasons = plan.single.setdefault(stage, {})
@@ -368,7 +346,6 @@ def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read
 
 
 def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
-    """Return the moment with the time until which it was the app's state, if the following versions still exist."""
     for earlier in state.last.moments:
         if earlier.stages == moment.stages:
             return earlier

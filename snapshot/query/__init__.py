@@ -1,6 +1,3 @@
-"""Reading a cut: SQL over tables and channels, also at other moments; look-ups by key; export; the log of commits.
-
-This package never writes to the store.
-"""
+"""Reading a cut: SQL over tables and channels, look-ups by key, export, and the log of commits. Read-only."""
 
 __all__ = ["answers", "clauses", "columns", "export", "log", "sql"]

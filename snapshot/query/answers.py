@@ -1,7 +1,7 @@
-"""SQL at a cut, shared by `query` and bisect so that both return equal results.
+"""Run SQL statements at a cut, with their clauses and channels; used by `query` and by bisect.
 
-Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' address
-(`snapshot.cut.stored.ADDRESS`) and `_receiver`: a channel with two readers has the unread records of each.
+Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' location
+(`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`: a channel with two readers has the unread records of each.
 
 `input('orders')` is a view of the records that the app had read of a topic, if its input archive has them. DuckDB reads
 the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 INPUT_PLACES = ("topic", "partition", "offset", "timestamp", "timestampType")
-"""Columns of an input archive that show a record's location, and so are never masked."""
+"""Columns of an input archive that show a record's location, and are never masked."""
 _STREAM = "reading the stream registered as '@input "
 
 
@@ -60,7 +60,7 @@ def register_input(
 ) -> None:
     """Create the view of an `input()` clause, with the archived records before the cut's offsets.
 
-    The columns are those of `archive.columns.SCHEMA`. `failed` is called with the error if an object turns out to
+    The columns are those of `archive.columns.SCHEMA`. `on_failure` is called with the error if an object turns out to
     be missing or damaged while the view is read. Raises `NotFound` (the app does not read the topic, or has no
     archive of it).
     """
@@ -98,12 +98,11 @@ def register_input(
 
 
 def reading_failed(error: SlackwaterError) -> bool:
-    """Return True if a statement failed because an archive object could not be read."""
     return _STREAM in error.message
 
 
 def in_archive(app: str, error: SlackwaterError) -> Corruption:
-    """Convert the error of an archive object that cannot be decoded into one of the app's errors."""
+    """Convert DuckDB's error about an undecodable archive object into `Corruption`."""
     reason = error.message.partition(_STREAM)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
         f"an input archive of {app!r} is damaged: {reason}",
@@ -113,7 +112,6 @@ def in_archive(app: str, error: SlackwaterError) -> Corruption:
 
 
 def _inputs_of(cut: Cut, topic: str) -> list[Input]:
-    """Return the inputs of all stages on a topic, given by its name in Kafka or as declared. Raises `NotFound`."""
     inputs = [(name, source) for stage in cut.stages.values() for name, source in stage.inputs.items()]
     matches = [source for name, source in inputs if topic in (name, source.topic)]
     if not matches:
@@ -122,13 +120,11 @@ def _inputs_of(cut: Cut, topic: str) -> list[Input]:
 
 
 def _extents_before(offsets: Sequence[tuple[int, ...]]) -> Extents:
-    """Return the offsets that come before any of several positions, by partition."""
     ends = map(max, zip_longest(*offsets, fillvalue=0))
     return union(Extent(partition, 0, end) for partition, end in enumerate(ends) if end)
 
 
 def _dataset(archive: Archive, extents: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
-    """Return the archive objects that have some of these offsets, as an Arrow dataset; None if there are none."""
     # Imports pandas.
     import pyarrow.dataset as ds
 
@@ -152,11 +148,11 @@ def channel_tables(
     reader: Topics | None,
     later: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
-    """Return a table of in-flight records for each channel that `sql` may read, by the channel's name.
+    """Return in-flight records by channel, for each channel that `sql` may read.
 
     Records are read from the cut's snapshot if it keeps them, else from Kafka. Channels that exist only in `later`
     versions of stages are empty. Raises `Usage` (records are only in Kafka, and there is no `reader`), `Corruption`
-    (records differ from what was written, in number or content) and `Refused` (records are gone from Kafka).
+    (records differ from what was written, in number or content) and `Refused` (records are deleted from Kafka).
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     tables_by_channel: dict[str, list[pa.Table]] = {}
@@ -185,7 +181,7 @@ def channel_tables(
 
 
 def arrow_of(ddl: str) -> pa.Schema:
-    """Return the Arrow columns of a channel from Spark DDL such as "`name` type, `name` type". Raises `Corruption`."""
+    """Convert a channel's Spark DDL, such as "`name` type, `name` type", to an Arrow schema. Raises `Corruption`."""
     try:
         return schema_of(ddl)
     except ValueError:
@@ -227,12 +223,12 @@ def answer(
     on_moment: OnMoment = lambda _ref, _cut: None,
     bounds: Bounds | None = None,
 ) -> pa.Table:
-    """Return the result of one reading statement at a cut, and at the other moments in its clauses.
+    """Return the result of one reading statement at a cut, and at the moments in its clauses.
 
-    Tables and channels that exist only in `later` versions are empty. A table that had another name at the cut is
+    Tables and channels that exist only in `later` versions are empty. A table that had a different name at the cut is
     visible under both names. `only` are the tables to open; by default those that decide the result. `reader` reads
     in-flight records. `now_ms` is the origin of relative times; without it, for a statement that is repeated, the
-    statement may only name fixed moments. `on_moment` is called for each other moment.
+    statement may only name fixed moments. `on_moment` is called for each moment in the clauses.
 
     Raises `Usage` (the SQL is wrong, reads in-flight records without a `reader`, or names an invalid moment),
     `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,
@@ -257,7 +253,7 @@ def answer(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Statement with all that is needed to answer it. The fields are parameters of `answer`."""
+    """Statement with all that is needed to run it. The fields are parameters of `run_statement`."""
 
     store: ObjectStore
     cache: SstCache
@@ -269,7 +265,6 @@ class _Asked:
     bounds: Bounds | None
 
     def rows(self, cut: Cut, moments: Moments) -> pa.Table:
-        """Return the statement's rows at a cut."""
         clauses, text = self.statement.clauses, self.statement.rest
         clause_tables = moments.find([clause for clause in clauses if not isinstance(clause, InputOf)])
         in_flight = channel_tables(self.store, cut, text, self.reader, self.later) if names_channels(text) else None
@@ -305,7 +300,7 @@ class _Asked:
 
 
 def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
-    """Return the tables in a statement with values that SQL must show in another form (`arrow_types.showable`)."""
+    """Return the tables in a statement that have values converted for SQL (`arrow_types.make_sql_safe`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
     return sorted(name for name in affected if name.casefold() in sql.casefold())
@@ -315,7 +310,7 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     """Return rows as a DuckDB relation with its own connection, which is closed with the relation.
 
     SQL on the relation can neither read nor write files. Values that SQL cannot represent are converted
-    (`arrow_types.showable`).
+    (`arrow_types.make_sql_safe`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
     return con.from_arrow(showable(rows))

@@ -1,15 +1,15 @@
-"""Clauses beyond DuckDB's SQL: a table at another moment, the versions of a table, an input archive.
+"""Clauses in addition to DuckDB's SQL: a table at a given moment, the versions of a table, an input archive.
 
     FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)
     SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
     SELECT decode(value) FROM input('flights') WHERE "offset" = 17
 
 DuckDB does not parse these clauses, so they do not change the meaning of any valid statement. Each clause is replaced
-by the name of a view before parsing. `Moments` resolves clauses to cuts, each moment once.
+by the name of a view before parsing. `MomentResolver` resolves clauses to cuts, each moment once.
 
 The lexer also splits a text into statements, including an unfinished last one. DuckDB's tokenizer needs complete
-statements and reports positions in bytes. This lexer handles only what can hide a word or a `;`: quotes, dollar quotes
-and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
+statements and reports positions in bytes. This lexer handles only what can hide a keyword or a `;`: quotes, dollar
+quotes and comments, by the rules of PostgreSQL's lexer, which DuckDB uses.
 """
 
 import re
@@ -51,17 +51,17 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 
 class Word(NamedTuple):
-    """A token with its position."""
+    """SQL token with its position."""
 
     kind: str
-    """`name`, `quoted` (a name in quotes), `string` or `sign`. Tokens of other kinds only hide their content."""
+    """`name`, `quoted` (a name in quotes), `string`, `sign`, or a kind whose text is not interpreted."""
     value: str
     """Text of the token; names and strings without their quotes."""
     start: int
     end: int
 
     def says(self, word: str) -> bool:
-        """Return True if the token is this word, unquoted, in upper or lower case."""
+        """Return True if the token is this lower-case word, unquoted, in any case."""
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
@@ -69,7 +69,7 @@ class Word(NamedTuple):
 
 
 def words(text: str) -> tuple[Word, ...]:
-    """Return all tokens of a text, without comments. An unclosed quote is a token of kind `open` up to the end."""
+    """Return the tokens of a text without comments. An unclosed quote is a token of kind `open` up to the end."""
     tokens: list[Word] = []
     at = 0
     while match := _PATTERN.match(text, at):
@@ -91,7 +91,7 @@ def words(text: str) -> tuple[Word, ...]:
 def bare(sql: str) -> str:
     """Return one statement or condition without surrounding comments and without a final `;`.
 
-    This is needed before the text is nested in another statement: a comment at its end would hide what follows.
+    The result can be nested in a statement: a comment at its end would hide the text that follows.
     """
     tokens = words(sql)
     end = len(tokens)
@@ -101,7 +101,6 @@ def bare(sql: str) -> str:
 
 
 def _end_of_comment(text: str, at: int) -> int:
-    """Return the end of a comment that began before `at`; comments nest. -1 if it is not closed."""
     depth = 1
     for edge in _COMMENT_EDGE.finditer(text, at):
         depth += 1 if edge[0] == "/*" else -1
@@ -115,46 +114,42 @@ _VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP')
 
 @dataclass(frozen=True, slots=True)
 class TableAt:
-    """A table at another moment."""
+    """Clause for a table at a given moment."""
 
     table: str
-    """Table name in lower case."""
     moment: str
-    """The part of a ref after `@`, or a whole ref."""
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view. The alias, by default, is the table's name. No other schema begins with `@`."""
+        """Schema and name of the view. The default alias is the table's name. Only clauses have schemas with `@`."""
         return f"@{self.moment}", self.table
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Rows of a table at each of its versions, between two moments."""
+    """Clause for the rows of a table at each of its versions, between two moments."""
 
     table: str
     since: str = ""
-    """First moment, in the form of `TableAt.moment`; empty for the beginning of the history."""
+    """First moment, in the form of `TableAtClause.moment`; empty for the beginning of the history."""
     until: str = "now"
     step: str = ""
     """Duration of a step. Only the last version of each step is included; empty for all versions."""
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view."""
         return f"@{self.since}..{self.until} {self.step} of {self.table}", "versions"
 
 
 @dataclass(frozen=True, slots=True)
 class InputOf:
-    """Records of a topic that the app had read, if its input archive has them."""
+    """Clause for the records of a topic that the app had read, if its input archive has them."""
 
     topic: str
     """Topic name, in Kafka or as declared."""
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view."""
         return f"@input {self.topic}", "input"
 
 
@@ -163,12 +158,10 @@ Clause = TableAt | Versions | InputOf
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement with its clauses."""
+    """SQL statement with its clauses."""
 
     sql: str
-    """SQL for DuckDB, in which names of views replace the clauses."""
     rest: str
-    """Original text, without the clauses."""
     clauses: tuple[Clause, ...] = ()
 
 
@@ -187,7 +180,6 @@ def understand(sql: str) -> Statement:
 
 
 def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `TABLE AT '…'` in the tokens."""
     for number, word in enumerate(tokens):
         if word.kind != "string" or not number or not tokens[number - 1].says("at"):
             continue
@@ -202,7 +194,7 @@ def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
 
 
 def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `versions('…')`. Calls without a string as first argument are DuckDB's."""
+    """Yield start, end and clause of each `versions('…')`, except calls whose first argument is no string."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 2 : number + 10]
         if not (word.says("versions") and inside and tokens[number + 1].is_sign("(") and inside[0].kind == "string"):
@@ -216,7 +208,7 @@ def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
 
 
 def _inputs(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `input('…')`. Calls without a string as argument are DuckDB's."""
+    """Yield start, end and clause of each `input('…')`. Calls whose argument is no string are skipped."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 1 : number + 4]
         if not (word.says("input") and len(inside) == 3 and inside[0].is_sign("(") and inside[1].kind == "string"):
@@ -232,7 +224,6 @@ MAX_VERSIONS = 1_000
 _VERSION = re.compile(r"v\d{1,19}")
 
 OnMoment = Callable[[str, Cut], None]
-"""Function that is called with the ref and the cut of each moment that a statement names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,31 +232,27 @@ class ClauseTable:
 
     clause: TableAt | Versions
     cuts: tuple[Cut, ...]
-    """Cuts, oldest first. For `Versions`, each cut has a single stage. Empty if the table did not exist yet."""
+    """Cuts, oldest first; empty if the table did not exist yet. For `VersionsClause`, each has a single stage."""
     table: Table | None
-    """Declared columns; None if no such table is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Resolves clauses to tables at moments."""
+    """Resolves clauses to cuts. Clauses that name one moment get one cut."""
 
     store: ObjectStore
     app: str
-    """App of those moments that do not name an app themselves."""
     now_ms: int
-    """Time from which relative times are counted."""
     is_steady: bool
-    """True to refuse moments that may change their meaning, as in statements that are repeated."""
+    """True to refuse moments that may change their meaning, for statements that run repeatedly."""
     on_moment: OnMoment
     _known: dict[str, Cut] = field(default_factory=dict)
-    """Cuts by ref."""
 
     def find(self, clauses: Sequence[TableAt | Versions]) -> tuple[ClauseTable, ...]:
-        """Resolve clauses. Clauses that name one moment get one cut.
+        """Resolve clauses to tables at cuts.
 
-        Raises `Usage` (a moment is malformed, or may change its meaning while `is_steady` is set; or there are too many
-        versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
+        Raises `Usage` (a moment is malformed, or may change its meaning while `fixed_moments_only` is set; or there are
+        too many versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
         """
         return tuple(self._at(clause) if isinstance(clause, TableAt) else self._versions(clause) for clause in clauses)
 
@@ -274,10 +261,7 @@ class Moments:
         return ClauseTable(clause, (cut,), newest.table if newest is not None else None)
 
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
-        """Return the cut and the version that has the table's columns.
-
-        If only the current names include the table, the cut has these names.
-        """
+        """Return the cut, and the version with the table's columns. If needed, the cut gets current table names."""
         if table not in cut.tables:
             later = later_stages(self.store, cut)
             cut = cut.under_names_of(later)
@@ -326,11 +310,11 @@ class Moments:
 
 
 def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage: str = "") -> str:
-    """Return the whole ref for a moment that a user names while working with an app.
+    """Return the complete ref for a moment that a user names while working with an app.
 
-    A whole ref is returned unchanged. Otherwise `words` is the part after `@`; `v42` is a version of `stage`, if
-    given. If the name is not a snapshot of the app but another app, the ref is that app's newest moment. Raises
-    `Usage` (`words` is none of these).
+    A complete ref is returned unchanged. Otherwise `text` is the part after `@`; `v42` is a version of `stage`, if
+    given. If the name is not a snapshot of the app but a different app, the ref is that app's newest moment. Raises
+    `Usage` (`text` is none of these).
     """
     if "@" in words or "/" in words:
         return words

@@ -2,7 +2,7 @@
 
 A look-up reads the few pages that can hold the row, without a download, a scan or a cache. First rows are sorted by
 their hashes, like SSTs, so the cost depends on the number of rows and not on the size of the table. Hashes are evenly
-distributed, so the range of hashes to read can be chosen by the number of rows it should hold.
+distributed, so the range of hashes to read is chosen by the number of rows that it should hold.
 """
 
 import json
@@ -41,13 +41,11 @@ _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "n
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A visible column of a table."""
+    """Visible column of a table."""
 
     name: str
     type: str
-    """Name of the Arrow type."""
     key: bool
-    """True if the column is part of the key."""
     since: int = 0
     """Version that added the column; 0 if the table was created with it."""
 
@@ -61,12 +59,11 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
 
 
 def visible_schema(table: Table) -> pa.Schema:
-    """Return the visible columns of a table: the key columns, and value columns whose names do not start with `_`."""
+    """Return the visible columns of a table: key columns, and value columns whose names do not start with `_`."""
     return arrow_schema(visible_columns(table))
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
-    """Parse one key, given as text or Python values of its columns. Raises the errors of `parse_keys`."""
     return parse_keys(name, table, [key_values])
 
 
@@ -111,7 +108,7 @@ def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[objec
 
 
 def hashed_keys(name: str, table: Table, keys: Sequence[Sequence[object]]) -> list[tuple[int, tuple[object, ...]]]:
-    """Return the hash of each key and its Python values, for keys of any type. Raises the errors of `parse_keys`."""
+    """Return the hash and Python values of each key, for keys of any type. Raises the errors of `parse_keys`."""
     parsed = parse_keys(name, table, keys)
     hashes = hash_keys(parsed, parsed.schema.names).tolist()
     columns = (python_values(column) for column in parsed.columns)
@@ -142,7 +139,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
 
 
 def value_of_json(value: object, kind: pa.DataType) -> object:
-    """Return a value of the type `kind` from its JSON form. Types that JSON lacks are given as text.
+    """Convert a JSON value to a Python value of an Arrow type. Types that JSON lacks are given as text.
 
     Raises `ValueError` and Arrow's errors.
     """
@@ -198,9 +195,9 @@ def _parse(value: object, kind: pa.DataType) -> pa.Array:
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
     """Return the row of one key at the cut, with the visible columns; no row if the key has none.
 
-    `key_values` are the values of the key columns in their order, as text or Python values; None for null. A table
-    that was renamed since is found by either name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong
-    number of values, or a value of the wrong type).
+    `key_values` are the values of the key columns in their order, as text or Python values; None for null. A renamed
+    table is found by its old and its new name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong number
+    of values, or a value of the wrong type).
     """
     cut = having(store, cut, (table,))
     declared = cut.tables[table].table
@@ -218,7 +215,7 @@ def look_up(
     *,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Return the visible columns of many keys' rows, in the order of the keys, and a flag for each key that has a row.
+    """Return the visible columns of the rows of many keys, in the order of the keys, and a flag per key with a row.
 
     `keys` is a result of `parse_keys`. For a missing row, all columns but the key are null. The cut must have the
     table. `cache`, `read_ahead` and errors are those of `multi_get`.
@@ -234,10 +231,7 @@ def look_up(
 
 
 def select(table: str, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return the named columns of a table's rows, or all columns if `names` is empty.
-
-    Raises `NotFound` with the nearest name.
-    """
+    """Return the named columns, or all columns if `names` is empty. Raises `NotFound` with the nearest name."""
     check_columns(table, rows.schema.names, names)
     return rows.select(names) if names else rows
 
@@ -250,10 +244,8 @@ def check_columns(table: str, existing: Sequence[str], names: Sequence[str]) -> 
 
 
 FIRST = -(1 << 63)
-"""Lowest hash."""
 _LAST = (1 << 63) - 1
 _AHEAD = 2
-"""Factor on the number of rows in a hash range, since keys may have several rows, and ranges end within pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +253,12 @@ class FirstRows:
     """Consecutive rows of a table, in the order of their hashes."""
 
     rows: pa.Table
-    """Rows with the visible columns."""
     hashes: npt.NDArray[np.int64]
-    """Hash of each row, ascending."""
     next_hash: int | None
     """Hash at which the next rows start; None if no rows follow."""
 
     def below(self, end: int | None) -> "FirstRows":
-        """Return the rows whose hash is below `end`; the next rows then start at `end`. None returns all rows."""
+        """Return the rows whose hash is below `end`, all rows for None. The next rows then start at `end`."""
         if end is None or (self.next_hash is not None and self.next_hash <= end):
             return self
         count = int(np.searchsorted(self.hashes, end))
@@ -278,7 +268,7 @@ class FirstRows:
 def first_rows(
     store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, limit: int, start: int = FIRST
 ) -> FirstRows:
-    """Return the first `limit` rows of a table whose hash is `start` or higher; more if several share the last hash.
+    """Return the first `limit` rows with a hash of at least `start`; more if several rows share the last hash.
 
     The cut must have the table.
     """
@@ -318,8 +308,8 @@ def first_rows(
 def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield state partitions, each with a range of hashes to read next.
 
-    The first range of a partition should hold `_AHEAD` times `limit` rows, and each further range twice as many as
-    the one before.
+    The first range of a partition should hold `_EXTRA_ROWS_FACTOR` times `limit` rows, and each further range twice as
+    many as the one before.
     """
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101

@@ -1,6 +1,6 @@
-"""Export of a moment as a DuckDB file with tables, not views, so that any DuckDB client opens it without slackwater.
+"""Export of a moment to a DuckDB file with tables, which any DuckDB client opens without slackwater.
 
-`page` shows such a file in DuckDB's web UI, whose extension `ui` is downloaded once from DuckDB's servers.
+`serve_ui` shows such a file in DuckDB's web UI, whose extension `ui` is downloaded once from DuckDB's servers.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,10 +25,9 @@ from .columns import visible_schema
 from .sql import empty_database
 
 ABOUT = "_slackwater"
-"""Name of the table that describes the exported tables. No stage can have this name."""
 
 ENDINGS = (".duckdb", ".ddb", ".db")
-"""File name endings of DuckDB files, which distinguish a file from a folder (`operations.exchange`)."""
+"""File name suffixes of DuckDB files, which distinguish a file from a folder (`operations.exchange`)."""
 _FILE = "exported"
 _FORMAT = "v1.0.0"
 """DuckDB's storage format: that of its first stable release, which all later clients read."""
@@ -36,12 +35,11 @@ _FORMAT = "v1.0.0"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An exported file."""
+    """Exported DuckDB file, with row counts and versions by table."""
 
     path: Path
     bytes: int
     rows: Mapping[str, int]
-    """Number of rows by table. (`versions` is by table, too.)"""
     versions: Mapping[str, int]
 
 
@@ -106,7 +104,7 @@ def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
-    """Write a table of a cut to a connection's file, and return its number of rows. Raises the errors of `export`."""
+    """Write a table of a cut to a connection's file. Returns its number of rows. Raises the errors of `export`."""
     duckdb_view.register(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
     return _copy_table(con, name)
 
@@ -151,7 +149,7 @@ def check_page() -> None:
 
 @contextmanager
 def page(path: Path) -> Iterator[str]:
-    """Serve DuckDB's web UI over a DuckDB file, and open it in the user's browser if any. Yields DuckDB's message.
+    """Serve DuckDB's web UI over a DuckDB file, and open a browser if there is one. Yields DuckDB's message.
 
     The UI is reachable from this machine only, and is served until the end of the block. Raises `Unavailable` (the
     extension cannot be loaded, or the UI does not start).
@@ -169,10 +167,7 @@ def page(path: Path) -> Iterator[str]:
 
 
 def load(con: duckdb.DuckDBPyConnection) -> None:
-    """Load the extension `ui` into a connection. It is downloaded from DuckDB's servers unless it is on this machine.
-
-    Raises `Unavailable` (it is not on this machine, and cannot be downloaded).
-    """
+    """Load DuckDB's extension `ui`, downloading it unless it is on this machine. Raises `Unavailable`."""
     try:
         con.load_extension("ui")
     except duckdb.Error:

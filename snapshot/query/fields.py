@@ -1,10 +1,10 @@
 """Fields of records: their syntax, and their values in parsed JSON and in Arrow columns.
 
 `$.user.id` is a field of a record's value, and `who` is short for `$.who`. `key`, `key.id` and `headers.NAME` are
-fields of its key and headers; `value` is the whole value. For rows between stages, the first name is a column. Arrays
-are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and `$.users[0].id`. Text that
-contains JSON is parsed if a field continues inside. `*` is any property, `~` the names of all properties. Names with
-other characters are in brackets: `$['user.id']`.
+fields of the record's key and headers; `value` is the whole value. For rows between stages, the first name is a
+column. Arrays are transparent: `$.users.id` is the id of every element, and so are `$.users[*].id` and
+`$.users[0].id`. Text that contains JSON is parsed if a field continues inside. `*` is any property, `~` the names of
+all properties. Names with other characters are in brackets: `$['user.id']`.
 """
 
 import json
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ...errors import Usage
 
 RECORD = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
-"""First names of a field that mean a part of a topic's record. Any other name means a field of the record's value."""
+"""First names of a field that denote a part of a topic's record. All other names denote fields of the value."""
 ANY, NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")
@@ -30,14 +30,14 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A path in a record: a column, and the steps inside."""
+    """Path in a record: a column, and the steps inside."""
 
     column: str
     steps: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, text: str, *, of_row: bool = False) -> "Field":
-        """Parse a field from its text; with `of_row`, a field of a row between stages. Raises `Usage` (not a field)."""
+        """Parse a field; with `of_row`, a field of a row between stages. Raises `Usage` (not a field)."""
         path, at, steps = text.removeprefix("$"), 0, list[str]()
         while at < len(path):
             step = _STEP.match(path, at)
@@ -64,7 +64,6 @@ class Field:
         return f"${below}"
 
     def below(self, steps: Sequence[str]) -> "Field":
-        """Return the field that is reached by further steps."""
         return Field(self.column, (*self.steps, *steps))
 
 
@@ -84,7 +83,7 @@ class Number(str):
 
 
 class Unreadable(Exception):
-    """Error for bytes or text that cannot be parsed."""
+    """Error for bytes or text that cannot be parsed as JSON."""
 
 
 _JSON = json.JSONDecoder(
@@ -100,9 +99,9 @@ def as_text(data: bytes | str) -> str:
 
 
 def parsed(data: bytes | str) -> tuple[Any, bool]:
-    """Return parsed JSON as lists, `Properties`, `Number` and plain values; and True if all of the text was parsed.
+    """Parse JSON into lists, `JsonObject`, `JsonNumber` and plain values; the flag is True if all text was parsed.
 
-    Accepts single quotes and several values in sequence, like Spark's functions. Raises `Unreadable` if not even a
+    Accepts single quotes and several values in sequence, like Spark's functions. Raises `UnreadableJson` if not even a
     first value can be parsed.
     """
     text = as_text(data)
@@ -116,7 +115,7 @@ def parsed(data: bytes | str) -> tuple[Any, bool]:
 
 
 def _values(text: str) -> tuple[list[Any], bool]:
-    """Parse concatenated values. Returns those before the first invalid one, and True if all were valid."""
+    """Parse concatenated JSON values up to the first invalid one; the flag is True if all were valid."""
     values, at = list[Any](), 0
     try:
         while (blank := _BLANK.match(text, at)) and (at := blank.end()) < len(text):
@@ -137,7 +136,7 @@ def _with_double_quotes(quoted: re.Match[str]) -> str:
 def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
     """Yield the values of a field in parsed JSON: text, numbers and booleans, without nulls and objects.
 
-    Raises `Unreadable` if the field continues inside a text that begins like JSON but is invalid.
+    Raises `UnreadableJson` if the field continues inside a text that begins like JSON but is invalid.
     """
     if isinstance(value, list) and not isinstance(value, Properties):
         for element in value:
@@ -182,13 +181,11 @@ def all_leaves(value: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Values of a field in some records, and for each value the position of its record."""
+    """Values of a field in some records, and for each value the row number of its record."""
 
     values: pa.Array
-    """Values without nulls."""
     rows: Rows
     below: tuple[str, ...] = ()
-    """Steps of the field that continue inside these values, if they are text or bytes; else empty."""
 
 
 def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -247,7 +244,6 @@ def all_columns(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
 
 
 def _map_leaves(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator[Leaves]:
-    """Yield the values of a field in a map column, or in record headers: lists of names and values."""
     if not steps:
         return
     parents, flat = np.asarray(pc.list_parent_indices(entries)), pc.list_flatten(entries)
@@ -275,6 +271,5 @@ def of_record(rows: pa.Table, field: Field) -> Iterator[Leaves]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return True if a type is text or bytes."""
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     return any(test(kind) for test in tests) or bool(pa.types.is_fixed_size_binary(kind))

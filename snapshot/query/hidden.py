@@ -1,4 +1,4 @@
-"""Pseudonyms in place of values, for statements of users who may not see values.
+"""Pseudonyms in place of values, for SQL of users who may not see values.
 
 Each column of a view becomes a column of UUIDs, computed from the values with a secret before the statement sees them.
 Equal values have equal pseudonyms, and nothing else of a value is revealed, whatever the statement does. DuckDB
@@ -25,13 +25,11 @@ from ...store.read.duckdb_view import quoted
 from ...store.sst.arrow_types import hexadecimal, python_values
 
 NAME = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-"""Regular expression of pseudonyms. No UUID that a program generates begins like a pseudonym."""
+"""Regular expression of pseudonyms. No UUID that a program generates has this prefix."""
 _BEGIN = "00000000-"
 _BEHIND = re.compile(r"[0-9a-f]{32} ")
 _REMEMBERED = 50_000
-"""Number of newest pseudonyms that can be translated back to their values."""
 _REMEMBERED_BYTES = 1_000
-"""Maximum size in bytes of a value that is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,6 @@ class Names:
         return name
 
     def named(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Return the pseudonyms of all values of a column."""
         try:
             return pa.array(map(self.name, python_values(column)), pa.string())
         except Exception:
@@ -70,7 +67,6 @@ class Names:
             return {name: self.values[name] for name in texts if name is not None and name in self.values}
 
     def learn(self, named: Mapping[str, object]) -> None:
-        """Add pseudonyms, with their values, that another process remembers."""
         with self.lock:
             self.values.update(named)
 
@@ -94,17 +90,15 @@ class Names:
 
 @lru_cache(maxsize=100)
 def names_of(secret: bytes) -> Names:
-    """Return this process's `Names` for a secret."""
     return Names(secret)
 
 
 def is_behind(table: str) -> bool:
-    """Return True if a table is the hidden table behind a view."""
     return _BEHIND.match(table) is not None
 
 
 class Cover:
-    """Views of one connection that show pseudonyms. Statements cannot name the hidden tables behind them.
+    """Views of one connection that show pseudonyms. Statements cannot name the hidden tables behind the views.
 
     Args:
         con: connection.
@@ -130,7 +124,7 @@ class Cover:
     ) -> tuple[str, str]:
         """Return the SELECT list of a view, given the columns' types by name, and its ORDER BY clause.
 
-        `shown` are columns that are not hidden, since they reveal no values. With `texts`, bytes are decoded as text if
+        `shown` are columns that are not masked, since they reveal no values. With `texts`, bytes are decoded as text if
         possible.
         """
         if self._names is None:
@@ -146,7 +140,7 @@ class Cover:
     def put(
         self, view: str, behind: str, shown: Collection[str] = (), order: Collection[str] = (), **how: bool
     ) -> None:
-        """Create the view `view`, an SQL name, over the hidden table `behind`. Does nothing if values are shown.
+        """Create the view `view`, an SQL name, over a hidden table. Does nothing if values are shown.
 
         `order` are columns that identify a row.
         """
@@ -169,12 +163,10 @@ class Cover:
 
 
 def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return bytes decoded as text, like keys of records in tables; bytes that are not UTF-8 in hexadecimal."""
     return pa.array([None if data is None else _utf8_or_hex(data) for data in column.to_pylist()], pa.string())
 
 
 def _utf8_or_hex(data: bytes) -> str:
-    """Return bytes decoded as text; hexadecimal if they are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -19,12 +19,12 @@ _LIKE_NULL = re.compile(r"\\+N")
 
 
 def value_of(text: str) -> str | None:
-    r"""Return the value of one key column, parsed from text to the form that `parse_keys` takes: None for `\N`."""
+    r"""Parse the text of one key column into the form that `parse_keys` takes: None for `\N`."""
     return None if text == NULL else text[1:] if _LIKE_NULL.fullmatch(text) else text
 
 
 def text_of(value: object) -> str:
-    """Return the text of one key column's value; the inverse of `value_of`."""
+    """Format the value of one key column; the inverse of `parse_value`."""
     match value:
         case None:
             return NULL
@@ -37,7 +37,7 @@ def text_of(value: object) -> str:
 
 
 def key_of(name: str, table: Table, text: str) -> Sequence[object]:
-    """Return the values of a key from one text, a JSON array for several columns. Raises `Usage` (not an array)."""
+    """Parse the text of a whole key, a JSON array for several columns. Raises `Usage` (not an array)."""
     if len(table.key) == 1:
         return (value_of(text),)
     try:
@@ -54,14 +54,14 @@ def key_of(name: str, table: Table, text: str) -> Sequence[object]:
 
 
 def text_of_key(values: Sequence[object]) -> str:
-    """Return the text of a whole key; the inverse of `key_of`."""
+    """Format a whole key; the inverse of `parse_key_text`."""
     if len(values) == 1:
         return text_of(values[0])
     return json.dumps([_for_json(value) for value in values], ensure_ascii=False)
 
 
 def _for_json(value: Any, *, within: bool = True) -> Any:
-    """Return a value in a form that JSON can represent: numbers and times that JSON lacks become text."""
+    """Convert a value to what JSON can represent: numbers and times that JSON lacks become text."""
     match value:
         case None | str():
             return value

@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in the order of the app's line, and whether they can be replayed."""
+"""Log of an app: versions of all stages in the order of the line, with a flag for each that can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,35 +18,28 @@ from ..cut.moments import heads_of, newest, stages_of
 from ..cut.stored import list_snapshots
 
 _CLOCK_SLACK_MS = 3_600_000
-"""Assumed maximum difference between the clocks of storage and of writers, for the search for a version's snapshots."""
 
 
 class Remaining(NamedTuple):
     """Offsets of an input's topic that Kafka or the input archive still has."""
 
     starts: tuple[int, ...] = ()
-    """First offset by partition from which Kafka or the input archive has everything; empty if nothing is left."""
+    """First offset by partition since which all records exist; empty if no records are left."""
     is_another: bool = False
-    """True if the topic was deleted and recreated."""
 
     def has(self, partition: int, offset: int) -> bool:
-        """Return True if all records of a partition, beginning with this offset, still exist."""
         return partition < len(self.starts) and self.starts[partition] <= offset
 
 
 RemainingOf = Callable[[Input], Remaining]
-"""Function from an input to its `Remaining`. Raises `Refused` (not authorized) and `Unavailable` (Kafka does not
-respond).
-"""
+"""Function that returns the `Remaining` of an input. Raises `Refused` and `Unavailable`."""
 
 
 class Unreplayable(NamedTuple):
-    """Range of versions of a stage that cannot be replayed."""
+    """Newest version of a stage that cannot be replayed; all older versions cannot be replayed either."""
 
     version: int
-    """Newest version whose input is gone, at least in part."""
     replaced: tuple[str, ...]
-    """Input topics that were deleted and recreated since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +54,29 @@ class LogEntry:
     rows_out: int
     """Rows written to channels and sinks, without the table's changes."""
     windows: tuple[Window, ...]
-    """Offsets read from each input partition. Empty ranges are left out."""
+    """Offsets read from each input partition, without empty ranges."""
     lost: dict[str, Lost]
-    """Records that a claim skipped because Kafka no longer had them, by input."""
     duration_ms: int
     snapshots: tuple[str, ...]
-    """Names of the snapshots that include this version."""
     epoch: int
     by: str
     thinned: tuple[int, int] | None = None
-    """First and last number of the versions directly before this one that were thinned out and cannot be restored.
-
-    None if there are no such versions.
-    """
+    """First and last thinned-out version directly before this one; None if there are none."""
     added: tuple[str, ...] = ()
-    """For a migration: the columns that it added to the table."""
     renamed: str = ""
-    """Other name of a renamed stage: the new one at its last version, the old one at the first under the new name."""
+    """Counterpart of a renamed stage: its new name at the last version, its old name at the first."""
     watermark_ms: int | None = None
-    """Watermark of the stage at this version; None if it has none."""
     deployed: str = ""
-    """For a claim by a changed program: the file of the program, with its checksum."""
     edited: str = ""
-    """For an edit: its SQL statement, or the source of its rows."""
     rewound: int | None = None
-    """For a rewind: the version whose content it restores; 0 for the empty state."""
+    """Version whose content a rewind restores, 0 for the empty state; None unless a rewind."""
     reset: tuple[str, ...] = ()
-    """For a reset: the changed offsets of partitions, as in `flights[0] 42 to 17`."""
+    """Offsets of partitions that a reset changed, as in `flights[0] 42 to 17`."""
     attached: str = ""
-    """For an attached Spark query: the batches that this version imported, as in `batches 41 to 97`."""
+    """Batches that this version of an attached Spark query imported, as in `batches 41 to 97`."""
     replayable: bool | None = None
-    """True if the previous version and all of the input still exist; None if unknown, or if nothing was read."""
+    """True if the previous version and all of the input still exist; None if unknown or without input."""
     replaced: tuple[str, ...] = ()
-    """Input topics known to be deleted and recreated since."""
 
 
 def entries(
@@ -102,7 +85,7 @@ def entries(
     """Return the newest `limit` versions of the app, or of one stage, newest first; 0 for all.
 
     If old versions were collected, the remaining ones follow. Reads the manifests shown, one more per stage, and
-    the snapshots written since the oldest of them. `held_of` returns what can still be read of an input.
+    the snapshots written since the oldest of them. `remaining_of` returns the readable offsets of an input.
 
     Raises `NotFound` (no such app or stage).
     """
@@ -170,14 +153,12 @@ def _entry(
 def _remaining_input(
     manifest: Manifest, windows: Sequence[Window], held_of: RemainingOf
 ) -> tuple[bool, tuple[str, ...]]:
-    """Return True if all of a version's input still exists; and its input topics that were recreated since."""
     remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
     replaced = (topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
     return all(remaining[window.topic].has(window.partition, window.start) for window in windows), tuple(replaced)
 
 
 def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
-    """Return the program of a claim if the previous version had another program; else empty."""
     program, previous = manifest.program, earlier.program if earlier is not None else None
     if not manifest.traits.claims or program is None or previous is None or program.checksum == previous.checksum:
         return ""
@@ -185,7 +166,7 @@ def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
 
 
 def _resets(manifest: Manifest) -> tuple[str, ...]:
-    """Return the changed offsets of partitions that this version has reset, as in `flights[0] 42 to 17`."""
+    """Return the offsets that this version has reset, by partition, as in `flights[0] 42 to 17`."""
     return tuple(
         f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
         for _, source in sorted(manifest.inputs.items())
@@ -198,7 +179,7 @@ def _resets(manifest: Manifest) -> tuple[str, ...]:
 
 
 def batches_brought(manifest: Manifest) -> str:
-    """Return the batches of a Spark query that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
+    """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
     if (query := manifest.attached or manifest.adopted) is None or not query.batches:
         return ""
     last, first = query.next_batch - 1, query.next_batch - query.batches
@@ -213,7 +194,6 @@ def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str
     """
 
     def is_gone(manifest: Manifest) -> bool:
-        """Return True if the input of the next version is gone."""
         remaining_by_source = ((held_of(source), source) for source in manifest.inputs.values())
         return any(
             not remaining.has(*position)

@@ -1,7 +1,7 @@
-"""Rows from any source that DuckDB reads (a file, several files, or a query), as the columns of a table.
+"""Rows for a table from any source that DuckDB reads: a file, several files, or a query.
 
-A value is converted if the target type represents exactly this value in another size or layout: an integer as a wider
-type, or as a narrower one that can hold it; a decimal as a double. A number is not converted to text, nor a time
+A value is converted if the target type represents exactly this value in a different size or layout: an integer as a
+wider type, or as a narrower one that can hold it; a decimal as a double. A number is not converted to text, nor a time
 without a zone to a time with a zone, since the meaning is unclear. The user can cast in SQL.
 """
 
@@ -34,7 +34,7 @@ class RowSource:
     sql: str = ""
     """Query that returns the rows. Statements before it, such as `ATTACH`, are run first."""
     only_files: bool = False
-    """True if the source may only be a file, not a query: for an edit, `--sql` is the statement that changes rows."""
+    """True if the source must be a file, since `--sql` has a different meaning for the operation (edit)."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.sql):
@@ -48,7 +48,6 @@ class RowSource:
 
     @property
     def remedy(self) -> str:
-        """Suggested SQL that renames, casts or drops columns, for hints."""
         select = f"SELECT … FROM '{self.file or '…'}'"
         return (
             f"a file that DuckDB writes by COPY ({select}) TO 'new.parquet'" if self.only_files else f'--sql "{select}"'
@@ -84,7 +83,6 @@ def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
 
 
 EXAMPLES = 3
-"""Maximum number of rows shown in an error."""
 
 
 def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
@@ -105,7 +103,7 @@ def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
 
 
 def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
-    """Return the rows with exactly the table's columns, key first. The schema of the rows must have passed `check`.
+    """Return the rows with exactly the table's columns, key first. Their schema must have passed `check_schema`.
 
     Raises:
         Refused: a value does not fit its declared type, or a key is null; with examples.
@@ -140,7 +138,6 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
 
 
 def examples(rows: pa.Table | pa.RecordBatch) -> str:
-    """Return the text of rows for an error."""
     shown = (", ".join(f"{name}={value!r}" for name, value in row.items()) for row in python_rows(rows))
     return "; ".join(f"({row})" for row in shown)
 
@@ -160,7 +157,6 @@ def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
 
 
 def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
-    """Return True if values of the type `actual` are converted to the type `declared`, as far as they fit."""
     of = pa.types
     if of.is_null(actual):
         return True
@@ -180,7 +176,6 @@ def is_convertible(actual: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def _is_nested_alike(actual: pa.DataType, declared: pa.DataType) -> bool:
-    """Return True if two types are nested in the same way, and the inner values can be converted."""
     of = pa.types
     if of.is_struct(declared):
         names = [field.name for field in declared]

@@ -4,7 +4,7 @@ DuckDB runs in this process over immutable SSTs. Once the views exist, the conne
 them, its settings are locked, and only reading statements are accepted. A user's SQL can neither write to the store nor
 read other files of the machine.
 
-There may also be views of a table at another moment, or at several versions with the `_version` of each row.
+There may also be views of a table at a given moment, or at several versions with the `_version` of each row.
 """
 
 import re
@@ -35,9 +35,7 @@ SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that looks them up."""
 
 VERSIONS = ("_version", "_committed_at")
-"""Columns that a table at several versions has in addition. They are never masked."""
 PLACES = (*ADDRESS, "_receiver")
-"""Columns that in-flight records have in addition to the channel's columns. They are never masked."""
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. DuckDB reports a PIVOT as MULTI."""
@@ -57,22 +55,17 @@ class Bounds:
     seconds: float = 10.0
     """Seconds after which a statement is interrupted. A single function call is not interrupted."""
     memory_mb: int = 512
-    """Memory limit of DuckDB in MiB; it does not spill to disk."""
+    """Memory limit of DuckDB in MiB; DuckDB does not spill to disk."""
     max_bytes: int = 64 << 20
-    """Maximum size of the returned rows."""
     tables: frozenset[str] | None = None
-    """Tables that are visible; None for all tables, in-flight records and archived records."""
     app: str = ""
-    """The only app whose moments a statement may name; empty for any."""
     secret: bytes = b""
-    """Secret of the pseudonyms that are shown instead of values (`hidden`); empty if values are shown."""
+    """Secret of the pseudonyms that are shown in place of values (`hidden`); empty if values are shown."""
 
     def allows(self, table: str) -> bool:
-        """Return True if a table is visible."""
         return self.tables is None or table in self.tables
 
     def check_app(self, app: str) -> None:
-        """Raise `NotFound` unless moments of that app may be named."""
         if self.app and app != self.app:
             raise NotFound("app", app, {self.app})
 
@@ -119,7 +112,6 @@ Such functions are refused, in addition to DuckDB's own locks.
 
 
 def names_channels(sql: str) -> bool:
-    """Return True if a query may read in-flight records."""
     return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
 
 
@@ -140,9 +132,9 @@ def connect(
 
     The views use the cache, which must outlive the connection. Only tables in `only` (as `named_tables` returns it;
     None for all) are opened; the others are empty, and so are tables in `empty` that the cut lacks. The `channels` (as
-    from `channel_tables`) are visible as `inflight('by-route')` or `inflight."by-route"`. `others` are tables at other
-    moments. The table `whole` also has its internal columns. `memory` is DuckDB's limit before it spills to disk, such
-    as "1 GiB"; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
+    from `channel_tables`) are visible as `inflight('by-route')` or `inflight."by-route"`. `clause_tables` are resolved
+    clauses. The view of `table_with_internals` also has internal columns. `memory` is DuckDB's limit before spilling to
+    disk, such as "1 GiB"; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
     """
     con = empty_database()
     cover = cover_of(con, bounds)
@@ -183,7 +175,6 @@ def connect(
 
 
 def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: Cover) -> None:
-    """Create a view of the in-flight records of each channel."""
     con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
     for number, (name, rows) in enumerate(channels.items()):
         view, behind = f"{SCHEMA_NAME}.{quoted(name)}", cover.behind(f"_channel_{number}")
@@ -198,7 +189,6 @@ def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa
 
 
 def cover_of(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Cover:
-    """Return the `Cover` of a connection, with pseudonyms if the bounds have a secret."""
     return Cover(con, bounds.secret if bounds is not None else b"")
 
 
@@ -211,9 +201,9 @@ def empty_database() -> duckdb.DuckDBPyConnection:
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
-    """Return the tables that decide a statement's result: those it names, or all if it may name tables indirectly.
+    """Return the tables that decide a statement's result: the named ones, or all if names may be computed.
 
-    The other tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
+    The remaining tables need not be opened, so damage to them does not matter. With `or_all`, a statement that names no
     table is taken to read all.
     """
     text = sql.casefold()
@@ -308,19 +298,25 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _
 
 
 def is_condition(sql: str) -> bool:
-    """Return True if a text is a condition, as after WHERE, and not a statement. Raises the errors of `understand`."""
+    """Return True if a text is a condition, as after WHERE, and not a statement.
+
+    Raises the errors of `parse_statement`.
+    """
     return not is_statement(sql) and is_statement(f"SELECT ({bare(sql)})", most=1)
 
 
 def is_statement(sql: str, *, most: int = 1_000) -> bool:
-    """Return True if DuckDB can parse a text as up to `most` statements. Raises the errors of `understand`."""
+    """Return True if DuckDB parses a text as 1 to `max_statements` statements.
+
+    Raises the errors of `parse_statement`.
+    """
     with duckdb.connect() as con, suppress(duckdb.Error):
         return 0 < len(con.extract_statements(understand(sql).sql)) <= most
     return False
 
 
 def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
-    """Return the error to raise for a DuckDB error: `Usage`, `NotFound` with the nearest name, or `SlackwaterError`."""
+    """Convert a DuckDB error to `Usage`, to `NotFound` with the nearest name, or to `SlackwaterError`."""
     message, query = str(error).strip(), f"query: {sql.strip()}"
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(message)):
         return NotFound("table", match[1], _columns(con), hint=query)
@@ -342,7 +338,6 @@ def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> S
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """Return the visible columns of each table."""
     rows = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     columns: dict[str, list[str]] = {}
     for table, column in rows:

@@ -1,8 +1,8 @@
-"""Commits of an app as a limited number of points on a time line, with marks for notable events.
+"""Time line of an app: a limited number of its commits as points, and annotations for notable events.
 
-For each stage every 2^n-th version is read, so that the same versions are read again as the history grows and can be
-cached. Deploys and migrations between two points are visible in the points and located by binary search. Operations
-come from the log of operations, and snapshots from a listing. So the cost follows the number of points, not the
+For each stage every 2^n-th version is read, so that the set of read versions stays stable as the history grows, and
+can be cached. Deploys and migrations between two points are visible in the points and located by binary search.
+Operations come from the audit log, and snapshots from a listing. So the cost follows the number of points, not the
 history: 50,000 versions take as many reads as 500.
 """
 
@@ -35,14 +35,11 @@ T = TypeVar("T", bound=Struct)
 MarkKind = Literal["snapshot", "deploy", "migration", "operation"]
 _AT_ONCE = 16
 _MOST_MARKS = 100
-"""Maximum number of snapshot marks, and of operation marks; the newest are shown."""
 _MOST_SEARCHES = 60
-"""Maximum number of binary searches for deploys and migrations; a narrower time range shows the others."""
 _KNOWN, _KNOWN_NOTES = 100_000, 2_000
 _SAME_MS = 10_000
-"""Maximum time between commits of several stages that become one mark, if their reason is the same."""
+"""Maximum time between commits of several stages that become one annotation, if their reasons are equal."""
 _NOT_SHOWN = ("snapshot", "token", "export", "protect", "watch", "archive")
-"""Groups of operations without a mark of their own: they do not change state, or are shown by other marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class CommitPoint:
     time_ms: int
     kind: VersionKind
     rows: int
-    """Number of rows that the version read."""
     program: str
     """Checksum of the program that declares the stage; empty if the program was not in a file."""
     migration: int
@@ -62,14 +58,13 @@ class CommitPoint:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Notable event on the time line."""
+    """Annotation of the time line: a snapshot, a deploy, a migration or an operation."""
 
     kind: MarkKind
     time_ms: int
     label: str
-    """Text of the mark: the name of a snapshot, an operation, or a program."""
+    """Name of a snapshot, or description of an operation or program."""
     stage: str = ""
-    """Stage that `version` belongs to; empty for a snapshot."""
     version: int = 0
     by: str = ""
     why: str = ""
@@ -81,30 +76,27 @@ class ThinnedLine:
 
     app: str
     commits: int
-    """Number of commits in the time range."""
     points: tuple[CommitPoint, ...]
-    """Points, oldest first: all commits, or as many as requested, including the first and last of each stage."""
+    """Points, oldest first: all commits, or as many as requested, with the first and last of each stage."""
     marks: tuple[Mark, ...]
-    """Marks, oldest first."""
 
     @property
     def is_whole(self) -> bool:
-        """True if every commit is shown as a point."""
         return len(self.points) == self.commits
 
 
 # By store, and by the app's creation time, since an app's name may be reused.
 _known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
 _known_notes: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
-"""Snapshots and operations that were read, by key and modification time, since a name may be reused."""
+"""Snapshots and operations by key and modification time, since a name may be reused."""
 _lock = Lock()
 
 
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
     """Return the commits between two times, inclusive; 0 for the first and for the newest commit.
 
-    One read per point that is not cached, a few per stage, one per mark, and a binary search per deploy. Versions that
-    garbage collection kept from before the gapless history are left out. Raises `NotFound` (no such app) and
+    One read per point that is not cached, a few per stage, one per annotation, and a binary search per deploy. Versions
+    that garbage collection kept from before the gapless history are left out. Raises `NotFound` (no such app) and
     `Corruption` (of a newest version).
     """
     created_ms = apps.read_app(store, app).created_ms
@@ -148,7 +140,6 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
 
 
 def _span(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
-    """Return the versions of a stage that were committed within a time range."""
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     low, high = first(head.stage), head.version
     if to_ms and to_ms < head.time_ms:
@@ -184,7 +175,6 @@ Read = Callable[[str, int], CommitPoint | None]
 
 
 def _deploy_marks(points: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
-    """Yield a mark for each change of a stage's program or columns between two points."""
     by_stage: dict[str, list[CommitPoint]] = {}
     for point in points:
         by_stage.setdefault(point.stage, []).append(point)
@@ -204,7 +194,6 @@ def _deploy_marks(points: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
 def _first_changed(
     before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[CommitPoint], object]
 ) -> CommitPoint:
-    """Return the first version after `before`, up to `after`, for which `of` has another value than for `before`."""
     low, high, old_value, first_changed = before.version, after.version, of(before), after
     while high - low > 1:
         middle = (low + high) // 2
@@ -217,7 +206,6 @@ def _first_changed(
 
 
 def _notes(store: ObjectStore, app: str, notes: Notes[T], listed: Iterable[ObjectInfo]) -> Iterator[T]:
-    """Yield the listed notes; each is read once per process."""
     with _lock:
         cache = _known_notes.setdefault(store, LRUCache(_KNOWN_NOTES))
     for info in listed:
@@ -262,7 +250,6 @@ def _operation_marks(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]
 
 
 def _merge_marks(marks: Iterable[Mark]) -> Iterator[Mark]:
-    """Return the marks with one mark per migration or deploy, instead of one per stage and one for the operation."""
     merged: list[Mark] = []
     # Operations first, as their labels say the most.
     for mark in sorted(marks, key=lambda mark: (mark.kind != "operation", mark.time_ms)):

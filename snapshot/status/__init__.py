@@ -1,3 +1,3 @@
-"""Status of an app: lag of its stages, which of them run, and costs."""
+"""Status of an app: lag of its stages, running stages, and costs."""
 
 __all__ = ["cost", "overview"]

@@ -19,19 +19,16 @@ from ..cut.graph import order
 
 @dataclass(frozen=True, slots=True)
 class StageUsage:
-    """Usage of one stage, and its stored bytes. If the app is a clone, the SSTs of its source are not counted."""
+    """Usage of one stage, and its stored bytes. For a clone, the SSTs of its source are not counted."""
 
     head: Manifest
     versions: int
-    """Number of versions in the period; 0 if none was committed."""
     taken: Stats
-    """Requests, bytes and time that these versions took."""
     table_bytes: int
-    """Size of the SSTs of the newest version."""
     sst_bytes: int
     """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
     stored_bytes: int
-    """Size of all stored objects: `sst_bytes`, and all other objects written since, including manifests and orphans."""
+    """Size of all stored objects: SSTs, and all objects written since, including manifests and orphans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,8 @@ class StageCost:
 
     stage: str
     versions: int
-    """Number of newest versions that are counted."""
     counted_ms: int
-    """Time that the counted versions cover; 0 if none was committed lately, and all rates are 0 then."""
+    """Time that the counted versions cover. If 0, no version was committed lately, and all rates are 0."""
     gets: int
     puts: int
     lists: int
@@ -50,17 +46,14 @@ class StageCost:
     bytes_read: int
     bytes_written: int
     table_bytes: int
-    """Size of the SSTs of the newest version."""
     sst_bytes: int
-    """Size of the SSTs of all versions of the gapless history."""
     stored_bytes: int
-    """Bytes that S3 bills: SSTs, manifests and all other objects written since its first version."""
+    """Bytes that S3 bills: SSTs, manifests and all other objects since the first version."""
     requests_cost: float
     """Price of the requests per month. The other costs are per month as well."""
     traffic_cost: float
     storage_cost: float
     monthly_cost: float
-    """Sum of the three monthly costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,6 @@ class AppCost:
     since_ms: int
     prices: Prices
     stages: tuple[StageCost, ...]
-    """Stages, upstream first."""
     total: StageCost
 
 

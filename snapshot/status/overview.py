@@ -1,4 +1,4 @@
-"""Overview of an app, from no more than the newest versions of its stages: lags, tables, input archives, replicas.
+"""Overview of an app from the newest versions of its stages: lags, tables, input archives, replicas.
 
 A few requests per stage; no state is read. The number of keys is therefore an upper bound. The lag of a stage behind
 its inputs follows from manifests and the end offsets of topics.
@@ -32,7 +32,7 @@ from ..under_way import runners
 from .cost import recent
 
 EndsOf = Callable[[Input], tuple[int, ...] | None]
-"""Function from an input to the end offsets of its topic, by partition; None if unknown, or for a recreated topic."""
+"""Function that returns the end offsets of an input's topic; None if unknown, or for a recreated topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,11 @@ class InputLag:
     """Lag of one input of a stage. A field of None is unknown."""
 
     name: str
-    """Declared name of the input."""
     topic: str
     upstream: str
-    """Stage that writes the topic; empty for a user's topic."""
     offsets: tuple[int, ...]
     """Next offset to read, by partition."""
     ends: tuple[int, ...] | None
-    """End offsets of the topic, by partition."""
     lag: int | None
     """Unread offsets, including transaction markers in users' topics and snapshot markers in repartition topics."""
     records: int | None
@@ -56,7 +53,7 @@ class InputLag:
     For a user's topic, equal to `lag`: only reading shows which offsets have a record.
     """
     versions: int | None
-    """Number of unread versions of a repartition topic's sender, including empty ones; 0 once all messages are read."""
+    """Unread versions of a repartition topic's sender, including empty ones; 0 once all messages are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +61,18 @@ class SinkLag:
     """Lag of one sink of a stage."""
 
     name: str
-    """Declared name of the sink."""
     topic: str
-    """Internal topic of the sink."""
     place: int | None
-    """Version up to which the sink is published; None before the publisher's first start."""
+    """Published position: the version up to which rows are published; None before the publisher's first start."""
     rows: int
-    """Number of committed rows that are not published."""
     versions: int
     """Number of versions after the published one; 0 if these have no rows for the sink."""
     sent: int = 0
-    """Number of rows that the stage has sent to the sink since the stage began."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLag:
-    """Lag of one stage, and whether it runs."""
+    """Lag of one stage, with the state of its runner."""
 
     app: str
     stage: str
@@ -87,16 +80,14 @@ class StageLag:
     running: bool | None
     """True if a runner with a recent heartbeat runs the stage; None if unknown."""
     sinks: tuple[SinkLag, ...] = ()
-    """Sinks that this run publishes."""
 
     @property
     def unit(self) -> str:
-        """Unit of `records`: rows if all inputs are repartition topics, else offsets."""
+        """Unit of `records`: row if all inputs are repartition topics, else offset."""
         return "row" if self.inputs and all(input_lag.upstream for input_lag in self.inputs) else "offset"
 
     @property
     def records(self) -> int | None:
-        """Number of unread records of all inputs; None if it is unknown for one of them."""
         counts = [input_lag.records for input_lag in self.inputs]
         return None if None in counts else sum(count or 0 for count in counts)
 
@@ -104,7 +95,7 @@ class StageLag:
 def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
     """Return the lag of each sink of the version `head`.
 
-    `places` has the progress of each publisher, None before its first start.
+    `published_positions` has the progress of each publisher, None before its first start.
     """
     lags = []
     for name, sink in head.sinks.items():
@@ -121,7 +112,7 @@ def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkL
 def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndsOf) -> InputLag:
     """Return the lag of one input of the version `head`. `heads` are the newest versions of its possible senders.
 
-    The lag of a retired stage is unknown, since it reads nothing any more.
+    The lag of a retired stage is unknown, since it no longer reads.
     """
     source = head.inputs[name]
     lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
@@ -146,14 +137,14 @@ class ArchiveStatus:
 
     topic: str
     life: int
-    """Number that distinguishes topics of one name: 2 or more if the topic was deleted and recreated."""
+    """Incarnation of the topic: 2 or more if the topic was deleted and recreated."""
     records: int
     objects: int
     bytes: int
     since_ms: int
-    """Time of the earliest record, in ms since 1970; 0 for none."""
+    """Time of the earliest record, in ms since 1970; 0 without records."""
     behind: int
-    """Number of offsets that the app has read but not archived yet, after the end of the archive."""
+    """Lag: number of offsets after the archive's end that the app has read."""
     gaps: tuple[str, ...]
     """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading such a range raises an error."""
     holds: tuple[str, ...]
@@ -161,7 +152,7 @@ class ArchiveStatus:
 
 
 def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
-    """Return the status of an archive. `heads` are the newest versions of the stages whose inputs it may lag behind."""
+    """Return the status of an archive. `heads` are the newest versions of the stages that read its topic."""
     inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
     same_topic = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
     missing = archive.owes(read for at in same_topic for read in stretches(None, at, former=False))
@@ -195,7 +186,6 @@ def archives_of(
 
 
 _RECENT = 100
-"""Number of versions that the figures of a table cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,17 +197,15 @@ class TableFigures:
     l0_files: int
     """Number of level 0 SSTs in the state partition that has most of them."""
     debt_bytes: int
-    """Bytes that compaction must merge now."""
     read_amplification: float | None
-    """Number of SSTs searched per key looked up. SSTs that a filter excluded do not count."""
+    """Number of SSTs searched per key looked up, without SSTs that a filter excluded."""
     write_amplification: float | None
     """Bytes written by batches and compactions per byte written by batches."""
     filter_hits: float | None
     """Share of look-ups in an SST that a filter answered, 0 to 1."""
     cache_hits: float | None
-    """Share of SST reads, from 0 to 1, for which the SST was in the local cache."""
+    """Share of SST reads that the local cache answered, 0 to 1."""
     commit_ms: float | None
-    """Average duration of the put of a manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +221,6 @@ class StageOverview:
     """Runner of the stage, as host:pid; empty if there is no runner, None if unknown."""
     time_ms: int
     rows: int | None
-    """Number of rows that the newest version read."""
     keys: int | None
     """Upper bound of the keys in the table; None without a table."""
     keys_exact: bool
@@ -242,31 +229,23 @@ class StageOverview:
     bytes: int
     inputs: tuple[InputLag, ...]
     retired: bool
-    """True if the stage is no longer part of the app; it then has no lag."""
     figures: TableFigures | None
-    """Figures of the table; None without details, or without a table."""
     sinks: tuple[SinkLag, ...] = ()
     """Lag of the sinks as recorded in the store, where publishers save their progress every few seconds."""
     rejected: int = 0
-    """Number of records rejected since the stage began."""
     rejected_waiting: int = 0
-    """Number of rejected records that have not been retried."""
     since: dict[str, int] = field(default_factory=dict)
     """First version that has a column, for each column that a migration added to the table."""
     called: str = ""
-    """New name of a stage that was retired by a rename."""
     watermark_ms: int | None = None
-    """Watermark of the stage; None if it has none."""
     ahead: int = 0
     """Number of rows, since the stage began, whose event time was too far ahead of the clock."""
     attached: Followed | None = None
-    """Progress of an attached Spark query."""
     batches_behind: int | None = None
-    """Number of batches of the attached query not imported yet, as of the last heartbeat; None if unknown."""
+    """Batches of the attached query not imported at the last heartbeat; None if unknown."""
     late: int = 0
-    """Number of rows that were dropped as late since the stage began."""
     waits_for: str = ""
-    """Reason why the stage was waiting at its runner's last heartbeat; empty if it was not, or if unknown."""
+    """Reason for waiting at the runner's last heartbeat; empty if not waiting, or if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,25 +256,21 @@ class AppOverview:
     created_ms: int
     origin: Origin | None
     stages: tuple[StageOverview, ...]
-    """Stages, upstream first."""
     requested: tuple[str, ...]
-    """Requested snapshots that are not complete yet."""
     names: tuple[str, ...] = ()
-    """Names given by promotions: a name that the app took over, or `NAME~1` if another app took `NAME` over from it."""
+    """Names that the app got by promotions, or `NAME~1` if the name was later taken over from it."""
     archives: tuple[ArchiveStatus, ...] = ()
-    """Archives of the topics that the app reads."""
     damaged: tuple[str, ...] = ()
-    """A sentence for each part that is left out because it cannot be read."""
+    """One sentence for each part that is left out because it cannot be read."""
     replica: Replica | None = None
-    """Replica state of the app's folder; None if the app was never copied or recovered here."""
     complete_ms: int = 0
-    """For a replica, the time up to which it is complete; 0 if it never was, and for apps that are no replica."""
+    """Time up to which a replica is complete; 0 if it never was, and for apps that are no replica."""
     replicas: tuple[ReplicaLag, ...] = ()
-    """Replicas of the app under other roots, according to the progress that they have saved in its folder."""
+    """Replicas of the app under other roots, by the progress that they have saved in the app's folder."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:
-    """Return the overview of `app`. With `in_detail` also figures of its tables: one more request per table.
+    """Return the overview of an app. With `in_detail` also figures of its tables: one more request per table.
 
     Raises `NotFound` (no such app).
     """
@@ -341,7 +316,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
 
 
 def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
-    """Return the overviews of the stages at a cut, by its manifests. End offsets of users' topics are unknown then."""
+    """Return the overviews of a cut's stages, from its manifests only, so without end offsets of users' topics."""
     stages = cut.stages
     # The progress of publishers is not versioned, so sinks show only the rows sent to them.
     sinks = {
@@ -361,7 +336,6 @@ def _stage_overview(
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
 ) -> StageOverview:
-    """Return the overview of one stage at the version `head`. With a `store`, it includes the table's figures."""
     rejects, times = rejected_of(head), head.event_time
     return StageOverview(
         stage=head.stage,
@@ -397,7 +371,6 @@ def _stage_overview(
 def _noted(
     damaged: list[str], subject: str, kinds: tuple[type[SlackwaterError], ...] = (Corruption,)
 ) -> Iterator[None]:
-    """Append a sentence about `subject` to `damaged` if the block raises one of `kinds`."""
     try:
         yield
     except kinds as error:
@@ -405,7 +378,7 @@ def _noted(
 
 
 def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
-    """Return the overviews of all apps, or that of `app` in detail; and a sentence for each part that is unreadable.
+    """Return the overviews of all apps, or that of `app` in detail; and a sentence for each unreadable part.
 
     Raises `NotFound` (no such app), `Corruption` (the identity of `app` cannot be read) and `Refused` (`app` is
     being removed).

@@ -1,4 +1,4 @@
-"""Audit log of operations on an app: who took, cloned, rewound or removed something, with time and reason."""
+"""Audit log of operations on an app: who did what and when, the changed versions, and the user's reason."""
 
 import getpass
 import socket
@@ -20,29 +20,23 @@ from ...store.versions.codec import Notes
 
 
 class Operation(Struct, frozen=True):
-    """One operation on an app. `id` is a ULID, so operations sorted by `id` are in the order of recording."""
+    """Operation on an app. Ids are ULIDs in the order of recording."""
 
     id: limits.Ulid
     app: limits.Name
     verb: limits.Line
-    """Verb of the command line: `snapshot take`, `clone`."""
     detail: limits.Text
     by: limits.Line
-    """Author, as user@host."""
     time_ms: limits.TimeMs
     message: limits.Line = ""
-    """Reason given by the user."""
     before: dict[limits.Name, limits.Seq] = {}
-    """Newest version before the operation, by changed stage; 0 for none."""
     after: dict[limits.Name, limits.Version] = {}
-    """Last version that the operation committed, by changed stage."""
 
     def is_of(self, verb: str) -> bool:
-        """Return True if the operation was done by `verb`, which may also be a group of verbs, such as `snapshot`."""
+        """Return True if `verb` is the operation's verb, or the first word of it, such as `snapshot`."""
         return verb in _names_of(self.verb)
 
     def is_by(self, person: str) -> bool:
-        """Return True if `person` did the operation; a name without a host matches the user on any host."""
         return person in (self.by, self.by.partition("@")[0])
 
 
@@ -53,7 +47,6 @@ VERBS = (
     *("token add", "token rm"),
     *("snapshot take", "snapshot rm", "snapshot failed", "export"),
 )
-"""Verbs that the log may contain."""
 
 
 def _names_of(verb: str) -> tuple[str, str]:
@@ -61,7 +54,7 @@ def _names_of(verb: str) -> tuple[str, str]:
 
 
 def check_verb(verb: str) -> None:
-    """Raise `Usage`, with the nearest verb, unless the log may contain this verb."""
+    """Raise `Usage`, with the nearest verb, unless the log may contain `verb`."""
     names = {name for listed in VERBS for name in _names_of(listed)}
     if verb not in names:
         raise Usage(f"{verb!r} is not a verb of the audit log{nearest(verb, names)}", hint=f"verbs: {', '.join(VERBS)}")
@@ -71,7 +64,6 @@ _WHY: ContextVar[str] = ContextVar("why", default="")
 
 
 def why() -> str:
-    """Return the message of the innermost `because` block that the caller is in; empty if there is none."""
     return _WHY.get()
 
 
@@ -102,7 +94,6 @@ OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
 
 
 ChangedVersions = Mapping[str, tuple[int, int]]
-"""Version numbers before and after an operation, by stage."""
 
 
 def record(
@@ -116,7 +107,7 @@ def record(
     id_: str = "",
     message: str | None = None,
 ) -> Operation:
-    """Add an operation to the app's log. One request.
+    """Add an operation to the app's audit log. One request.
 
     Idempotent if `id_`, a ULID, is given, with a `message` that was fixed when the operation was decided.
     """
@@ -147,9 +138,9 @@ def record_once(
     same: Callable[[str], bool] | None = None,
     message: str | None = None,
 ) -> None:
-    """Add an operation to the log, unless an interrupted call of this verb has added it since `since_ms`.
+    """Add an operation to the audit log, unless an interrupted call added it since `since_ms`.
 
-    `same` returns True for details that describe this operation; by default, details must be equal.
+    `is_same_detail` returns True for details that describe this operation; by default, details must be equal.
     """
     if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
         record(store, app, verb, detail, by, versions, message=message)
@@ -158,7 +149,7 @@ def record_once(
 def find_operation(
     store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
-    """Return the newest operation with this verb since `since_ms` whose detail satisfies `is_meant`.
+    """Return the newest operation of `verb` since `since_ms` whose detail satisfies `is_match`; None for none.
 
     Costs one listing, and a read for each operation.
     """
@@ -180,7 +171,6 @@ def list_operations(
 
 
 def newest_operation(store: ObjectStore, app: str) -> str:
-    """Return the key of the newest operation; empty if the log is empty. One listing."""
     return max((info.key for info in OPERATIONS.listed(store, app)), default="")
 
 

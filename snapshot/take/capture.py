@@ -25,13 +25,12 @@ from ..cut.kafka_topics import Topics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
-"""Maximum size in memory (Arrow) of the records in one object. It bounds the memory used."""
 
 
 def capture(
     store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
 ) -> tuple[Captured, ...]:
-    """Copy in-flight records from Kafka into objects of the snapshot `name`. Channels without a receiver are left out.
+    """Copy in-flight records from Kafka into objects of the snapshot `name`, except records without a receiver.
 
     Memory use is bounded by one object's records. Objects count once a snapshot names them, and are deleted on failure.
     Raises `Corruption` if there are fewer or more records than the senders' manifests declare, and
@@ -64,7 +63,7 @@ def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) 
 
 
 def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pages: bool = False) -> pa.Table:
-    """Return the records of one object. `check_pages` also verifies the checksum of every page.
+    """Read the records of one captured object; with `check_pages`, verify the checksum of every page.
 
     Raises `Corruption` if the object is missing or damaged.
     """
@@ -83,12 +82,10 @@ def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pa
 
 
 def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]:
-    """Return the number of records in `rows` by Kafka partition. `rows` has the columns of `ADDRESS`."""
     return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
 
 
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
-    """Delete captured objects that no snapshot names."""
     for captured_object in (captured_object for channel in captured for captured_object in channel.objects):
         store.delete(captured_object.key)
 
@@ -105,7 +102,6 @@ def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> Captu
 def _capture_one(
     store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
 ) -> Captured:
-    """Capture one channel; each object is added to `written` as soon as it is put."""
     counts, num_earlier = np.zeros(len(state.ends), np.int64), len(written)
     try:
         for rows in gathered(reader.read(state)):
@@ -140,7 +136,7 @@ def _capture_one(
 
 
 def gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Combine chunks into tables of about one object's size; yields no empty tables."""
+    """Concatenate chunks into tables of about one object's size; yields no empty table."""
     pending: list[pa.Table] = []
     for chunk in chunks:
         if chunk.num_rows:

@@ -1,4 +1,4 @@
-"""Write and remove snapshots: named, pinned cuts. Each is one object, written once, whatever the size of the state.
+"""Pin, move and remove snapshots. A snapshot is one object, written once, whatever the size of the state.
 
 The removal of a snapshot also deletes in-flight records that no other snapshot shares.
 """
@@ -45,7 +45,7 @@ def pin(
     reader: Topics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
-    """Pin an existing cut under a name. Idempotent for equal versions and purpose.
+    """Pin a cut under a name. Idempotent for equal versions and an equal purpose.
 
     With a `reader`, in-flight records are captured. Otherwise the snapshot shares the records of `keeper`, another
     snapshot of the same cut; records that neither has stay in Kafka until its retention ends. Raises `Usage` (invalid
@@ -93,7 +93,7 @@ def pin(
 
 
 def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
-    """Make an instant snapshot name another cut. This is a single put, so the name exists at all times.
+    """Make an instant snapshot name a second cut, with one put: the name exists at all times.
 
     The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins.
     Raises `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or
@@ -119,7 +119,7 @@ def _of(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapsho
 
 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
-    """Return the written snapshot if all its versions exist and will not be collected. Raises `NotFound`.
+    """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
     Runs after the snapshot is written. A removal of `keeper` looks for snapshots that share its records after
     deleting it; garbage collection lists snapshots after announcing what it will delete. So each side sees the
@@ -148,7 +148,6 @@ def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | No
 
 
 def name_is_taken(written: Snapshot) -> Refused:
-    """Return the error for a name that another snapshot, `written`, already has."""
     versions = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
     return Refused(
         f"snapshot {written.name!r} of {written.app} exists already ({versions})",
@@ -193,7 +192,7 @@ def remove_or_withdraw(
 
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """Delete a snapshot and return it. Versions that only this snapshot pinned may then be collected.
+    """Delete a snapshot and return it. Versions pinned by no other snapshot may then be collected.
 
     Raises the errors of `check_removable`.
     """
@@ -205,7 +204,7 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
 
 
 def remove_records(store: ObjectStore, app: str, name: str) -> None:
-    """Delete the in-flight records stored under a snapshot's name, except those that other snapshots share."""
+    """Delete the captured objects under a snapshot's name, except those that other snapshots share."""
     objects = [info.key for info in store.list(keys.snapshot_objects(app, name))]
     # Pins for clones may share them.
     shared = {key for other in list_snapshots(store, app) for key in other.object_keys} if objects else set()
@@ -228,7 +227,7 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
 
 
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """Return the snapshot of that name if it may be removed.
+    """Return a snapshot if it may be removed.
 
     Raises `NotFound` if the app or snapshot does not exist. Without `force`, raises `Refused` if a clone, or a
     clone of that clone, uses the snapshot's files, or may use them in a store that is unreachable from here.

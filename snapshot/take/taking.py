@@ -1,4 +1,4 @@
-"""Take a snapshot of a running app: request it, wait for the stages' answers, and write it once all have answered.
+"""Take a snapshot of a running app: request it, await the stages' answers, and write it once all have answered.
 
 Until the request is deleted, the head manifest of each stage has the version that the stage recorded, and the channels
 whose marker it awaits. So one look at each head suffices to complete the snapshot, and any process may do it.
@@ -42,7 +42,7 @@ from .capture import capture, discard
 from .snapshots import name_is_taken, pin
 
 REPEAT_MS = 600_000
-"""Time after a snapshot's completion, in milliseconds, in which an equal request is a retry and returns this snapshot.
+"""Milliseconds after completion in which an equal request is a retry and returns this snapshot.
 
 Later it counts as a new request, whose name is taken.
 """
@@ -50,23 +50,20 @@ Later it counts as a new request, whose name is taken.
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """Answer of a stage to an open request for a snapshot, read from the stage's head."""
+    """Answer of a stage to an open snapshot request, read from the stage's head."""
 
     version: int | None
-    """Version that the stage recorded; None before a marker has reached the stage."""
     awaited: tuple[str, ...]
-    """Channels whose marker has not arrived; empty if the stage has finished, or has not recorded a version."""
+    """Channels whose marker has not arrived; empty before the stage recorded a version."""
     head_ms: int
-    """Time of the stage's last commit."""
     asked: bool = True
-    """True if the request must have reached the stage: it reads only users' topics, or a sender has recorded.
+    """True if the request must have reached the stage: it reads users' topics only, or a sender has recorded.
 
     A stage that was asked and does not answer is not running.
     """
 
     @property
     def finished(self) -> bool:
-        """True if the stage has recorded a version and awaits no marker."""
         return self.version is not None and not self.awaited
 
 
@@ -105,9 +102,9 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
 def taken_already(
     store: ObjectStore, app: str, name: str, kind: SnapshotKind, *, by: str, now_ms: int
 ) -> Snapshot | None:
-    """Return the snapshot of that name if an earlier attempt of the same call has taken it; else None.
+    """Return the snapshot that an interrupted earlier call has taken under this name; None for none.
 
-    The snapshot must be of this kind, by the same user on the same machine, and at most `REPEAT_MS` old. Deletes
+    The snapshot must be of this kind, by the same user on the same machine, and at most `RETRY_WINDOW_MS` old. Deletes
     the request of the earlier attempt.
     """
     snapshot = find_snapshot(store, app, name)
@@ -120,7 +117,7 @@ def taken_already(
 
 
 def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAnswer]:
-    """Return the answer of each stage. Reads each head once.
+    """Read the answer of each active stage. One read for each head.
 
     Retired stages and stages without a version are left out: they are in no cut.
     """
@@ -136,7 +133,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAn
 
 
 def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
-    """Write the snapshot if every stage has finished, and return it; None while a stage has not finished.
+    """Write the snapshot if every stage has finished; returns None while a stage has not finished.
 
     Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a
     process that has one. Raises `Refused` (another snapshot took the name; a stage reads a channel that no stage
@@ -183,13 +180,11 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
 
 
 def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
-    """Return the snapshot that a request has produced; None while it is not complete."""
     written = find_snapshot(store, app, request.name)
     return written if written is not None and written.id == request.id else None
 
 
 def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: Request) -> None:
-    """Check that the stages captured exactly the records that the cut has in flight."""
     for state in states:
         actual = heads[state.receiver].captured.get(request.id, {}).get(state.channel)
         expected = Span(state.after, state.up_to)
@@ -206,7 +201,6 @@ def _describe_span(span: Span | None) -> str:
 
 
 def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    """Return the newest versions of the active stages. A stage that is being renamed is under one name only."""
     heads = heads_of(store, app, history.list_stages(store, app))
     return {
         stage: head for stage, head in heads.items() if not head.retired or (head.called and head.called not in heads)
@@ -214,7 +208,7 @@ def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
-    """Return the recorded version of each stage if, by the protocol, the snapshot is complete; else None."""
+    """Return the recorded versions if, by the snapshot protocol, the snapshot is complete; else None."""
     if not heads:
         return None
     network, finished = {}, {}
@@ -234,12 +228,11 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -
 
 _POLLS_A_SECOND = 10
 _GRACE_S = 3.0
-"""Time in seconds that the app has to write a completed snapshot, before this process writes it instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotProgress:
-    """Progress of a snapshot that was requested."""
+    """Progress of a requested snapshot."""
 
     waited_s: float
     answers: Mapping[str, StageAnswer]
@@ -259,15 +252,14 @@ def take(
 ) -> tuple[Snapshot, bool]:
     """Take a snapshot of a running app, or pin its newest moment. Safe to repeat after an interruption.
 
-    With a `reader` of Kafka, this process captures in-flight records. Without it, the app captures them. An
-    `instant` snapshot pins the newest consistent cut without asking any stage; without a `reader`, it has no
-    in-flight records. The request is withdrawn after `timeout_s`. `on_look` receives the stages' answers about ten
-    times a second.
+    With a `reader` of Kafka, this process captures in-flight records. Without it, the app captures them. An `instant`
+    snapshot pins the newest consistent cut without asking any stage; without a `reader`, it has no in-flight records.
+    The request is withdrawn after `timeout_s`. `on_progress` receives the stages' answers about ten times a second.
 
-    Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name),
-    `NotFound` (the app does not exist, or has no version yet), `Refused` (the name is taken, the app could
-    not complete the snapshot, or in-flight records are gone), `Corruption` (in-flight records are damaged)
-    and `Unavailable` (a named stage did not answer in time; or storage or Kafka did not).
+    Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name), `NotFound` (the
+    app does not exist, or has no version yet), `Refused` (the name is taken, the app could not complete the snapshot,
+    or in-flight records are gone), `Corruption` (in-flight records are damaged) and `Unavailable` (a named stage did
+    not answer in time; or storage or Kafka did not).
     """
     now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"
@@ -293,7 +285,7 @@ def take(
 
 
 def asks_nobody(store: ObjectStore, app: str) -> bool:
-    """Return True if all stages are attached Spark queries, which never answer a snapshot request.
+    """Return True if all stages are attached Spark queries, which answer no snapshot request.
 
     Any version of such a stage is consistent by itself.
     """
@@ -302,9 +294,9 @@ def asks_nobody(store: ObjectStore, app: str) -> bool:
 
 
 def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:
-    """Request a snapshot without waiting for it. Returns the request, and True if an earlier attempt had made it.
+    """Request a snapshot without waiting for it; returns the request, and True if an earlier call had made it.
 
-    Raises the errors of `request`.
+    Raises the errors of `request_snapshot`.
     """
     own = own_request(store, app, name, by)
     pending = own or request(store, app, name, by)
@@ -313,14 +305,12 @@ def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, b
 
 
 def silent_stages(answers: Mapping[str, StageAnswer]) -> list[str]:
-    """Return the stages that were asked and have not answered; empty if no stage has, since the app is not running."""
     if all(answer.version is None for answer in answers.values()):
         return []
     return [stage for stage, answer in answers.items() if answer.version is None and answer.asked]
 
 
 def ask_whether_gone(app: str, stages: Sequence[str]) -> str:
-    """Return a question about stages that do not answer, with the command that retires them, receivers first."""
     commands = " and ".join(f"`slackwater retire {app}/{stage}`" for stage in stages)
     subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
     return f"{'is' if len(stages) == 1 else 'are'} {subject}: {commands}"

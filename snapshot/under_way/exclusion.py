@@ -1,13 +1,13 @@
-"""Exclusion of operations: a table with a rule for each operation and each thing that may be under way in an app.
+"""Exclusion of operations: a rule for each operation and each condition that an app may be in.
 
-Each thing has a detector (of an object, a version, a heartbeat), which also gives the message. A verb calls
+Each condition has a detector (of an object, a version, a heartbeat), which also gives the message. A verb calls
 `check_exclusion` before it changes anything. If other verbs must see the verb's own object, it calls again after
-writing it: if two verbs start at once, the later one sees the other. `check_exclusion` detects the things that refuse
-the operation, and raises the error of that cell of the table. Verbs implement the other rules themselves.
+writing it: if two verbs start at once, the later one sees the other. `check_exclusion` detects the conditions that
+exclude the operation, and raises the error of that cell of the table. Verbs implement the other rules themselves.
 
-A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions
-name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional
-SSTs of other apps, so reading the oldest remaining version suffices.
+A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions name
+SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional SSTs of
+other apps, so reading the oldest remaining version suffices.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,6 @@ def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
 
 
 def being_made(store: ObjectStore, app: str) -> Iterator[str]:
-    """Yield the unfinished clones of an app, in the app's own root and in roots that its pins name."""
     for root in _roots(_pins(store, app)):
         clone_store = store.at(root)
         for name in apps.list_cloning(clone_store):
@@ -69,7 +68,7 @@ def _roots(pins: list[Snapshot]) -> list[str]:
 
 
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Return True if the clone for which a snapshot was pinned exists, or is being created.
+    """Return True if the clone of a pin exists, or is being created.
 
     Raises `Refused` if its store is unreachable from here.
     """
@@ -94,7 +93,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 
 def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the other apps under a root that name SSTs of this app, each with these SSTs. Empty: the app's root."""
+    """Yield the other apps under a root that name SSTs of `app`, with these SSTs. An empty root is the app's root."""
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
     for other in apps.list_apps(other_store):
@@ -109,12 +108,11 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
 
 
 def under(root: str) -> str:
-    """Return a message suffix that names the app's store root; empty if it is the current root."""
     return f" under {root}" if root else ""
 
 
 class UnderWay(Enum):
-    """Thing that may be under way in an app: an operation, a running process, or a lasting state."""
+    """Condition of an app that may exclude operations: an operation, a running process, or a lasting state."""
 
     REMOVAL = "it is being removed"
     MAKING = "it is a clone, or an adoption, that is not whole yet"
@@ -132,13 +130,11 @@ class UnderWay(Enum):
 
 
 class Sign(NamedTuple):
-    """Description of a thing that was found to be under way."""
+    """Evidence that an app is in a condition."""
 
     under_way: UnderWay
     fact: str
-    """Sentence with the thing under way, its author and its start."""
     hint: str
-    """Next step for the user whose operation is refused."""
 
 
 def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
@@ -195,7 +191,6 @@ def _change(store: ObjectStore, app: str) -> Sign | None:
 
 
 def half_done(change: Migration, missing: Sequence[str]) -> Sign:
-    """Return the description of a migration, rewind or reset that the stages in `missing` have not applied yet."""
     fact = f"{change.what} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
     return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
 
@@ -239,7 +234,7 @@ SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
     UnderWay.CLONES: _clones,
     UnderWay.RECOVERY: _recovery,
 }
-"""Detector of each thing, in the order in which `check_exclusion` calls them.
+"""Detector of each condition, in the order of the checks.
 
 Removal and creation of the app are absent: `history.list_stages` detects them. So are promotions, which are
 detected by the code that promotes.
@@ -247,7 +242,7 @@ detected by the code that promotes.
 
 
 class Intent(Enum):
-    """Operation that is about to start on an app, with its name in messages."""
+    """Operation that is about to start, with its name in messages."""
 
     RUN = "a run"
     SNAPSHOT = "a snapshot by markers"
@@ -274,7 +269,10 @@ class Intent(Enum):
 
 
 class Does(Enum):
-    """Rule for an operation while a thing is under way. A dry run is refused where the operation would finish it."""
+    """Rule for an operation under a condition.
+
+    A dry run is refused where the operation would first finish a condition.
+    """
 
     BESIDE = "goes beside it"
     REFUSED = "is refused"
@@ -343,22 +341,21 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
     },
     UnderWay.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
 }
-"""Reason why a thing refuses an operation, appended to the sentence in `Sign.fact`.
+"""Reason why a condition excludes an operation, appended to the sentence in `Evidence.fact`.
 
-The operation None is the default for a thing. An empty text means that the sentence needs no reason.
+The operation None is the default for a condition. An empty text means that the sentence needs no reason.
 """
 
 _THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
     (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
 }
-"""Next step for a thing and an operation, if it differs from `Sign.hint`."""
 
 HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
-"""Things that say that the app runs elsewhere."""
+"""Conditions of an app that runs under a second root."""
 
 
 def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:
-    """Raise `Refused` if a thing under way refuses an operation. With `columns`, only these things are checked.
+    """Raise `Refused` if a condition of the app excludes an operation. With `columns`, checks only these conditions.
 
     A dry run is refused only by what the operation would have to finish first. Costs one or two requests for each
     column. Removal and creation of the app are reported by `history.list_stages`.
@@ -371,7 +368,6 @@ def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: Unde
 
 
 def refusal(intent: Intent, sign: Sign) -> Refused:
-    """Return the error for an operation that a thing under way refuses."""
     reasons = _WHY.get(sign.under_way, {})
     why = reasons.get(intent, reasons.get(None, "")).format(intent=intent.value)
     return Refused(f"{sign.fact}: {why}" if why else sign.fact, hint=_THEN.get((sign.under_way, intent), sign.hint))

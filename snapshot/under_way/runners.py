@@ -1,4 +1,4 @@
-"""Objects through which an app's runners and operations communicate: heartbeats, holds, and requests to edit rows.
+"""Heartbeats of runners, holds that stop runners at certain offsets, and requests to edit rows.
 
 A runner writes one small object every 15 seconds, and deletes it on a clean shutdown. After a crash, the object's age
 shows that the runner is gone. A hold stops runners at certain offsets as long as it is renewed. A runner makes a
@@ -23,9 +23,8 @@ from ...store.versions.manifest import Edit, Manifest
 from ..cut.stored import notify
 
 BEAT_S = 15.0
-"""Seconds between two heartbeats of a runner."""
 FRESH_S = 60.0
-"""Maximum age in seconds of a heartbeat that counts: a few may be late or lost, and clocks differ."""
+"""Maximum age of a live runner's heartbeat in seconds: a few heartbeats may be late or lost, and clocks differ."""
 _FORGOTTEN_MS = 3_600_000
 
 
@@ -33,15 +32,10 @@ class Beat(Struct, frozen=True):
     """Heartbeat of a runner."""
 
     writer: limits.Ulid
-    """Unique id of the runner, as in the manifests that it commits."""
     by: limits.Line
-    """Process of the runner, as host:pid."""
     stages: dict[limits.Name, limits.Epoch]
-    """Claimed stages, each with its epoch."""
     batches: dict[limits.Name, limits.Count] = {}
-    """Number of batches that the attached Spark query had committed, by stage."""
     waits: dict[limits.Name, limits.Line] = {}
-    """Reason why an idle stage waits, by stage."""
 
 
 RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
@@ -58,7 +52,7 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
 def lapsed(
     store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
 ) -> bool:
-    """Return True if no runner has the app any more; False as soon as a runner writes a new heartbeat while this waits.
+    """Wait until no runner has the app, and return True; return False once a runner writes a new heartbeat.
 
     The last heartbeat of a killed runner counts for a minute: `pause` is called until this time is over.
     """
@@ -71,13 +65,12 @@ def lapsed(
 
 
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
-    """Return the runner of a stage, as host:pid; empty for none. A fenced runner does not count."""
     return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
 
 
 @dataclass(slots=True)
 class Heart:
-    """Writer of a runner's heartbeats. Deletes the last one at the end; skips some while storage is unavailable."""
+    """Writes a runner's heartbeats, except while storage is unavailable, and deletes the last one at the end."""
 
     store: ObjectStore
     app: str
@@ -85,7 +78,6 @@ class Heart:
     _swept: bool = False
 
     def beat(self, now: Callable[[], Beat]) -> None:
-        """Write the heartbeat that `now` returns, if one is due."""
         if time.monotonic() < self._due_s:
             return
         self._due_s, beat = time.monotonic() + BEAT_S, now()
@@ -101,7 +93,7 @@ class Heart:
 
 
 def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
-    """Return the number of batches that a stage is behind its Spark query; None if no heartbeat has that number."""
+    """Return the number of batches by which a stage lags behind its attached Spark query; None if unknown."""
     committed = [
         runner.batches[head.stage]
         for runner in alive
@@ -111,39 +103,34 @@ def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
 
 
 def waits_for(head: Manifest, alive: Iterable[Beat]) -> str:
-    """Return the reason why a stage waited at its runner's last heartbeat; empty if unknown."""
     reasons = (runner.waits.get(head.stage, "") for runner in alive if runner.stages.get(head.stage) == head.epoch)
     return next(reasons, "")
 
 
 def sweep(store: ObjectStore, app: str, writer: str) -> None:
-    """Delete heartbeats of runners that died long ago, by the storage time of the heartbeat of `writer`."""
+    """Delete heartbeats of runners that died an hour ago, by storage's clock at the heartbeat of `writer`."""
     listed, own = RUNNERS.listed(store, app), keys.note(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
     RUNNERS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)
 
 
 HOLD_RENEW_S = 2.0
-"""Interval in seconds at which the holder renews a hold."""
+"""Seconds between two renewals of a hold."""
 HOLD_LAPSE_S = 15.0
-"""Age in seconds after which runners ignore a hold, because its holder has died."""
+"""Age of a hold in seconds after which runners ignore it, because its holder has died."""
 
 
 class Hold(Struct, frozen=True):
-    """Hold of an app: the reason, and the offsets at which its runners stop."""
+    """Hold of an app: offsets at which its runners stop during a promotion, and the reason."""
 
     app: limits.Name
     name: limits.Name
-    """App name that a promotion hands over."""
     to: limits.Name
-    """App that will get the name."""
     by: limits.Line
     renewed: limits.Count
-    """Number that changes with each renewal."""
     until: dict[limits.Topic, limits.Offsets]
-    """End offsets by users' topic; runners read nothing from partitions that are not listed."""
+    """Offsets at which reading stops, by users' topic; no other partition is read."""
     clock_ms: limits.SpanMs | None
-    """Clock time up to which rows may fall due; None for now."""
 
 
 def find_hold(store: ObjectStore, app: str) -> Hold | None:
@@ -152,7 +139,6 @@ def find_hold(store: ObjectStore, app: str) -> Hold | None:
 
 
 def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
-    """Write holds. With `tell`, runners are notified to look for them at once."""
     for app_hold in holds:
         codec.put(store, keys.hold(app_hold.app), app_hold)
         if tell:
@@ -160,7 +146,6 @@ def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
 
 
 def release_holds(store: ObjectStore, apps: Iterable[str]) -> None:
-    """Delete the holds of these apps, and notify their runners."""
     for app in apps:
         store.delete(keys.hold(app))
         notify(store, app)
@@ -172,24 +157,20 @@ class EditRequest(Struct, frozen=True):
     edit: Edit
     stage: limits.Name
     since: limits.Seq
-    """Newest version of the stage at the time of the request."""
     created_ms: limits.TimeMs
     sql: limits.Text = ""
-    """SQL statement; empty if rows are given."""
     rows: Annotated[str, Meta(max_length=64)] = ""
-    """Checksum of the rows to put into the table; empty if SQL is given.
+    """Checksum of the rows that replace rows of the table; empty if SQL is given.
 
     The rows are stored beside the request, as an Arrow stream.
     """
     error: limits.Text = ""
-    """Reason why the edit failed; empty unless it was tried and failed."""
 
     @property
     def id(self) -> str:
         return self.edit.id
 
     def is_like(self, other: "EditRequest") -> bool:
-        """Return True if both requests are for the same edit by the same person."""
         own_fields, other_fields = (
             (compared.stage, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
         )
@@ -197,7 +178,6 @@ class EditRequest(Struct, frozen=True):
 
 
 EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
-"""Open requests for edits, oldest first."""
 
 
 def edit_done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
@@ -214,7 +194,7 @@ def edit_done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Ma
 
 
 def withdraw_edit(store: ObjectStore, app: str, request: EditRequest) -> None:
-    """Delete a request and its rows. Two requests."""
+    """Delete a request and its rows. Two requests to storage."""
     if request.rows:
         store.delete(keys.edit_rows(app, request.id))
     EDITS.remove(store, request.id, app)

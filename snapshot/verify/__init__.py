@@ -1,1 +1,1 @@
-"""Verification of a cut: everything that can be computed from stored objects is computed again. Read-only."""
+"""Verification of a cut: recomputes everything that follows from the stored objects. Read-only."""

@@ -1,4 +1,4 @@
-"""In-flight records of a cut according to its manifests, and checks of its snapshot's records, markers and topics."""
+"""Checks of a cut against its snapshot and Kafka: captured in-flight records, markers, and topics."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,14 +27,13 @@ class ChannelState:
 
     channel: Channel
     in_flight: InFlight | None
-    """Records in flight; None if the manifests do not show which."""
     exact: bool
-    """True if `in_flight.rows` counts only this receiver's records. A clone's first version has one count for all."""
+    """True if `in_flight.rows` counts this receiver's records only. A clone's first version has one count for all."""
     wrong: tuple[str, ...] = ()
 
 
 def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
-    """Return each channel of the cut once per reader, with the records in flight according to the manifests.
+    """Return each channel of the cut once per reader, with the in-flight records by the manifests.
 
     Reads the senders' manifests between the consumed version and the cut.
     """
@@ -63,10 +62,9 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
 
 
 Addresses = npt.NDArray[np.int64]
-"""Table with one row per record and the columns of `ADDRESS`."""
+"""Array with one row per record and the columns of `ADDRESS_COLUMNS`."""
 
 _PLACE = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
-"""Fields that must be equal in a captured channel and in the in-flight records of the cut."""
 
 
 def check_captured(
@@ -105,7 +103,7 @@ def check_captured(
 def recount(
     store: ObjectStore, captured: Captured, markers: tuple[int, ...]
 ) -> tuple[tuple[int, ...] | None, tuple[Verified, ...]]:
-    """Read every object of a captured channel and check each record's address.
+    """Read every object of a captured channel and check the location of each record.
 
     `markers` has the offset of the snapshot's marker in each partition; empty if there are no markers. Returns the
     number of records by partition, None if an object cannot be read, and a check of each object. Raises only
@@ -144,7 +142,6 @@ def recount(
 
 
 def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: int) -> Addresses:
-    """Return the address of each record of an object. Raises `Corruption` if the object is not what was written."""
     try:
         # All columns, so that page checksums find every damaged page.
         rows = read_object(store, captured_object, check_pages=True)
@@ -163,7 +160,6 @@ def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: 
 def _faults(
     rows: Addresses, last: Addresses, captured_object: CapturedObject, captured: Captured, markers: tuple[int, ...]
 ) -> Iterator[str]:
-    """Yield the faults in the records of one object. `last` is the address of the record that precedes them."""
     if len(rows) != captured_object.rows:
         yield f"has {len(rows)} records; expected {captured_object.rows}"
     partition, offset = rows[:, 0], rows[:, 1]
@@ -243,16 +239,15 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
 
 
 TOPICS_SAY = "to check that topics were not recreated"
-"""Reason for connecting to Kafka, as a part of messages."""
 _Place = tuple[str, str]
 """Use of a topic: a verb ("read" or "wrote"), and the topic."""
 
 
 def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[str]) -> Iterator[Verified]:
-    """Check that each topic that stages of the cut read or wrote was not recreated since.
+    """Check that no topic that stages of the cut read or wrote was recreated since.
 
-    If the newest version already uses the recreated topic, this is no difference: only the former records cannot be
-    read again, which is added to `not_looked`. The reason why Kafka could not be asked is added as well.
+    If the newest version already uses the recreated topic, this is no difference: the former records cannot be read
+    again, which is added to `not_checked`. If Kafka could not be asked, the reason is added as well.
     """
     if (replica := replicas.find(store, cut.app)) is not None and replica.state == "copy":
         return  # its topics are in another Kafka
@@ -281,7 +276,6 @@ def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[s
 
 
 def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
-    """Return the topic ids and offsets of a version, by verb and topic."""
     topics: dict[_Place, tuple[str, tuple[int, ...]]] = {}
     if manifest.attached is None and not manifest.retired:
         topics |= {("read", source.topic): (source.topic_id, source.offsets) for source in manifest.inputs.values()}
@@ -291,7 +285,6 @@ def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
 
 
 def _head_uses(store: ObjectStore, cut: Cut, stage: str, place: _Place, current: TopicState) -> bool:
-    """Return True if the newest version of a stage uses the existing topic, whose state is `current`."""
     head = history.head(store, cut.app, stage)
     topic_id, offsets = _topics(head).get(place, ("", ())) if head is not None else ("", ())
     return (

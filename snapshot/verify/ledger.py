@@ -1,4 +1,4 @@
-"""Balance of each channel of a cut: records sent, consumed, lost and in flight.
+"""Ledger of the channels of a cut: records sent, consumed, lost and in flight, and the check that they add up.
 
 `chandy_lamport` defines the equation that must hold. In-flight records are counted independently of the other
 numbers.
@@ -26,16 +26,14 @@ Counts = tuple[int, ...]  # by partition
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Number of records in flight, counted independently of what was sent and consumed."""
+    """Number of records in flight, counted independently of the numbers of sent and consumed records."""
 
     rows: int | None
-    """Number of records; None if they could not be counted."""
     by_partition: tuple[int, ...]
     """Number of records by partition; empty if only the sum is known."""
     where: str
     """Source of the count: `manifests`, `snapshot`, `kept records` or `Kafka`; empty if nothing was counted."""
     not_reread: str = ""
-    """Reason why the records were not read again although this was requested; empty if they were."""
     wrong: tuple[str, ...] = ()
 
 
@@ -49,16 +47,14 @@ class LedgerEntry:
     receiver: str
     receiver_version: int
     sent: tuple[int, ...]
-    """Records sent, by Kafka partition."""
     consumed: tuple[int, ...]
-    """Records consumed, by Kafka partition; empty if unknown because the reader did not start at the beginning."""
+    """Records consumed, by Kafka partition; empty if the reader did not start at the beginning."""
     in_flight: Counted
     lost: tuple[int, ...] = ()
-    """Records that were gone before the reader could read them, by Kafka partition; empty for none."""
+    """Records that were deleted before the reader could read them, by Kafka partition; empty for none."""
 
     @property
     def difference(self) -> int | None:
-        """Records sent, minus those consumed, lost and in flight; None if one of these numbers is unknown."""
         if not self.consumed or self.in_flight.rows is None:
             return None
         return sum(self.sent) - sum(self.consumed) - sum(self.lost) - self.in_flight.rows
@@ -92,11 +88,11 @@ def entries(
     *,
     deep: bool,
 ) -> Iterator[LedgerEntry]:
-    """Yield the counts of each channel and receiver, senders upstream first. Faults are in `Counted.wrong`.
+    """Yield the counts of each channel and receiver, senders upstream first. Faults are in `InFlightCount.wrong`.
 
     `captured` is what the cut's snapshot keeps. `recounts` has the numbers of records in the captured objects, as
-    returned by `recount`. Both are by channel and receiver. With `deep`, records are counted in Kafka if there is a
-    `reader`.
+    returned by `recount_captured`. Both are by channel and receiver. With `deep`, records are counted in Kafka if there
+    is a `reader`.
     """
     for state in states:
         channel = state.channel
@@ -127,7 +123,6 @@ def entries(
 
 
 def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) -> Counted:
-    """Count the records in flight: in Kafka with `deep` and a `reader`, else according to the manifests."""
     in_flight, not_reread = state.in_flight, ""
     if in_flight is None:
         return Counted(None, (), "", wrong=state.wrong)

@@ -1,4 +1,4 @@
-"""Results of verification: number of checks by kind, and differences. Values only."""
+"""Results of verification: outcomes of checks, their number by kind, and differences. Values only."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,11 +25,10 @@ CHECKS: dict[Check, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of one check. `wrong` has a sentence for every fault."""
+    """Outcome of one check, with a sentence for every fault."""
 
     check: Check
     subject: str
-    """Subject of the check: the key of an object, or a description of a channel, stage or version."""
     wrong: tuple[str, ...] = ()
     count: int = 1
     """Number of units of `CHECKS` that the check covers."""
@@ -37,7 +36,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One difference between the cut and the rule that it violates."""
+    """Difference between the cut and a rule."""
 
     check: Check
     subject: str
@@ -54,7 +53,6 @@ class Tally:
 
 
 def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
-    """Return the number of checks of each kind that was checked, and every difference, in the order of `CHECKS`."""
     verified = tuple(verified)
     tallies, differences = [], []
     for check in CHECKS:

@@ -23,7 +23,6 @@ from ...store.versions.manifest import Manifest, Sst, Table
 from .report import Verified, noted
 
 _PAGE = 1000
-"""Number of keys per response to an S3 list request."""
 
 
 def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
@@ -57,7 +56,6 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Ver
 
 
 def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
-    """Return a sentence if an object's size is wrong. Reads the last expected byte and the one after it."""
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -158,11 +156,8 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
 
 
 class _Rule(NamedTuple):
-    """Rule for rows: the rows that violate it, and the values for the sentence about them."""
-
     broken: npt.NDArray[np.bool_]
     says: str
-    """Sentence about a violation, with a `{}` for each of `values`."""
     values: tuple[npt.NDArray[np.integer], ...] = ()
 
 
@@ -225,7 +220,6 @@ def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule
 
 
 def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
-    """Yield the rules of order: rows are sorted by (`_hash`, key), and each key occurs once, also across batches."""
     joined = rows if last is None else pa.concat_tables([last, rows]).combine_chunks()
     order, repeats = sort_keys(joined[HASH].to_numpy(), joined.select(key))
     skip = joined.num_rows - rows.num_rows

@@ -1,4 +1,4 @@
-"""Verification of a cut: computes from the stored objects if it is consistent, complete and undamaged.
+"""Verify a cut: check by the stored objects that it is consistent, complete and undamaged.
 
 Shallow checks use manifests and object sizes. Deep checks read every byte, and Kafka if it still has the records.
 Damage is listed in the report; an error is raised only if something cannot be read at all.
@@ -38,16 +38,12 @@ from .sst import check_entries, check_sizes, reread_sst
 from .version_chain import last_step, whole_history
 
 _Edge = tuple[str, str]
-"""Channel and receiver, as a key."""
 
 
 def check_archives(
     store: ObjectStore, app: str, *, deep: bool, on_progress: Callable[[str], None]
 ) -> tuple[tuple[ArchiveStatus, ...], tuple[Verified, ...]]:
-    """Check the input archives of an app. With `deep`, every record is read.
-
-    Raises only `Unavailable`.
-    """
+    """Check the input archives of an app. With `deep`, every record is read. Raises only `Unavailable`."""
     statuses: list[ArchiveStatus] = []
     checked: list[Verified] = []
     wrong: list[str] = []
@@ -77,7 +73,6 @@ def _reread_archive(
 
 
 def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObject) -> Iterator[str]:
-    """Yield the differences between an archive object's records and its index entry, `archived`."""
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []
     try:
@@ -108,7 +103,7 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObje
 
 
 class _PatientReader:
-    """Kafka reader that waits for Kafka only once: after the first `Unavailable`, every call raises the same error."""
+    """Kafka reader that waits for Kafka only once: after the first `Unavailable`, every call raises that error."""
 
     def __init__(self, reader: Topics) -> None:
         self._reader = reader
@@ -139,32 +134,23 @@ class Report:
 
     app: str
     ref: str
-    """Short name of the cut, in the form of `Cut.ref`."""
     versions: dict[str, int]
-    """Versions by stage, upstream first; stages whose manifest cannot be read are left out."""
     snapshot: str
-    """Snapshot that names the cut; empty for none."""
     deep: bool
     ledger: tuple[LedgerEntry, ...]
-    """Counts of every channel, once for each stage that reads the channel."""
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
-    """Differences; empty for an undamaged, consistent cut."""
     not_reread: tuple[str, ...]
-    """Records and markers that could not be read again, because they are gone or unreachable; not differences."""
+    """Records and markers that are deleted or unreachable, so that they were not read again; not differences."""
     not_looked_at: tuple[str, ...]
     """Parts that this verification does not cover, one line each."""
     requests: int
-    """Number of requests to the app's store root."""
     bytes_read: int
     archives: tuple[ArchiveStatus, ...] = ()
-    """Input archives of the app, which do not depend on the cut."""
     thinned_out: Thinned | None = None
-    """Requested and verified times, if garbage collection has deleted the requested moment; else None."""
 
     @property
     def consistent(self) -> bool:
-        """True if no difference was found."""
         return not self.differences
 
 
@@ -181,7 +167,7 @@ def verify(
     """Check everything that must hold for a cut, given as a ref or as a `Cut`. Its manifests are read again.
 
     Relative refs count from `now_ms`. With `deep`, every byte and the whole kept history are read, and with a `reader`
-    also in-flight records and markers in Kafka. `topics` checks that Kafka's topics are still the same. `on_progress`
+    also in-flight records and markers in Kafka. `topics` checks that Kafka's topics were not recreated. `on_progress`
     is called with progress lines.
 
     Raises `Usage` (`at` is not a ref) and `NotFound` (no such app, stage, snapshot or version).
@@ -244,7 +230,6 @@ def _recount_all(
     captures: Mapping[_Edge, Captured],
     on_progress: Callable[[str], None],
 ) -> tuple[dict[_Edge, tuple[int, ...] | None], list[Verified]]:
-    """Read the objects of all captured channels. Returns the counts by channel and receiver, and all checks."""
     counts: dict[_Edge, tuple[int, ...] | None] = {}
     checks: list[Verified] = []
     for edge, captured in captures.items():
@@ -256,13 +241,12 @@ def _recount_all(
 
 
 def _why_not_reread(entry: LedgerEntry) -> str:
-    """Return why a channel's records in flight were not read again; empty if they were, or if it was not requested."""
     why = entry.in_flight.not_reread
     return f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {why}" if why else ""
 
 
 def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
-    """Yield the parts that the verification of a cut does not cover. Two requests. Unreadable objects are ignored."""
+    """Yield the parts that the verification does not cover. Two requests. Unreadable objects are ignored."""
     if not deep:
         yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
     yield "objects that only other versions and snapshots use"
@@ -277,7 +261,6 @@ def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
 
 
 def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tuple[Cut, Snapshot | None]:
-    """Return the readable part of the cut, and the snapshot that names the cut. Faults are added to `results`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
     versions: Mapping[str, int] = {}

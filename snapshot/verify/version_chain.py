@@ -1,4 +1,4 @@
-"""Check that each version of a stage follows from the previous one: no offset, count or clock goes back."""
+"""Check that each version of a stage follows from the previous one: no offset, count or clock decreases."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +18,7 @@ Compare = Callable[[str, T, T], Iterable[str]]
 
 
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
-    """Check that a version follows from the previous version, if the previous one is kept. At most two requests."""
+    """Check that a version follows from the previous version, if that is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
     with noted(wrong):
@@ -56,7 +56,6 @@ def whole_history(
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
-    """Return the first version of the gapless history, and all kept versions. Missing versions are added to `wrong`."""
     versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
     with noted(wrong):
@@ -200,7 +199,6 @@ def _reset_differences(earlier: Input, later: Input, manifest: Manifest, new: Se
 
 
 def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
-    """Yield the faults in a version's record of lost messages: the offsets, versions and counts that it skipped."""
     if lost is None:
         if later.upstream and earlier.lost != later.lost:
             yield f"{sum(later.lost)} records are lost, previously {sum(earlier.lost)}, for no given reason"

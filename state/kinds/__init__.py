@@ -1,4 +1,4 @@
-"""Kinds of state, one in each file: declaration, columns, merging, times, migration.
+"""Kinds of state, one in each file: declaration, columns, merging of rows, due times, migration rules.
 
 Whole Arrow tables in, whole Arrow tables out. Other rooms do not depend on a particular kind.
 """

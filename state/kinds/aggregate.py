@@ -1,12 +1,12 @@
-"""State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
+"""State of running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls follow SQL: `count("x")`, `sum`, `min`, `max` and `mean` ignore them; a key without any value is null. `min` and
 `max` also ignore NaN. Sums of integers are 64 bits wide; sums of decimals keep their scale and have 38 digits, as have
-the sums behind means of integers. No sum wraps around: on overflow, `NoRoom` is raised, which `BoundAggregates.merge`
-turns into a `BadRecord` that names the key.
+the sums behind means of integers. No sum wraps around: on overflow, `SumOverflow` is raised, which
+`BoundAggregates.merge` turns into a `BadRecord` that names the key.
 
-Spark may pre-aggregate rows before the shuffle. A pre-aggregated row has the key, the number of rows (`ROWS`), the
-tasks that read them (`TASKS`), and for each aggregate the columns of `part`.
+Spark may pre-aggregate rows before the shuffle. A pre-aggregated row has the key, the number of rows (`ROWS_COLUMN`),
+the tasks that read them (`TASKS_COLUMN`), and for each aggregate the columns of `partial_column`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 class Aggregate(Struct, frozen=True, omit_defaults=True):
-    """An aggregate of one column; `by` orders `first` and `last`."""
+    """Aggregate of one column; `by` orders the functions `first` and `last`."""
 
     function: Function
     column: str | None = None
@@ -43,13 +43,12 @@ class Aggregate(Struct, frozen=True, omit_defaults=True):
 
 _LOW = (1 << 32) - 1
 _DIGITS = 38
-"""Maximum number of digits of a decimal, in tables and in Spark."""
 ROWS = "_slackwater_rows"
-"""Column with the number of rows in a pre-aggregated row, which also has the columns of `part`."""
+"""Column with the number of rows in a pre-aggregated row, which also has columns named by `partial_column`."""
 
 
 def part(content: str, name: str) -> str:
-    """Return the name of a column that holds part of the aggregate `name` in a pre-aggregated row.
+    """Return the name of the column with a part of the aggregate `name` in a pre-aggregated row.
 
     `content` is `count`, `sum` (for 64-bit integers the sum of the upper halves; `low` is the sum of the lower halves),
     `value` (of min, max, first and last) or `by` (of first and last).
@@ -58,7 +57,7 @@ def part(content: str, name: str) -> str:
 
 
 TASKS = "_slackwater_tasks"
-"""Column of int64: bit n is set if task n, modulo `MOST_TASKS`, read one of the rows."""
+"""Column of int64 in which bit n is set if task n, modulo `MAX_TASKS`, read one of the rows."""
 MOST_TASKS = 63
 
 
@@ -144,11 +143,9 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
         return Aggregates(tuple((names.get(name, name), aggregate) for name, aggregate in self.made))
 
     def internal(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Return the internal columns to rename along with visible ones, such as `_delay_sum` with `delay`."""
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if `now` is `aggregate(...)` too; the aggregates themselves are compared as columns."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
@@ -179,7 +176,6 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
 
 
 def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
-    """Return the stored columns of an aggregate: the visible one, and internal ones needed for merging."""
     if aggregate.function == "count":
         return [pa.field(name, pa.int64())]
     assert source is not None  # noqa: S101  every other function takes a column
@@ -206,7 +202,7 @@ def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.
 
 
 class NoRoom(Exception):
-    """A sum exceeds its type. `row` is the position of the key in the table that was summed."""
+    """A sum exceeds its type. `row` is the index of the key in the summed table."""
 
     def __init__(self, column: str, total: Decimal, kind: pa.DataType, row: int) -> None:
         self.row = row
@@ -216,14 +212,13 @@ class NoRoom(Exception):
         super().__init__(" ".join(self._says))
 
     def of(self, keys: pa.Table) -> BadRecord:
-        """Return the error for users, with the key at `row`."""
         (key,) = python_rows(keys.slice(self.row, 1))
         label, problem = self._says
         return BadRecord(f"{label} of key {', '.join(f'{name}={value!r}' for name, value in key.items())} {problem}")
 
 
 class PerKey:
-    """Aggregates of one batch, one value per key, in the keys' order."""
+    """Aggregates of one batch, with one value per key, in the order of the keys."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
         self._rows, self._groups = rows, groups
@@ -231,7 +226,6 @@ class PerKey:
         self._parts = ROWS in rows.column_names
 
     def kept(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> dict[str, Array]:
-        """Return the stored columns of an aggregate over the batch. Raises `NoRoom`."""
         kind = schema.field(name).type
         match aggregate.function:
             case "count":
@@ -252,7 +246,6 @@ class PerKey:
         return {name: value, f"_{name}_by": by}
 
     def _column(self, content: str, name: str, column: str | None) -> Array:
-        """Return a column of the rows, or the column of `part` if rows are pre-aggregated."""
         return self._rows[part(content, name) if self._parts else column]
 
     def _count(self, name: str, aggregate: Aggregate) -> Array:
@@ -261,7 +254,6 @@ class PerKey:
         return self._reduce(self._column("count", name, aggregate.column), "sum" if self._parts else "count")
 
     def _total(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> Array:
-        """Return the sum of each key, for the aggregates sum and mean. Raises `NoRoom`."""
         column = name if aggregate.function == "sum" else f"_{name}_sum"
         kind = schema.field(column).type
         if (low := part("low", name)) in self._rows.column_names:
@@ -286,7 +278,7 @@ class PerKey:
         return grouped.aggregate([("v", function)])[f"v_{function}"]
 
     def _whole(self, column: str, high: Array, low: Array, kind: pa.DataType) -> Array:
-        """Return the sums of integers, given in upper and lower halves. Raises `NoRoom`."""
+        """Return the sums of integers that are given in upper and lower halves. Raises `SumOverflow`."""
         high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
         high, low = pc.add(high, pc.shift_right(low, 32)), pc.bit_wise_and(low, _LOW)
         if pa.types.is_integer(kind):
@@ -298,7 +290,6 @@ class PerKey:
         return fitting(column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind)
 
     def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
-        """Return value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
         edge = self._reduce(bys, "max" if largest else "min")
         at_edge = pc.equal(bys, edge.take(self._ids))
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
@@ -313,7 +304,6 @@ class PerKey:
 
 
 def num_rows(rows: pa.Table) -> int:
-    """Return the number of rows before pre-aggregation."""
     return int(pc.sum(rows[ROWS]).as_py() or 0) if ROWS in rows.column_names else int(rows.num_rows)
 
 
@@ -349,7 +339,7 @@ class BoundAggregates(Bound):
         return replace(self, needs=columns)
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """Add the rows of each group to the value columns of `old`, one row per group. Raises `NoRoom`.
+        """Add the rows of each group to the value columns of `old`, one row per group. Raises `SumOverflow`.
 
         Accepts pre-aggregated rows.
         """
@@ -357,7 +347,7 @@ class BoundAggregates(Bound):
         return self._table(old, lambda name, aggregate: batch.kept(name, aggregate, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """Combine two tables of value columns of the same keys, from earlier and later records. Raises `NoRoom`."""
+        """Combine two tables of value columns of equal keys, from earlier and later records. Raises `SumOverflow`."""
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
@@ -368,10 +358,10 @@ class BoundAggregates(Bound):
 
 
 def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-    """Combine the stored columns of the aggregate `name` over two parts; a null means that a part has no records.
+    """Combine the stored columns of the aggregate `name` over two parts; a null stands for a part without records.
 
     Both parts have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
-    last `_name_by`. Raises `NoRoom`.
+    last `_name_by`. Raises `SumOverflow`.
     """
     old, new = earlier[name], later[name]
     match function:
@@ -399,7 +389,7 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
 
 
 def plus(name: str, old: Array, new: Array) -> Array:
-    """Return the SQL sum of two partial sums of the column `name`: null only if both are. Raises `NoRoom`."""
+    """Return the SQL sum of two partial sums: null only if both are null. Raises `SumOverflow`."""
     kind = old.type
     if pa.types.is_floating(kind):
         return pc.coalesce(pc.add(old, new), old, new)
@@ -413,7 +403,6 @@ def plus(name: str, old: Array, new: Array) -> Array:
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    """Return a decimal type in which sums of this decimal or integer type do not wrap around."""
     # Arrow adds a digit to the type of a sum of decimals, and 76 digits is the maximum.
     return pa.decimal256(75, kind.scale if pa.types.is_decimal(kind) else 0)
 
@@ -423,7 +412,7 @@ def _widened(values: Array, wide: pa.DataType) -> Array:
 
 
 def fitting(name: str, totals: Array, kind: pa.DataType) -> Array:
-    """Cast sums of the column `name` to their type. Raises `NoRoom` for the first that does not fit."""
+    """Cast sums of the column `name` to their type. Raises `SumOverflow` for the first sum that does not fit."""
     narrow = pa.decimal128(_DIGITS, totals.type.scale)
     try:
         return totals.cast(narrow).cast(kind)

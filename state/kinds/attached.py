@@ -1,4 +1,4 @@
-"""State of a Spark query that slackwater only follows: rows of its checkpoint."""
+"""State of a Spark query that slackwater only follows: rows of the query's checkpoint."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,10 +10,9 @@ from .kind import Bound, Kind
 
 
 class Attached(Kind, frozen=True, tag="attached"):
-    """Rows of a stateful operator of another program's query. Slackwater computes nothing from them."""
+    """Rows of a stateful operator in a Spark query that slackwater does not run."""
 
     operator: str = ""
-    """Kind of operator, such as `aggregate`."""
     migrates: ClassVar[bool] = False
     elsewhere: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
 

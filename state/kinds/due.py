@@ -1,4 +1,4 @@
-"""Rows that fall due: at its due time, a row is passed to its state without any records.
+"""Rows that fall due: at its due time, a row is passed to its state without records.
 
 With `update` (`due="deadline"`) the user's function is called. With `aggregate` and `upsert` over windows
 (`event_time(emits="final")`) the row is emitted once, when its window has ended.
@@ -20,7 +20,7 @@ from .session import Sessions
 
 
 class Final(Kind, frozen=True, tag="final"):
-    """A state over windows that emits each row once, after the watermark has passed the end of the row's window."""
+    """State over windows that emits each row once, after the watermark has passed the end of the row's window."""
 
     state: Any
     once: ClassVar[bool] = True
@@ -64,7 +64,10 @@ class Final(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Raises `Usage` if the key has no window or the state decides what to emit (`Kind.bind`)."""
+        """Fix the columns.
+
+        Raises `Usage` if the key has no window, or if a function decides what to emit; see `Kind.bind`.
+        """
         bound = self.core.bind(rows, key)
         why, hint = self.core.not_final
         if why:
@@ -77,14 +80,12 @@ class Final(Kind, frozen=True, tag="final"):
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(Bound):
-    """A state that stores each row's due time in `_due_at`. Called without records, it gets the rows that are due."""
+    """State that stores each row's due time in `_due_at`; a call without records gets the due rows."""
 
     inner: Bound
     column: str
-    """Value column with the due time; for a `final` state, the key column with the window."""
     due_by: DueBy
     final: bool = False
-    """True if rows are emitted only when they fall due, unchanged."""
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
@@ -106,7 +107,6 @@ class BoundDue(Bound):
         return self.inner.emits
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Merge rows. Without any rows, process the keys as due."""
         if self.final and not rows.num_rows:
             columns = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
             (schema,) = self.emits
@@ -120,7 +120,7 @@ class BoundDue(Bound):
 
 
 def due_ms(times: Any) -> Any:
-    """Return the first millisecond since 1970 UTC that is not before each of these times or dates."""
+    """Return each time or date as ms since 1970 UTC, rounded up."""
     whole_ms = event_ms(times)
     if pa.types.is_date32(times.type):
         return whole_ms

@@ -1,4 +1,4 @@
-"""State as a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
+"""State of a join of two streams by key within a span of time: `join("orders", "payments", within="1 hour")`.
 
 The table keeps rows of each side that wait for a match; a vectorised search by key and time finds the pairs.
 """
@@ -27,10 +27,10 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 _FAR_US = 1 << 61
-"""Later times are clipped to this, so that adding to a time does not overflow."""
+"""Bound of times in microseconds, so that adding to a time does not overflow."""
 How: TypeAlias = Literal["inner", "left"]
 _MATCHED = "_matched"
-"""List column of a left outer join: True for each waiting row of the left side that has matched."""
+"""List column of a left outer join: True for each waiting left row that has matched."""
 _NEVER = np.iinfo(np.int64)
 
 
@@ -73,7 +73,7 @@ def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
 
 
 class Join(Kind, frozen=True, tag="join"):
-    """A declared join."""
+    """Declared join."""
 
     left: str
     right: str
@@ -100,7 +100,6 @@ class Join(Kind, frozen=True, tag="join"):
         return column
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Raises `Refused` if a side has no time or two columns have one name; see `Kind.bind`."""
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -128,9 +127,7 @@ class JoinSide:
     name: str
     part: int
     columns: pa.Schema
-    """Columns without the key."""
     time: str
-    """Name of the column with the time of the rows."""
 
 
 def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSide:
@@ -155,27 +152,23 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rows of one side, by key and time; at the same time, stored rows come first."""
+    """Waiting rows of one side, ordered by key and time, stored rows before new rows of equal time."""
 
     rows: pa.Table
-    """Columns of the rows, in arbitrary order."""
     place: Numbers
-    """int64[n], position of each row in `rows`."""
     keys: Numbers
-    """int64[n], position of each row's key; ascending."""
     at_us: Numbers
     """int64[n], time of each row in microseconds since 1970 UTC; ascending within a key."""
     new: Flags
-    """bool[n], True for rows of this batch."""
     alone: Flags
     """bool[n], True for rows that cannot match, because their key or time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
-        """Return int64[n]: the first watermark (ms since 1970) at which each row can no longer match."""
+        """Return int64[n]: the first watermark, in ms since 1970, at which each row can no longer match."""
         return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
-        """Return the rows for which `stays` is True, as a list of structs for each of `num` keys."""
+        """Return the rows where `stays` is True as a list of structs for each of `num` keys."""
         positions = np.flatnonzero(stays)
         columns = self.rows.take(pa.array(self.place[positions])).columns
         structs = pa.StructArray.from_arrays(
@@ -185,10 +178,10 @@ class Waiting:
 
 
 def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
-    """Return one side's rows: those of the table (`stored`) and those of the batch (`came`).
+    """Gather the stored rows and the batch's rows of one side, ordered by key and time.
 
-    `stored` has a list of structs for each key, ordered by time, null for no rows; `came` has the key's position as
-    `_key`. `schema` has the stored columns, including `time`; `keyless` is bool[keys], True for keys with a null
+    `stored` has a list of structs for each key, ordered by time, null for no rows; `batch_rows` has the key's position
+    as `_key`. `schema` has the stored columns, including `time`; `keyless` is bool[keys], True for keys with a null
     column.
     """
     lists = stored.combine_chunks()
@@ -217,13 +210,13 @@ def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: s
 
 
 def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
-    """Return the values as a list for each of `num` keys; `keys` has the key of each value, ascending."""
+    """Return the values as a list for each of `num` keys; `keys` has each value's key, ascending."""
     offsets = np.searchsorted(keys, np.arange(num + 1)).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbers]:
-    """Return the matching rows, by their positions on each side.
+    """Return the matching pairs as positions on the left side and on the right side.
 
     Rows match if their keys are equal, their times differ by at most `within_us`, and at least one is new.
 
@@ -255,20 +248,17 @@ def _find_pairs(
 
 @dataclass(frozen=True, slots=True)
 class BoundJoin(Bound):
-    """A join over rows of fixed schemas."""
+    """Join over rows of fixed schemas."""
 
     due_by = "watermark"
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
-    """Schemas of the function's DataFrames, in their order."""
     left: JoinSide
     right: JoinSide
     within_ms: int
     outer: bool
-    """True if unmatched rows of the left side are emitted."""
     emitted: pa.Schema
     until_ms: int | None = None
-    """Watermark by which rows are removed; None while it is unknown."""
 
     @property
     def values(self) -> pa.Schema:
@@ -293,7 +283,7 @@ class BoundJoin(Bound):
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
-        """Schema of late rows of either side, and a mapping from the batch's columns to its columns."""
+        """Schema of late rows of either side, and a mapping from batch columns to the columns of the schema."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
             columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
@@ -303,7 +293,6 @@ class BoundJoin(Bound):
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Emit the pairs, then remove rows that no later row can match."""
         came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
         keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
         left, right = (
@@ -346,7 +335,6 @@ class BoundJoin(Bound):
     def _emitted(
         self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers
     ) -> pa.Table:
-        """Return the rows to emit: the pairs, and the rows of the left side that are removed unmatched."""
         both = np.concatenate((lefts, gone))
         met = np.concatenate((right.place[rights], np.zeros(len(gone), np.int64)))
         unmatched = np.arange(len(both)) >= len(lefts)

@@ -1,4 +1,4 @@
-"""Base classes of kinds of state: a program declares a `Kind`, workers call a `Bound`.
+"""Base classes of state kinds: a program declares a `Kind`, workers call a `BoundState`.
 
 All questions about a kind are methods here, with the common answers as defaults. A declaration is a tagged struct;
 manifests store that struct as JSON (`Table.state`).
@@ -23,34 +23,30 @@ from ...store.versions.manifest import Declaration, is_internal
 
 DueBy: TypeAlias = Literal["watermark", "clock"]
 Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
-"""Arrow columns by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows of a batch by key: rows are sorted so that the rows of a key are adjacent."""
+    """Groups of a batch's rows by key; the rows of a key are adjacent."""
 
     ids: npt.NDArray[np.int32]
-    """int32[rows], position of the row's key, 0 to num - 1, ascending."""
+    """int32[rows], key number of each row, 0 to num - 1, ascending."""
     starts: npt.NDArray[np.int64]
-    """int64[num], first row of each key."""
+    """int64[num], index of each key's first row."""
 
     @property
     def num(self) -> int:
-        """Number of distinct keys."""
         return len(self.starts)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMoment:
-    """Times of a batch in ms since 1970 UTC, recorded in its version so that a replay uses the same times."""
+    """Times of a batch in ms since 1970 UTC, recorded in the batch's version, so that replays use equal times."""
 
     until_ms: int | None = None
     """Time up to which rows fall due; None while the watermark is unknown."""
     wall_ms: int | None = None
-    """Wall clock at the batch's start; None for changes outside a batch."""
     watermark_ms: int | None = None
-    """Watermark of the stage before the batch; None if it has none."""
 
 
 NO_MOMENT = BatchMoment()
@@ -58,24 +54,22 @@ NO_MOMENT = BatchMoment()
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Results of `Bound.merge`, by key."""
+    """Result of `BoundState.merge`, by key."""
 
     values: pa.Table
-    """Value columns of the table, one row for each key of the batch."""
     deleted: npt.NDArray[np.bool_] | None = None
-    """bool[num], keys to remove; None for no key."""
+    """bool[num], True for keys to remove; None for no key."""
     changed: npt.NDArray[np.bool_] | None = None
-    """bool[num], keys whose row must be written; None for all."""
+    """bool[num], True for keys whose row must be written; None for all keys."""
     emitted: tuple[pa.Table, ...] = ()
-    """Rows for the stage's outputs: one table for all outputs, or one for each; empty if it emits none."""
 
 
 class Bound:
-    """A state bound to the schema of its rows. Sent to workers by pickle."""
+    """State bound to the schema of its rows. Sent to workers by pickle."""
 
     __slots__ = ()
     due_by: DueBy | None = None
-    """Clock or watermark, by which rows fall due at the time in `_due_at`; None if they never do."""
+    """Clock or watermark, by which rows fall due at the time in `_due_at`; None if they never fall due."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property
@@ -88,10 +82,10 @@ class Bound:
 
         @property
         def emits(self) -> tuple[pa.Schema, ...]:
-            """Schemas of the rows sent to the stage's outputs: one for all outputs, or one for each."""
+            """Schemas of rows for the stage's outputs: one for all outputs, or one for each."""
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Merge a batch's rows into the rows of their keys; the order of the rows does not affect the result.
+        """Merge a batch's rows into the rows of their keys. The result does not depend on the order of the rows.
 
         If `rows` is empty, `keys` are the keys of rows that fall due.
 
@@ -102,11 +96,10 @@ class Bound:
 
     @property
     def behind_ms(self) -> int:
-        """Most by which the event times of rows that are still to be emitted may lie before the watermark."""
         return 0
 
     def at_moment(self, _moment: BatchMoment) -> Bound:
-        """Return the state for a batch at this moment. Called for states with rows that fall due."""
+        """Return the state for a batch at a moment. Called only for states with rows that fall due."""
         return self
 
     def late_by(self, window: str | None) -> tuple[str, ...]:
@@ -115,12 +108,12 @@ class Bound:
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]] | None:
-        """Schema of late rows, and a mapping from batch columns to its columns; None for the stage's own schema."""
+        """Schema of late rows, and its columns by batch column; None if late rows have the stage's own schema."""
         return None
 
     @property
     def added_up(self) -> tuple[tuple[str, Any], ...]:
-        """Aggregates (`Aggregate`) by column, if Spark may pre-aggregate the rows for them; else empty."""
+        """Aggregates by column that Spark may pre-aggregate; empty for none."""
         return ()
 
     def over_partials(self, _columns: tuple[str, ...]) -> Bound:
@@ -129,84 +122,72 @@ class Bound:
 
 
 class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
-    """A declared kind of state."""
+    """Declared kind of state."""
 
     once: ClassVar[bool] = False
-    """True if each row is emitted once, after its window has ended."""
     migrates: ClassVar[bool] = True
-    """True if a migration may change the declaration, as far as its columns allow."""
+    """True if a migration may change the declaration, as far as the columns allow."""
     key_column: ClassVar[bool] = False
-    """True if one column of the stage's key is stored among the values: that of session windows, which grow."""
+    """True if one key column of the stage is stored among the values, as session windows are, since they grow."""
     waiting: ClassVar[str] = ""
-    """Description of the rows that wait in lists for other rows; empty if none wait."""
+    """Description of rows that wait in lists for matching rows; empty if no rows wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
-    """Emitted rows: the changed rows of the table per batch (`table`); rows that do not depend on how the input is
-    split into batches (`rows`); or rows that the user's function decides (`function`).
-    """
+    """Emitted rows: changed rows of the table, rows independent of batch boundaries, or rows of a function."""
     elsewhere: ClassVar[str] = ""
-    """Description of the owner of the rows, if no slackwater program writes them; otherwise empty."""
     in_any_order: ClassVar[bool] = False
-    """True if lists in its rows are unordered."""
     not_final: ClassVar[tuple[str, str]] = ("", "")
-    """Reason why its rows cannot be emitted once, and what to do instead; empty if they can."""
+    """Reason why rows cannot be emitted once, and an alternative; empty if rows can."""
     no_late_table: ClassVar[str] = ""
-    """Content that a table of late rows would have, if such a table is not supported; empty if it is."""
+    """Content that a table of late rows would have, if such a table is unsupported; empty if supported."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
-    """Reason why its rows cannot have a time to live, and what to do instead; empty if they can."""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the table's columns for rows of these schemas, one for each DataFrame that the stage's function returns.
+        """Bind the kind to the schemas of its rows, one schema for each DataFrame that the stage's function returns.
 
         Raises `NotFound` for a missing column, and `Usage` if the state cannot be kept for such rows.
         """
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Return the declaration as one line, for messages."""
         parameters = {name: value for name, value in self.stored.items() if name != "kind"}
         return f"{self.tag}({', '.join(f'{name}={value}' for name, value in parameters.items())})"
 
     @property
     def tag(self) -> str:
-        """Name of the kind."""
         return str(self.__struct_config__.tag)
 
     @property
     def declaration(self) -> Kind:
-        """Declaration to store: without parts that may change while stored values keep their meaning."""
+        """Declaration to store, without parts that may change while stored values keep their meaning."""
         return self
 
     def declaration_over(self, stored: Kind) -> Kind:
-        """Return the declaration, found without Spark: columns that only Spark knows are those of `stored`."""
+        """Return the declaration without Spark: columns that only Spark could parse are those of `stored`."""
         return self.declaration
 
     @property
     def stored(self) -> Declaration:
-        """Declaration as JSON, as manifests store it."""
         return msgspec.json.decode(msgspec.json.encode(self.declaration))  # type: ignore[no-any-return]
 
     @property
     def function(self) -> Callable[..., Any] | None:
-        """The user's function; None if there is none."""
         return None
 
     @property
     def core(self) -> Kind:
-        """Kind of the stored rows: this kind, or the wrapped one if this kind only decides when rows are emitted."""
+        """Kind of the stored rows: this kind, or the inner one if this kind only decides when rows are emitted."""
         return self
 
     @property
     def due_text(self) -> str:
-        """Declared due time as text; empty if it follows from the rest, or if rows never fall due."""
         return ""
 
     @property
     def due_by(self) -> DueBy:
-        """Clock or watermark, by which rows fall due."""
         return "watermark"
 
     def due_column(self, _key: pa.Schema) -> str:
-        """Return the column with the time at which rows fall due; empty without one."""
+        """Return the column with the due time of rows; empty for none."""
         return ""
 
     def carried(self, _column: str) -> str | None:
@@ -218,21 +199,20 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """Computed columns by name, such as `sum(arr_delay)`; excludes columns copied from the program's rows."""
+        """Computed columns by name, such as `sum(arr_delay)`, without columns copied from rows."""
         return {}
 
     def by_session(self, _column: str) -> Kind | None:
-        """Return the kind to use if this key column is a session window; None if it does not support sessions."""
+        """Return the kind to use if this key column is a session window; None if sessions are not supported."""
         return None
 
     # Rules for migrations.
 
     def renamed(self, _names: Mapping[str, str]) -> Kind:
-        """Return the declaration with columns renamed, old to new."""
         return self
 
     def internal(self, _names: Mapping[str, str]) -> dict[str, str]:
-        """Return the internal columns to rename with these columns, old to new."""
+        """Return the renames of internal columns that follow from these renames, old to new."""
         return {}
 
     def goes_on_as(self, now: Kind) -> bool:
@@ -240,33 +220,32 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return self.stored == now.stored
 
     def may_become(self, now: Kind) -> bool:
-        """Return True if a migration may replace this kind by `now`."""
+        """Return True if a migration may replace this kind by the kind `now`."""
         return self.migrates and self.tag == now.tag
 
     def differences(self, now: Kind) -> Iterator[str]:
-        """Yield the differences to another declaration, one line each, without column types."""
+        """Yield the differences to the declaration `now`, one line each, without column types."""
         yield from (f"+ {name} = {meaning}" for name, meaning in now.columns.items() if name not in self.columns)
         yield from (f"- {name}" for name in self.columns if name not in now.columns)
         if self.due_text != now.due_text:
             yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
 
     def needed_in(self, _column: str) -> str:
-        """Return, in words, why later records need the stored value of this column, so that masking falsifies them.
+        """Return the reason why later records need the stored value of this column, so that masking would falsify them.
 
         Empty if later records only replace the value, or if only the user's function knows.
         """
         return f"it holds {self.waiting}" if self.waiting else ""
 
     def made_of(self, _column: str) -> tuple[str, ...]:
-        """Return the input columns from which a table column is computed, if they have other names than the column."""
+        """Return the input columns from which a table column is computed, if their names differ."""
         return ()
 
 
 class OfCode(Kind, frozen=True, kw_only=True, tag=""):
-    """A kind defined by user code. The code is not stored: it may change with the next release."""
+    """Kind defined by user code. The code is not stored, and may change with the next release."""
 
     code: Any = None
-    """The user's code, with its `function`; None for a stored declaration."""
 
     @property
     def function(self) -> Callable[..., Any] | None:
@@ -274,14 +253,13 @@ class OfCode(Kind, frozen=True, kw_only=True, tag=""):
 
 
 class Unknown(Kind, frozen=True, tag=""):
-    """A stored kind that this program does not know. It can only be compared for equality."""
+    """Stored kind that this program does not know; can only be compared for equality."""
 
     declared: Declaration
     migrates: ClassVar[bool] = False
 
     @property
     def stored(self) -> Declaration:
-        """Declaration as the manifest has it."""
         return self.declared
 
     def __str__(self) -> str:
@@ -289,7 +267,7 @@ class Unknown(Kind, frozen=True, tag=""):
 
 
 def kind_of(declared: Declaration) -> Kind:
-    """Decode a stored declaration; `Unknown` for kinds defined neither here nor in the user's program."""
+    """Decode a stored declaration; `Unknown` for a kind that neither slackwater nor the user's program defines."""
     tag = declared.get("kind")
     kinds_by_tag: dict[str, type[Kind]] = {}
     pending: list[type[Kind]] = [Kind]
@@ -307,7 +285,7 @@ def kind_of(declared: Declaration) -> Kind:
 
 
 def as_kind(declared: object) -> Kind:
-    """Decode a kind nested in another declaration, stored or not. Raises `TypeError` for anything else."""
+    """Decode a kind nested in a declaration, stored or not. Raises `TypeError` for other values."""
     if isinstance(declared, dict):
         return kind_of(declared)
     if not isinstance(declared, Kind):
@@ -319,18 +297,18 @@ _INPUT, _TIME = b"slackwater.input", b"slackwater.time"
 
 
 def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
-    """Return the schema with its input and watermark column as metadata."""
+    """Return the schema with an input's name and watermark column as metadata."""
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
 def input_of(rows: pa.Schema) -> tuple[str, str]:
-    """Return the input and the watermark column from the metadata of `of_input`; empty without a watermark."""
+    """Return the input and the watermark column from a schema's metadata; empty if the input has no watermark."""
     metadata = rows.metadata or {}
     return metadata.get(_INPUT, b"").decode(), metadata.get(_TIME, b"").decode()
 
 
 def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
-    """Return the schema of a state that takes rows of one DataFrame. Raises `Usage` if there are several."""
+    """Return the only schema. Raises `Usage` if the stage's function returns several DataFrames."""
     if len(rows) != 1:
         raise Usage(
             f"the stage's function returns {len(rows)} DataFrames, and {state} takes one",
@@ -340,7 +318,7 @@ def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
 
 
 def field_of(rows: pa.Schema, column: str) -> pa.Field:
-    """Return the field of a column. Raises `NotFound` with the nearest names."""
+    """Return the field of a column. Raises `NotFound`, with the nearest names."""
     index = rows.get_field_index(column)
     if index < 0:
         raise NotFound("column", column, rows.names)
@@ -348,13 +326,12 @@ def field_of(rows: pa.Schema, column: str) -> pa.Field:
 
 
 def check_names_once(names: Sequence[str], where: str = "the state") -> None:
-    """Raise `Usage` if two columns have the same name."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise Usage(f"{where} has column {twice[0]!r} twice; give one of them another name")
 
 
 def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
-    """Raise `Usage` for value columns that repeat a key column or another name, or look internal."""
+    """Raise `Usage` for names of value columns that repeat, are part of the key, or start with `_`."""
     check_names_once(names)
     for name in names:
         if name in key:
@@ -364,5 +341,5 @@ def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
 
 
 def key_of_table(key: Sequence[str], values: Collection[str]) -> tuple[str, ...]:
-    """Return a table's key columns: those of the stage, except a session column, which is stored as a value."""
+    """Return a table's key columns: the stage's key without a session column, which is stored as a value."""
     return tuple(name for name in key if name not in values)

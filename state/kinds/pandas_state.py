@@ -1,4 +1,4 @@
-"""State as a user's function written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
+"""State of a user's function written for Spark's `applyInPandasWithState`: `pandas_state(fn, ...)`.
 
 The fields of the function's state are columns of the table; a key's timeout is the time at which its row falls due.
 """
@@ -32,41 +32,35 @@ from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 _DEFINED = "_defined"
-"""Column: True if the key has a state. A key may have only a timeout."""
 
 
 class Called(NamedTuple):
     """Result of one call of the function."""
 
     frames: Sequence[Any]
-    """Frames that the function returned."""
     value: Fields | None
-    """New state of the key; None for no state."""
     timeout_ms: int | None
-    """Time at which the key times out; None if the call set no timeout."""
     changed: bool
-    """True if the call updated or removed the state."""
 
 
 Call: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Called]
-"""Calls the function for a key, with frames, the key's state, and whether the key has timed out."""
+"""Function that calls the user's function for a key, with frames, state, and True if the key has timed out."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionCode:
-    """The parts of a declared function that are not stored."""
+    """Parts of a declared function that are not stored."""
 
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]
     emits: Callable[[], pa.Schema]
     begin: Callable[[BatchMoment], Call]
-    """Returns the `Call` for a batch. Sent to workers by pickle."""
     frames: PythonRows
     order_by: tuple[str, ...] = ()
 
 
 class PandasState(SparkCode, frozen=True, tag="pandas_state"):
-    """A declared function for `applyInPandasWithState`."""
+    """Declared function for `applyInPandasWithState`."""
 
     timeout: Timeout = "NoTimeout"
     not_final: ClassVar[tuple[str, str]] = (
@@ -91,7 +85,6 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if timeouts keep their meaning under `now`, or if `now` is an `update`, which ends them."""
         if isinstance(now, PandasState):
             return self.timeout in ("NoTimeout", now.timeout)
         return isinstance(now, Update)
@@ -108,7 +101,7 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
 
 @dataclass(frozen=True, slots=True)
 class BoundPandasState(Bound):
-    """A function over rows of a fixed schema."""
+    """Function over rows of a fixed schema."""
 
     begin: Callable[[BatchMoment], Call]
     frames: PythonRows
@@ -133,7 +126,6 @@ class BoundPandasState(Bound):
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """Return the time column with event-time timeouts; otherwise no row is late, as in Spark."""
         return self.late
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

@@ -1,4 +1,4 @@
-"""State as a user's class written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
+"""State of a user's class written for Spark's `transformWithState`: `processor(MyProcessor(), ...)`.
 
 State variables are columns of the table, so a key's row has the whole state of the key. Keys are looked up and written
 batch by batch; only the user's code runs once per key.
@@ -25,12 +25,11 @@ from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
-"""Clock or watermark, by which timers fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorCode:
-    """The parts of a declared class that are not stored: they may change with the next release."""
+    """Parts of a declared class that are not stored, and may change with the next release."""
 
     function: Callable[..., Any]
     """Method that handles rows."""
@@ -38,19 +37,17 @@ class ProcessorCode:
     """Returns the state variables in the order in which the class requests them."""
     emits: Callable[[], pa.Schema]
     begin: Callable[[tuple[str, ...]], Begin]
-    """Returns the factory of instances, for these key columns; called when the class is bound."""
+    """Returns a factory of instances for these key columns; called once, when the class is bound."""
     python: PythonRows
     order_by: tuple[str, ...] = ()
     initial: str = ""
-    """Input with the initial state of keys; empty for none."""
 
 
 class Processor(SparkCode, frozen=True, tag="processor"):
-    """A declared class for `transformWithState`."""
+    """Declared class for `transformWithState`."""
 
     time_mode: TimeMode = "None"
     variables: dict[str, Variable] = field(default_factory=dict)
-    """Stored variables by name; for a class in a program, `code` has them."""
     not_final: ClassVar[tuple[str, str]] = (
         "processor(...), whose class decides what to emit",
         "have the class register a timer for the end of the window",
@@ -91,10 +88,6 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         }
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if timers keep their meaning under `now`; variables are compared as columns.
-
-        Also True if `now` is an `update`: the values of the variables stay, and timers no longer fire.
-        """
         if isinstance(now, Processor):
             return self.time_mode in ("None", now.time_mode)
         return isinstance(now, Update)
@@ -159,7 +152,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
 
 @dataclass(frozen=True, slots=True)
 class BoundProcessor(Bound):
-    """A class over rows of fixed schemas."""
+    """Class over rows of fixed schemas."""
 
     begin: Begin
     python: PythonRows
@@ -170,9 +163,7 @@ class BoundProcessor(Bound):
     columns: tuple[StateColumn, ...]
     emits: tuple[pa.Schema, ...]
     times: tuple[str, ...]
-    """Columns of the batch's rows with their time, if any."""
     initial: int | None = None
-    """Position of the DataFrame with the initial state of keys; None without one."""
     moment: BatchMoment = NO_MOMENT
 
     @property
@@ -193,11 +184,9 @@ class BoundProcessor(Bound):
         return replace(self, moment=moment)
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
-        """Return the time columns if timers use event time; otherwise no row is late, as in Spark."""
         return self.times if self.time_mode == "EventTime" else ()
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Handle the rows of each key, then the timers that have passed, in their order."""
         at_hand = KeysAtHand(groups.num, self.moment.until_ms or 0)
         variables = {column.name: column.of(at_hand, old, self.python.struct) for column in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
@@ -216,7 +205,6 @@ class BoundProcessor(Bound):
     def _handle(
         self, instance: Instance, at_hand: KeysAtHand, names: Sequence[Any], rows: pa.Table, groups: Groups
     ) -> list[Any]:
-        """Pass each key's initial state and its rows to the instance, and return the output."""
         emitted_rows: list[Any] = []
         parts = [self.python.groups(*part, groups.num) for part in self._parts(rows, groups)]
         initial = parts.pop(self.initial) if self.initial is not None else None
@@ -230,7 +218,6 @@ class BoundProcessor(Bound):
     def _state(
         self, arrays_by_variable: Sequence[Sequence[pa.Array]], timers: Timers | None, num: int
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the value columns of `num` keys, and a mask of the keys without state."""
         columns = [array for arrays in arrays_by_variable for array in arrays]
         is_empty = reduce(
             np.logical_and, (np.asarray(array.is_null()) for array, *_ in arrays_by_variable), np.ones(num, bool)
@@ -248,6 +235,5 @@ class BoundProcessor(Bound):
         return pa.table(columns, schema=self.values), is_empty
 
     def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
-        """Yield the rows of each DataFrame, with its own columns, and the positions of their keys."""
         for schema, table in zip(self.inputs, multi_input.untag(rows, self.inputs, self.key, groups.ids), strict=True):
             yield in_order(table, self.order_by).select(schema.names), table["_key"].to_numpy()

@@ -1,4 +1,4 @@
-"""Replace stored rows by given ones: the state with which `slackwater edit` changes a table of any kind."""
+"""Replace stored rows by given rows: the state with which `slackwater edit` changes a table of any kind."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ DELETED = "_deleted"
 
 @dataclass(frozen=True, slots=True)
 class Replaced(Bound):
-    """Takes one row for each key, with all value columns and `DELETED`, as the new row."""
+    """State that takes one row for each key, with all value columns and `DELETED`, as the new row."""
 
     values: pa.Schema
 
@@ -35,7 +35,7 @@ class Replaced(Bound):
 
 
 def replaced(table: Table, name: str) -> Bound:
-    """Return the state that applies an edit to a table. Edited rows fall due like those that the program writes.
+    """Return the state that applies an edit to a table. Edited rows fall due as written rows do.
 
     Raises `Refused` if no program writes the rows, if rows wait for other rows, or if only the program knows when they
     fall due.

@@ -25,16 +25,15 @@ from .kind import BatchMoment, Bound, Groups, Kind, Merged, as_kind
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
 _PARTIALS = "_partials"
-"""Internal column with the internal fields of sessions; it keeps its name when the session column is renamed."""
+"""Internal column with the internal fields of sessions; keeps its name when the session column is renamed."""
 
 
 class Sessions(Kind, frozen=True, tag="sessions"):
-    """Aggregates that are emitted once per session; `column` of the key is the session window."""
+    """Aggregates that are emitted once per session; `column` is the session window in the key."""
 
     state: Any
-    """`Final`, with the aggregates of each session."""
     column: str = ""
-    """Name of the session column; not stored, because it may be renamed."""
+    """Name of the session column; not stored, because the column may be renamed."""
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
     waiting: ClassVar[str] = "sessions that are open"
@@ -55,7 +54,6 @@ class Sessions(Kind, frozen=True, tag="sessions"):
         return kind.carried(column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns; `key` includes the session. Raises `Usage` for other states than `aggregate(...)`."""
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
@@ -69,15 +67,13 @@ class Sessions(Kind, frozen=True, tag="sessions"):
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Sessions of several keys, by key and start; sessions of a key neither overlap nor touch."""
+    """Sessions of several keys, by key and start; sessions of one key neither overlap nor touch."""
 
     ids: Numbers
-    """int64[sessions], position of each session's key."""
     start: Numbers
-    """int64[sessions], start of each session in microseconds; `end` is in microseconds, too."""
+    """int64[sessions], start of each session in microseconds since 1970 UTC, like `end`."""
     end: Numbers
     parts: pa.Table
-    """Stored columns of the aggregates of each session."""
 
     def filter(self, mask: npt.NDArray[np.bool_]) -> "_Spans":
         return _Spans(self.ids[mask], self.start[mask], self.end[mask], self.parts.filter(pa.array(mask)))
@@ -93,10 +89,8 @@ class BoundSessions(Bound):
 
     due_by = "watermark"
     inner: BoundAggregates
-    """Aggregates, with the session in their key."""
     column: str
     until_ms: int | None = None
-    """Watermark: sessions that end by this time are over. None while it is unknown."""
 
     def late_by(self, _window: str | None) -> tuple[str, ...]:
         return (self.column,)
@@ -112,7 +106,6 @@ class BoundSessions(Bound):
 
     @property
     def emits(self) -> tuple[pa.Schema, ...]:
-        """Schemas of emitted sessions: plain windows, because they no longer grow."""
         (schema,) = self.inner.emits
         index = schema.get_field_index(self.column)
         return (schema.set(index, schema.field(index).remove_metadata()),)
@@ -121,7 +114,6 @@ class BoundSessions(Bound):
         return replace(self, until_ms=moment.until_ms)
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Merge rows into sessions and emit those that have ended. Without any rows, sessions only end."""
         stored = self._stored_sessions(old)
         has_ended = (
             _whole_ms(stored.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(stored.end), bool)
@@ -162,9 +154,9 @@ class BoundSessions(Bound):
         return _Spans(ids, _us(columns["start"]), _us(columns["end"]), parts)
 
     def _merge_rows(self, rows: pa.Table, groups: Groups, stored: _Spans) -> _Spans:
-        """Merge a batch's rows into the sessions: rows extend a session, and may join several sessions into one.
+        """Merge a batch's rows into the sessions: a row extends a session, and may join several sessions into one.
 
-        Raises `NoRoom`, whose `row` is the position of the key.
+        Raises `SumOverflow`, whose `row` is the position of the key.
         """
         if not rows.num_rows:
             return stored
@@ -188,7 +180,7 @@ class BoundSessions(Bound):
     def _parts(self, rows: pa.Table, number: Numbers, stored: _Spans) -> pa.Table:
         """Return the aggregates of each session; `number` has the session of each stored span, then of each row.
 
-        Raises `NoRoom`, whose `row` is the number of the session.
+        Raises `SumOverflow`, whose `row` is the number of the session.
         """
         old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
         # Aggregates take rows sorted by group, here by session, with the stored row of each group.
@@ -209,7 +201,6 @@ class BoundSessions(Bound):
         return pa.concat_tables([old.filter(pa.array(alone)), added]).take(pa.array(np.argsort(all_numbers)))
 
     def _values(self, sessions: _Spans, counts: Numbers) -> pa.Table:
-        """Return the value columns of the table: the sessions of each key in one row."""
         offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
         columns = self._columns(sessions)
         lists = []
@@ -229,11 +220,6 @@ class BoundSessions(Bound):
 
 
 def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Group time spans into sessions: spans of one key that overlap or touch, directly or through others.
-
-    `ids` has the position of each span's key. Returns the order of the spans by key and start, the positions in that
-    order where sessions begin, and the session number of each span, by key and start.
-    """
     order = np.lexsort((start, ids))
     ids, start, end = ids[order], start[order], end[order]
     # One running maximum serves all keys: ends are replaced by ranks, offset so that later keys have larger ones.
@@ -248,10 +234,10 @@ def _sessions(ids: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numb
 
 
 def _combine_parts(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregates) -> tuple[Numbers, pa.Table]:
-    """Combine the parts of each number into one row; `numbers` ascend.
+    """Combine the parts of each session number into one row; `numbers` ascend.
 
     Combines neighbours in pairs, so that the number of rounds is the logarithm of the largest number of parts. Raises
-    `NoRoom`, whose `row` is the number.
+    `SumOverflow`, whose `row` is the number.
     """
     while (repeats := numbers[1:] == numbers[:-1]).any():
         begins = np.flatnonzero(np.append(True, ~repeats))
@@ -275,5 +261,4 @@ def _us(times: pa.Array) -> Numbers:
 
 
 def _whole_ms(times: Numbers) -> Numbers:
-    """Return the first millisecond that is not before each of these times."""
     return -(times // -1000)

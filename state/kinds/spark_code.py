@@ -1,4 +1,4 @@
-"""Interfaces for user code written for Spark's stateful operators: rows in Python, a handle, an instance."""
+"""Interfaces between state kinds and user code for Spark's stateful operators: rows in Python, handle, instance."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +23,7 @@ class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
 
 
 class PythonRows(Protocol):
-    """Conversion of rows for user code: to Spark's `Row` or to pandas frames. Sent to workers by pickle."""
+    """Conversion of rows for user code, to Spark's `Row` or to pandas frames. Sent to workers by pickle."""
 
     def struct(self, kind: pa.StructType) -> SparkStruct:
         """Return Spark's type of the structs that have this Arrow type."""
@@ -32,7 +32,7 @@ class PythonRows(Protocol):
         """Return each key as a tuple."""
 
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's position to its rows, or None; `ids` has each row's key, ascending."""
+        """Return a function from a key's index to its rows, or None; `ids` has each row's key, ascending."""
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
         """Return the rows to pass for a key without rows."""
@@ -42,43 +42,41 @@ class PythonRows(Protocol):
 
 
 class Instance(Protocol):
-    """An instance of the user's class, for one batch."""
+    """Instance of the user's class, for one batch."""
 
     def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
         """Handle the rows of a key and return its output."""
 
     def initial(self, key: Any, rows: Iterator[Any]) -> None:
-        """Pass the initial state of a key."""
+        """Pass the initial state of a key to the instance."""
 
     def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
-        """Handle a timer that has passed and return its output."""
+        """Handle an expired timer and return the output."""
 
     def close(self) -> None: ...
 
 
 Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
-"""Creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
+"""Function that creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
 
 
 def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Sort rows by the position of their key (`_key`) and by these columns; unchanged without columns."""
+    """Sort rows by key number (`_key`) and by these columns; unchanged without columns."""
     if not order_by:
         return table
     return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))
 
 
 class Handle:
-    """Gives a class its variables and timers, with the method names of Spark's `StatefulProcessorHandle`."""
+    """Handle of a user's class: variables and timers, with the method names of Spark's `StatefulProcessorHandle`."""
 
     def __init__(self, variables: Mapping[str, StateVariable], timers: Timers | None) -> None:
         self._variables, self._timers = variables, timers
 
     def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """Return the variable of this name."""
         return self._variable(stateName)
 
     def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        """Return the variable of this name."""
         return self._variable(stateName)
 
     def getMapState(
@@ -88,23 +86,19 @@ class Handle:
         valueSchema: object,
         ttlDurationMs: int | None = None,
     ) -> StateVariable:
-        """Return the variable of this name."""
         return self._variable(stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer of the current key."""
         self._timed.registerTimer(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer of the current key."""
         self._timed.deleteTimer(expiryTimestampMs)
 
     def listTimers(self) -> Iterator[int]:
-        """Return the timers of the current key."""
         return self._timed.listTimers()
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Do nothing: a variable that the class no longer requests is removed by a migration."""
+        """Do nothing: a migration removes variables that the class no longer requests."""
 
     def _variable(self, name: str) -> StateVariable:
         if name not in self._variables:

@@ -2,7 +2,7 @@
 
 The method names are those of Spark's `ValueState`, `ListState` and `MapState`, and of the timers of its handle. The
 values of all keys of a batch are converted from Arrow at once, at the first call, and back at once; methods act on the
-current key (`KeysAtHand.at`). Expired values are dropped before user code sees them.
+current key (`BatchKeys.current`). Expired values are dropped before user code sees them.
 """
 
 from bisect import insort
@@ -22,44 +22,40 @@ from .structs import Fields, StructOf, Structs
 Form: TypeAlias = Literal["value", "list", "map"]
 Times = npt.NDArray[np.int64]
 TIMERS = "timers"
-"""Column with a key's timers, milliseconds since 1970 UTC, ascending."""
+"""Column with a key's timers in ms since 1970 UTC, ascending."""
 NEVER = (1 << 63) - 1
 
 
 class Variable(Struct, frozen=True, omit_defaults=True):
-    """A state variable, as manifests store it."""
+    """State variable as manifests store it."""
 
     form: Form
     ttl_ms: int = 0
-    """Time to live of its values since they were last written; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateColumn:
-    """A state variable as columns of the table."""
+    """State variable as columns of the table."""
 
     name: str
     variable: Variable
     fields: pa.StructType
-    """Fields of a value, of a list's element, or of a map's value."""
     key: pa.StructType | None = None
-    """Fields of a map's key."""
 
     @property
     def columns(self) -> list[pa.Field]:
-        """The variable's column and, with a time to live, the column of expiry times in ms since 1970 UTC."""
+        """The variable's column, and with a time to live also the column of expiry times in ms since 1970 UTC."""
         kind, times = self.fields, pa.int64()
         if self.variable.form != "value":
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
         return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
 
     def of(self, keys: "KeysAtHand", old: pa.Table, struct_of: StructOf) -> "StateVariable":
-        """Return the variable for the keys of a batch; `old` has the table's columns, one row for each key."""
         return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, struct_of)
 
 
 def expires(name: str) -> str:
-    """Return the column with the expiry times of the variable `name`; a list for lists and maps."""
+    """Return the name of the column with a variable's expiry times; a list column for lists and maps."""
     return f"_expires_{name}"
 
 
@@ -69,18 +65,17 @@ class KeysAtHand:
 
     num: int
     wall_ms: int
-    """Time by which values expire."""
+    """Time by which values expire, in ms since 1970 UTC."""
     at: int = 0
-    """Position of the current key."""
     changed: npt.NDArray[np.bool_] = field(init=False)
-    """bool[num], True for keys whose values differ from the stored ones."""
+    """bool[num], True for keys whose values differ from the stored values."""
 
     def __post_init__(self) -> None:
         self.changed = np.zeros(self.num, bool)
 
 
 class _PerKey:
-    """A value for each key of a batch: as stored, and converted to Python at the first access."""
+    """Value for each key of a batch, converted from Arrow to Python at the first access."""
 
     def __init__(self, keys: KeysAtHand, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None
@@ -96,7 +91,6 @@ class _PerKey:
 
     @property
     def _row(self) -> Any:
-        """Value of the current key; None without one."""
         return self._all[self._keys.at]
 
     def _put(self, row: Any) -> None:
@@ -114,23 +108,19 @@ class Timers(_PerKey):
         super().__init__(keys, old[TIMERS].combine_chunks())
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Register a timer, unless it exists."""
         if (at_ms := int(expiryTimestampMs)) not in (timers := self._row or []):
             insort(timers, at_ms)
             self._put(timers)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
-        """Delete a timer, if it exists."""
         if (at_ms := int(expiryTimestampMs)) in (timers := self._row or []):
             timers.remove(at_ms)
             self._put(timers or None)
 
     def listTimers(self) -> Iterator[int]:
-        """Return the timers of the current key, ascending."""
         return iter(list(self._row or ()))
 
     def expired(self, until_ms: int) -> list[tuple[int, int]]:
-        """Return the timers of all keys that have passed, with the positions of their keys, in order."""
         if not self._written and not (least(self._stored) <= until_ms).any():
             return []
         return sorted(
@@ -139,7 +129,6 @@ class Timers(_PerKey):
 
     @property
     def array(self) -> pa.Array:
-        """Timers as a column."""
         return pa.array(self._rows, self._stored.type) if self._written else self._stored
 
     def _python(self, stored: pa.Array) -> list[Any]:
@@ -147,7 +136,7 @@ class Timers(_PerKey):
 
 
 class StateVariable(_PerKey):
-    """A state variable, for the keys of a batch. With a time to live, the last part of an entry is its expiry time."""
+    """State variable for the keys of a batch. With a time to live, the last part of an entry is its expiry time."""
 
     def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[field.name].combine_chunks() for field in column.columns)
@@ -160,17 +149,14 @@ class StateVariable(_PerKey):
             self._written, keys.changed = True, keys.changed | expired
 
     def exists(self) -> bool:
-        """Return True if the current key has a value."""
         return self._row is not None
 
     def clear(self) -> None:
-        """Remove the value of the current key."""
         if self._row is not None:
             self._put(None)
 
     @property
     def arrays(self) -> list[pa.Array]:
-        """Columns, as listed in `StateColumn.columns`."""
         if self._written:
             return self._arrays(self._all)
         return [self._stored, *([self._times] if self._times is not None else [])]
@@ -186,7 +172,6 @@ class StateVariable(_PerKey):
         return entry[-1] is None or entry[-1] > self._keys.wall_ms
 
     def _alive(self, row: Any) -> Any:
-        """Return the unexpired part of a key's value; None if all has expired."""
         raise NotImplementedError
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
@@ -197,11 +182,9 @@ class ValueState(StateVariable):
     """One value for each key."""
 
     def get(self) -> Fields | None:
-        """Return the value of the current key; None without one."""
         return self._given(self._row) if self._row is not None else None
 
     def update(self, newValue: Sequence[Any]) -> None:
-        """Set the value of the current key."""
         self._put(self._taken(newValue))
 
     def _alive(self, row: Any) -> Any:
@@ -218,19 +201,15 @@ class ListState(StateVariable):
     """A list of values for each key."""
 
     def get(self) -> Iterator[Fields]:
-        """Return the values of the current key."""
         return iter([self._given(entry) for entry in self._row or ()])
 
     def put(self, newState: Iterable[Sequence[Any]]) -> None:
-        """Replace the values of the current key."""
         self._put(list(map(self._taken, newState)) or None)
 
     def appendValue(self, newState: Sequence[Any]) -> None:
-        """Append a value to the list of the current key."""
         self.appendList([newState])
 
     def appendList(self, newState: Iterable[Sequence[Any]]) -> None:
-        """Append values to the list of the current key."""
         entries = self._row or []
         entries += list(map(self._taken, newState))
         self._put(entries or None)
@@ -248,7 +227,7 @@ class ListState(StateVariable):
 
 
 class MapState(StateVariable):
-    """A map for each key. Iterates in the order of the map's keys."""
+    """Map for each key. Iterates in the order of the map's keys."""
 
     def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
         assert column.key is not None  # noqa: S101  a map has one
@@ -256,36 +235,29 @@ class MapState(StateVariable):
         super().__init__(column, keys, old, struct_of)
 
     def getValue(self, key: Sequence[Any]) -> Any:
-        """Return the value for a map key, as a row with named fields; None without one."""
         entry = (self._row or {}).get(self._user_keys.taken(key))
         return self._fields.named(self._given(entry)) if entry is not None else None
 
     def containsKey(self, key: Sequence[Any]) -> bool:
-        """Return True if the map has this key."""
         return self._user_keys.taken(key) in (self._row or {})
 
     def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
-        """Set the value of a map key."""
         entries = self._row or {}
         entries[self._user_keys.taken(key)] = self._taken(value)
         self._put(entries)
 
     def removeKey(self, key: Sequence[Any]) -> None:
-        """Remove a map key."""
         entries = self._row or {}
         if entries.pop(self._user_keys.taken(key), None) is not None:
             self._put(entries or None)
 
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
-        """Return the map's keys and values."""
         return iter([(key, self._given(self._row[key])) for key in self.keys()])
 
     def keys(self) -> Iterator[Fields]:
-        """Return the map's keys."""
         return iter(_ordered(self._row or ()))
 
     def values(self) -> Iterator[Fields]:
-        """Return the map's values, in the order of their keys."""
         return iter([value for _, value in self.iterator()])
 
     def _alive(self, row: Any) -> Any:
@@ -310,7 +282,7 @@ class MapState(StateVariable):
 
 
 def _ordered(keys: Iterable[Fields]) -> list[Fields]:
-    """Sort the keys of a map independently of their insertion order; nulls come first."""
+    """Sort map keys independently of insertion order; nulls come first."""
     try:
         return sorted(keys)
     except TypeError:
@@ -326,7 +298,6 @@ def _nulls(rows: Sequence[Any]) -> pa.Array:
 
 
 def _per_key(lists: pa.Array, entries: list[Any]) -> list[Any]:
-    """Split `entries` into those of each list or map; None for an empty one."""
     ends = lists.offsets.to_pylist()
     parts = [entries[begin:end] or None for begin, end in pairwise(ends)]
     for index in np.flatnonzero(np.asarray(lists.is_null())).tolist() if lists.null_count else ():
@@ -335,7 +306,7 @@ def _per_key(lists: pa.Array, entries: list[Any]) -> list[Any]:
 
 
 def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
-    """Return the times of all entries of these lists; null for entries without one."""
+    """Return the expiry times of all entries of these lists; null for an entry without expiry time."""
     if times.offsets.equals(lists.offsets):
         return times.values
     sizes = np.diff(lists.offsets.to_numpy())
@@ -344,7 +315,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
 
 
 def least(times: pa.Array) -> Times:
-    """Return int64[n]: the least time of each list, or each time itself; `NEVER` for an empty list or a null."""
+    """Return int64[n]: the earliest time of each list, or each time itself; `NEVER` for an empty list or a null."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())
     flat, keys = pc.fill_null(times.flatten(), NEVER).to_numpy(), pc.list_parent_indices(times).to_numpy()

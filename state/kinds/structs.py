@@ -1,4 +1,4 @@
-"""Structs in Python, as code for Spark's stateful operators sees them, and in Arrow.
+"""Convert structs between Arrow and Python, as user code for Spark's stateful operators sees them.
 
 Between the two forms, structs are tuples of Spark's internal values, which Spark's own types convert: a timestamp is
 the number of microseconds since 1970 UTC, a date the number of days, a nested struct a tuple.
@@ -14,11 +14,11 @@ import pyarrow as pa
 from ...errors import Refused
 
 Fields: TypeAlias = tuple[Any, ...]
-"""Values of a struct's fields."""
+"""Internal values of a struct's fields."""
 
 
 class SparkStruct(Protocol):
-    """Spark's `StructType`."""
+    """Part of Spark's `StructType` that conversion needs."""
 
     def toInternal(self, obj: Any) -> Any:
         """Convert a user's value to Spark's internal value."""
@@ -27,14 +27,14 @@ class SparkStruct(Protocol):
         """Convert an internal value to a row."""
 
     def needConversion(self) -> bool:
-        """Return True if nested values of this type differ from their internal values."""
+        """Return True if nested values differ between user code and internal form."""
 
 
 StructOf: TypeAlias = Callable[[pa.StructType], SparkStruct]
 
 
 class Structs:
-    """Converts structs of one type."""
+    """Converter for structs of one type."""
 
     def __init__(self, column: str, kind: pa.StructType, struct_of: StructOf) -> None:
         self._column, self._kind, self._spark = column, kind, struct_of(kind)
@@ -44,7 +44,7 @@ class Structs:
         self._python_types = tuple(map(_python_type, self._inner))
 
     def python(self, structs: pa.Array, times: pa.Array | None = None) -> list[Fields | None]:
-        """Return tuples of internal values, each with its `times` value appended; None for a null."""
+        """Return tuples of internal values, each with its value in `times` appended; None for a null struct."""
         parts = [_read(column.cast(inner), inner) for column, inner in zip(structs.flatten(), self._inner, strict=True)]
         rows: list[Fields | None] = list(zip(*parts, *((times.to_pylist(),) if times is not None else ()), strict=True))
         for index in np.flatnonzero(np.asarray(structs.is_null())).tolist() if structs.null_count else ():
@@ -52,7 +52,7 @@ class Structs:
         return rows
 
     def arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
-        """Return the column of these tuples and, if `timed`, the column of their last elements (the times)."""
+        """Return the column of these tuples; if `timed`, also the column of their last elements, which are times."""
         present = [row for row in rows if row is not None]
         parts = list(zip(*present, strict=True)) or [()] * (self._kind.num_fields + timed)
         children = [self._array(*arguments) for arguments in zip(self._kind, self._inner, parts, strict=False)]
@@ -65,7 +65,7 @@ class Structs:
         return [array.take(positions) for array in arrays]
 
     def taken(self, value: Sequence[Any]) -> Fields:
-        """Convert a user's value to internal values. Raises `Refused` if it does not fit the struct."""
+        """Convert a user's value to internal values. Raises `Refused` if the value does not fit the struct."""
         if type(value) is tuple and tuple(map(type, value)) == self._python_types:
             return value  # nearly always
         names = ", ".join(field.name for field in self._kind)
@@ -85,11 +85,10 @@ class Structs:
             raise Refused(f"state variable {self._column!r}: a value does not fit: {error}") from error
 
     def given(self, value: Fields) -> Fields:
-        """Convert internal values to the user's; the caller may change the result."""
         return tuple(self.named(value)) if self._converted else value
 
     def named(self, value: Fields) -> Any:
-        """Convert internal values to a row with named fields; the caller may change the result."""
+        """Convert internal values to a row with named fields, which the caller may change."""
         return self._spark.fromInternal(deepcopy(value) if self._nested else value)
 
     def _array(self, field: pa.Field, inner: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -103,7 +102,7 @@ class Structs:
 
 
 def _inner(kind: pa.DataType) -> pa.DataType:
-    """Return the Arrow type of Spark's internal values for values of this type."""
+    """Return the Arrow type of Spark's internal values for an Arrow type."""
     types = pa.types
     if types.is_timestamp(kind):
         return pa.int64()
@@ -123,7 +122,7 @@ def _read(array: pa.Array, kind: pa.DataType) -> list[Any]:
 
 
 def _tuples(value: Any, kind: pa.DataType) -> Any:
-    """Convert a nested value of Arrow's so that structs are tuples."""
+    """Replace nested structs, which Arrow returns as dicts, by tuples."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -134,7 +133,6 @@ def _tuples(value: Any, kind: pa.DataType) -> Any:
 
 
 def _written(value: Any, kind: pa.DataType) -> Any:
-    """Convert a nested value so that Arrow accepts it."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -145,7 +143,7 @@ def _written(value: Any, kind: pa.DataType) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value of numpy's or pandas' to Python's, as Spark expects."""
+    """Convert values of numpy and pandas to Python values, as Spark expects."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list | np.ndarray):
@@ -157,7 +155,7 @@ def _plain(value: Any) -> Any:
 
 
 def _python_type(kind: pa.DataType) -> type | None:
-    """Return the Python type of values of an Arrow type, or None if the Arrow type alone does not decide."""
+    """Return the Python type of an Arrow type's values; None if the Arrow type alone does not decide."""
     types = pa.types
     checks = {bool: types.is_boolean, int: types.is_integer, float: types.is_floating, str: types.is_string}
     return next((python for python, has_type in checks.items() if has_type(kind)), None)

@@ -1,4 +1,4 @@
-"""State as a vectorised user function: whole Arrow tables in, whole Arrow tables out."""
+"""State of a vectorised user function: whole Arrow tables in, whole Arrow tables out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,22 @@ from .due import BoundDue
 from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_names_once, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
-"""The user's function; see `slackwater.update`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The parts of an update that are not stored: a new function over the same columns is compatible."""
+    """Parts of an update that are not stored: a new function over unchanged columns is compatible."""
 
     function: Function
     state: Callable[[], pa.Schema]
-    """Returns the value columns of the table. Called only when the state is bound, because DDL text needs Spark."""
     emits: tuple[Callable[[], pa.Schema], ...] = ()
-    """Returns the columns of emitted rows; one function for each output."""
     order_by: tuple[str, ...] = ()
 
 
 class Update(OfCode, frozen=True, tag="update"):
-    """A declared update."""
+    """Declared update."""
 
     due: str = ""
-    """Value column with the due time of rows; empty if they never fall due."""
     due_by: DueBy = "watermark"
     not_final: ClassVar[tuple[str, str]] = (
         "update(...), whose function decides what to emit",
@@ -59,14 +55,12 @@ class Update(OfCode, frozen=True, tag="update"):
         return replace(self, due=names.get(self.due, self.due))
 
     def goes_on_as(self, now: Kind) -> bool:
-        """Return True if `now` is any update: the function, and the column of due times, may differ."""
         return self.tag == now.tag
 
     def needed_in(self, column: str) -> str:
         return "rows fall due by it" if column == self.due else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        """Fix the columns. Raises `NotFound` if `due` is no column, `Usage` if it is no time; see `Kind.bind`."""
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -141,7 +135,6 @@ def _check_once(role: str, table: pa.Table, name: str) -> None:
 
 
 def _conform(role: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the declared columns, cast without loss. Raises `Refused` that names the column."""
     columns = []
     for field in schema:
         if field.name not in table.column_names:

@@ -1,4 +1,4 @@
-"""State as the latest row of each key: `upsert(by="updated_at", delete_when="cancelled")`."""
+"""State of the latest row of each key: `upsert(by="updated_at", delete_when="cancelled")`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
 
 
 class Upsert(Kind, frozen=True, tag="upsert"):
-    """A declared upsert."""
+    """Declared upsert."""
 
     by: str
     delete_when: str | None = None

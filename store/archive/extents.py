@@ -1,4 +1,4 @@
-"""Ranges of offsets by Kafka partition, and sets of ranges: the offsets that an archive covers or lacks.
+"""Ranges of offsets by Kafka partition, and set operations on them: offsets that an archive covers or lacks.
 
 A set is a sorted tuple of extents, no two of which touch within a partition. Gaps in Kafka's own offsets do not matter:
 an extent is a range that was read, whatever records it had.
@@ -13,7 +13,7 @@ from ..versions.checks import Wrong
 
 
 class Extent(Struct, frozen=True, order=True, array_like=True):
-    """Offsets from `first` up to, but not including, `end` of one Kafka partition."""
+    """Range of offsets of one Kafka partition, from `first` up to but not including `end`."""
 
     partition: limits.KafkaPartition
     first: limits.Offset
@@ -27,7 +27,6 @@ Extents = tuple[Extent, ...]
 
 
 def union(*sets: Iterable[Extent]) -> Extents:
-    """Return the offsets that are in any of these sets; their extents may overlap, in any order."""
     merged: list[Extent] = []
     for extent in sorted(extent for some in sets for extent in some if extent.first < extent.end):
         last = merged[-1] if merged else None
@@ -39,7 +38,6 @@ def union(*sets: Iterable[Extent]) -> Extents:
 
 
 def minus(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
-    """Return the offsets of `extents` that are not in `removed`."""
     holes: dict[int, list[Extent]] = {}
     for hole in union(removed):
         holes.setdefault(hole.partition, []).append(hole)
@@ -65,7 +63,6 @@ def common(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
 
 
 def gaps(extents: Iterable[Extent]) -> Extents:
-    """Return the offsets between the extents, for each partition on its own."""
     between: list[Extent] = []
     previous: Extent | None = None
     for extent in union(extents):
@@ -80,7 +77,7 @@ def count(extents: Iterable[Extent]) -> int:
 
 
 def wrong(path: str, extents: Extents) -> Iterator[Wrong]:
-    """Yield an error for each extent that is empty or not sorted after its predecessor."""
+    """Yield a violation for each extent that is empty or not after its predecessor."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:

@@ -1,4 +1,4 @@
-"""Indexes of a topic's archive: numbered objects, each of which lists the whole content and replaces the one before.
+"""Indexes of a topic's archive: numbered objects, each with the archive's whole content. The newest one counts.
 
 Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
 functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
@@ -25,31 +25,26 @@ from . import extents
 from .extents import Extents
 
 _ATTEMPTS = 100
-"""Lost races before a change gives up."""
 _QUICK_S = 30.0
-"""Duration within which a number cannot be both taken and collected: collection waits for an hour."""
+"""Time in which a number cannot be both taken and collected, as collection waits for an hour."""
 
 
 class ArchiveObject(Struct, frozen=True):
-    """One immutable Parquet object with records of a topic, sorted by partition and offset (`objects`)."""
+    """One immutable Parquet object with records of a topic, sorted by partition and offset."""
 
     object: limits.Key
-    """Key under the store root."""
     rows: limits.Rows
     bytes: limits.Bytes
     checksum: limits.Checksum
-    """xxh3_128 of the object's bytes, hexadecimal."""
+    """xxh3_128 of the object, hexadecimal."""
     footer_bytes: limits.Bytes
-    """Size of the Parquet footer at the object's end."""
     footer_checksum: limits.Checksum
-    """xxh3_128 of the footer's bytes, hexadecimal."""
     extents: Extents
-    """Offsets that were read to make the object: it has all their records except forgotten ones."""
+    """Offsets that were read to make the object. It has all their records except forgotten records."""
     time_min_ms: limits.SpanMs
-    """Least record time, milliseconds since 1970 UTC."""
     time_max_ms: limits.SpanMs
     read_ms: limits.TimeMs
-    """Commit time of the newest version that read any of the records, from which retention counts."""
+    """Commit time of the newest version that read any of the records; retention counts from there."""
 
 
 class ArchiveIndex(Struct, frozen=True):
@@ -58,31 +53,23 @@ class ArchiveIndex(Struct, frozen=True):
     app: limits.Name
     topic: limits.Topic
     life: limits.Version
-    """Number of the topic's incarnation: 1 for the first topic of this name, one more after each re-creation."""
+    """Number of the topic's incarnation: 1 at first, plus 1 for each re-creation of the topic."""
     number: limits.Version
     id: limits.Ulid
-    """Unique id, by which a writer whose put got no answer recognises its own index."""
+    """Unique id, by which a writer recognises its own index if the answer to its put was lost."""
     follows: limits.Line
-    """`id` of the previous index; empty for the first."""
     time_ms: limits.TimeMs
     by: limits.Line
-    """Writer of the index, host:pid or user@host, for people."""
     begun_ms: limits.TimeMs = 0
-    """Time of the archive's first index."""
     topic_id: limits.Line = ""
-    """Kafka's id of the topic; empty if the brokers do not report ids."""
     begins: limits.Offsets = ()
-    """Offsets of the app by partition when the archive began: it has records from there on. 0 for
-    partitions that were added since.
-    """
+    """First archived offset by partition; 0 for partitions that were added since."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
-    """Objects in the order in which they were appended."""
     covered: Extents = ()
-    """Offsets that can be read from the archive, including those without records, such as transaction markers."""
+    """Offsets that the archive covers, including those without records, such as transaction markers."""
     thinned: Extents = ()
-    """Offsets whose records retention deleted."""
     forgotten: Extents = ()
-    """Offsets of objects from which keys were forgotten: records, or rows in messages, may be missing."""
+    """Offsets of objects from which keys were forgotten: some records or rows may be missing."""
 
     @property
     def folder(self) -> str:
@@ -102,11 +89,10 @@ class ArchiveIndex(Struct, frozen=True):
 
     @property
     def gaps(self) -> Extents:
-        """Offsets between the archived ranges that were never archived."""
         return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
     def owes(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
-        """Return the offsets that were read since the archive began but were never archived.
+        """Return the offsets that were read since the archive began and were never archived.
 
         `read` has pairs of start and end offsets, each by partition.
         """
@@ -121,9 +107,7 @@ class ArchiveIndex(Struct, frozen=True):
 
 
 INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda index: index.number, app=lambda index: index.prefix)
-"""Indexes of an archive, by number; the prefix of the archive identifies their folder."""
 Update = Callable[[ArchiveIndex], ArchiveIndex | None]
-"""Pure function from the newest index to the content of the next; None to change nothing."""
 
 
 @checks.relations.register
@@ -160,22 +144,20 @@ def _object(index: ArchiveIndex, ulid: str) -> str:
 
 
 def new_object(index: ArchiveIndex) -> str:
-    """Return a new key for an object of the archive."""
     return _object(index, str(ULID()))
 
 
 def empty(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
-    """Return the initial, unstored index of an archive, number 0, as the base of its first change."""
+    """Return index number 0 of an archive, which is not stored: the base of the first change."""
     return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
 def newest(
     store: ObjectStore, app: str, topic: str, incarnation: int = 1, *, previous: ArchiveIndex | None = None
 ) -> ArchiveIndex | None:
-    """Return the newest index of an archive; None if there is none. Costs a listing and a read.
+    """Return the newest index of an archive, or None. Costs a listing and a read.
 
-    `previous`, an index read earlier, shortens the listing of an archive with many changes. Raises `Corruption` and
-    `Unavailable`.
+    `previous`, an index read earlier, shortens the listing. Raises `Corruption`.
     """
     prefix, start_after = (
         keys.archive(app, keys.archive_folder(topic, incarnation)),
@@ -194,7 +176,7 @@ def newest(
 
 
 def topics(store: ObjectStore, app: str) -> dict[str, int]:
-    """Return the archived topics, each with the `life` of its newest archive. Costs one listing of folders."""
+    """Return the archived topics, each with the number of its newest incarnation. Costs one listing of folders."""
     incarnations: dict[str, int] = {}
     for folder in store.list_folders(keys.archives(app)):
         topic, _, suffix = folder.partition("@")
@@ -206,8 +188,8 @@ def topics(store: ObjectStore, app: str) -> dict[str, int]:
 def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
     """Yield the newest index of every archive of an app, with all incarnations of each topic.
 
-    Costs a listing, and `newest` for each archive. An archive with a damaged index is left out, and the error
-    is stored in `damaged` under the index's key; if `damaged` is None, the error is raised.
+    Costs a listing, and `newest` for each archive. Errors of damaged indexes are stored in `damaged`, by index key; if
+    `damaged` is None, they are raised.
     """
     for topic, count in topics(store, app).items():
         for incarnation in range(1, count + 1):
@@ -221,12 +203,10 @@ def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None =
 
 
 def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str, now_ms: int) -> ArchiveIndex:
-    """Create the next index from the newest, by put-if-absent; repeat with the new head after a lost race.
+    """Create the next index by put-if-absent; after a lost race, apply `update` to the new head and retry.
 
-    `archive` is an index that the caller saw as the newest, or the result of `empty`. Returns the created
-    index, or the existing newest one if `update` changes nothing.
-
-    Raises `CommitConflict` if others win the race too often, `Corruption`, `Unavailable`, and `Unstorable`.
+    `archive` is an index that was the newest, or the result of `empty_index`. Returns the created index, or the newest
+    index if `update` changes nothing. Raises `CommitConflict` after many lost races, `Corruption` and `Unstorable`.
     """
     app, topic, incarnation = archive.app, archive.topic, archive.life
     for _ in range(_ATTEMPTS):
@@ -261,7 +241,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
 
 
 def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
-    """Return True if a slow put of an index took effect, and did not re-create a number that was collected."""
+    """Return True if the slow put of an index took effect and did not re-create a collected number."""
     successor = INDEXES.find(store, index.number + 1, index.prefix)
     if successor is not None:
         return successor.follows == index.id
@@ -270,15 +250,14 @@ def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
 
 
 def begun(offsets: Sequence[int]) -> Update:
-    """Return an update that begins an archive at these offsets by partition and leaves an existing archive as is."""
+    """Return an update that begins an archive at these offsets, by partition. It leaves an existing archive as is."""
     return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 
 def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
-    """Return an update that adds objects, and the offsets that were read for them, with or without records.
+    """Return an update that adds objects and the offsets that were read for them, with or without records.
 
-    The update changes nothing if the archive already covers some of the offsets: then the caller must compute
-    again what to append.
+    If the archive already covers some of the offsets, the update changes nothing, and the caller must compute anew.
     """
     new, more = tuple(objects), extents.union(covered)
 
@@ -296,10 +275,10 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
 
 
 def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
-    """Return an update that replaces objects; `changes` has the new object by old key, None to remove the old one.
+    """Return an update that replaces objects. `changes` maps old keys to new objects; None removes an object.
 
-    Covered offsets stay covered. With `forgotten`, the offsets of the replaced objects are recorded as having
-    lost keys. The update changes nothing if the archive no longer has one of the old keys.
+    Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are marked as having lost keys. The
+    update changes nothing if the archive no longer has one of the old keys.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
@@ -314,7 +293,6 @@ def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = 
 
 
 def merged(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
-    """Return an update that replaces several objects by one; it changes nothing if any of the inputs is gone."""
     first, *remaining = (item.object for item in inputs)
     return exchanged({first: output, **dict.fromkeys(remaining)})
 
@@ -338,10 +316,10 @@ def thinned(before_ms: int) -> Update:
 
 
 def replaced(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
-    """Return the indexes of an archive that were replaced more than `margin_ms` ago; `listed` has all, in order.
+    """Return the indexes that were replaced more than `margin_ms` ago, in the order in which to delete them.
 
-    Ages are by storage's clock, up to the time of the newest index. Delete the indexes in the returned order:
-    a writer that is about to replace one of them then still finds its successor.
+    `listed` has all indexes in order. Ages are by storage's clock. In this order, a writer that is about to replace a
+    deleted index still finds its successor.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
     return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

@@ -1,8 +1,8 @@
-"""Writing objects of an archive: appending new records, and merging small objects into large ones.
+"""Writes objects of an archive: appends new records, and merges small objects into large ones.
 
-An object is put before an index names it. Objects of similar size are merged, in their order, like in universal
-compaction, so each record is rewritten O(log of the number of small objects) times. Objects of different days are never
-merged, and objects that are large enough are left alone, because retention deletes whole objects.
+An object is put before an index names it. Objects of similar size are merged in order, as in universal compaction, so
+each record is rewritten O(log of the number of small objects) times. Objects of different days are never merged, and
+large objects are left alone, because retention deletes whole objects.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,22 +21,19 @@ from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
 
 _QUICK_S = 600.0
-"""Age below which an object that no index names is not collected."""
 
 
 TARGET_BYTES = 64 << 20
-"""Target size of a merged object; objects of at least half this size are not merged."""
+"""Target size of a merged object. Objects of half this size or more are not merged."""
 _WIDTH = 8
-"""Number of objects of one size class that are merged into one object."""
 _MOST = 64
-"""Most objects merged at once, each with a row group in memory."""
 
 
 def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
-    """Return the next objects to merge, at least two in index order; none if there is nothing to do.
+    """Return the next objects to merge, at least two, in index order; none if there is nothing to merge.
 
-    Objects are merged only if their `read_ms` lies in the same period of `span_ms`. With `whole`, two small
-    objects suffice, and their sizes need not be similar.
+    The `read_ms` of merged objects lie in one period of `period_ms`. With `all_sizes`, two small objects of any sizes
+    are enough.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // span_ms):
@@ -56,7 +53,6 @@ def _size_class(item: ArchiveObject) -> int:
 
 
 def _fitting_prefix(items: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
-    """Return the longest prefix of the objects that fits into one object of the target size."""
     total, chosen = 0, list[ArchiveObject]()
     for item in items[:_MOST]:
         total += item.bytes
@@ -69,10 +65,9 @@ def _fitting_prefix(items: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]
 def merge(
     store: ObjectStore, archive: ArchiveIndex, inputs: Sequence[ArchiveObject], *, by: str, now_ms: int
 ) -> ArchiveIndex:
-    """Replace several objects by one. Returns the new index, or the newest if one of the inputs is gone.
+    """Replace several objects by one. Returns the new index, or the newest if an input is no longer there.
 
-    Raises `Corruption` if an input is missing or damaged, which changes nothing, and `CommitConflict` and
-    `Unavailable`.
+    Raises `Corruption`, before any change, if an input is missing or damaged, and `CommitConflict`.
     """
     writer = ArchiveWriter()
     for rows in _records(store, inputs):
@@ -94,10 +89,10 @@ def append(
 ) -> ArchiveIndex:
     """Append the records of a writer to an archive. Returns the newest index.
 
-    `archive` is an index that was the newest. `read` has all offsets that were read, including offsets
-    without a record, and `read_ms` is the commit time of the newest version that read any of the records. If
-    the archive covers some of the offsets by now, nothing is appended: the caller must compute again what the
-    archive lacks, and retry. Raises `CommitConflict`, `Corruption` and `Unavailable`.
+    `archive` was the newest index. `read` has all offsets that were read, including offsets without a record. `read_ms`
+    is the commit time of the newest version that read any of the records. If the archive already covers some of the
+    offsets, nothing is appended: the caller must recompute what to append, and retry. Raises `CommitConflict` and
+    `Corruption`.
     """
     output = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
     update = index.appended((output[0],) if output is not None else (), read)
@@ -113,7 +108,6 @@ def _commit_object(
     by: str,
     now_ms: int,
 ) -> ArchiveIndex:
-    """Put an object, if any, and commit an index that names it; delete the object if the index does not name it."""
     clock = horizon.freshness(store)
     began = clock.now()
     if output is None:

@@ -1,4 +1,4 @@
-"""Objects of an archive: Parquet with the columns of Structured Streaming's Kafka source, by partition and offset.
+"""Parquet objects of an archive, with the columns of Spark's Kafka source, sorted by partition and offset.
 
 Any Parquet reader can read them. The index has the checksums of the whole object and of its footer, and pages carry a
 CRC, so that single row groups can be read by ranges and still be verified.
@@ -23,19 +23,15 @@ from .extents import Extents
 from .index import ArchiveObject
 
 _ROW_GROUP_ROWS = 65_536
-"""Most rows of a row group: a range of offsets reads the row groups that it overlaps."""
 _LEAST_ROWS = 8_192
-"""Number of rows from which a row group does not continue into the next Kafka partition."""
 _ROW_GROUP_BYTES = 16 << 20
-"""Size above which a row group gets fewer than `_ROW_GROUP_ROWS` rows."""
 _WHOLE_BYTES = 256 << 10
-"""Size up to which an object is read by one request."""
 _SAMPLE_ROWS = 4_096
 _UNREADABLE = (pa.ArrowException, OSError)
 
 
 class ArchiveWriter:
-    """Encodes one object from records appended in the object's order; holds its bytes and a row group in memory."""
+    """Encodes one object from records appended in order. Holds the encoded bytes and a row group in memory."""
 
     def __init__(self) -> None:
         self._sink = pa.BufferOutputStream()
@@ -47,11 +43,10 @@ class ArchiveWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded bytes so far, without the footer and the unfinished row group."""
         return int(self._sink.tell())
 
     def append(self, records: pa.Table) -> None:
-        """Append records of `SCHEMA`; raises `ValueError` if they do not sort after the records so far."""
+        """Append records of `SCHEMA`. Raises `ValueError` if they do not sort after the records so far."""
         if not records.num_rows:
             return
         if self._waiting_rows >= _LEAST_ROWS and records["partition"][0].as_py() != self._last[0]:
@@ -84,7 +79,7 @@ class ArchiveWriter:
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
     def finish(self, key: str, extents: Extents, read_ms: int) -> tuple[ArchiveObject, bytes]:
-        """Return the object's entry for an index, and its bytes, which the caller puts under the key.
+        """Return the object's index entry, and its bytes, which the caller puts under the key.
 
         Raises `ValueError` if no record was appended.
         """
@@ -112,7 +107,6 @@ class ArchiveWriter:
 
 
 def _encoding(sample: pa.Table) -> dict[str, object]:
-    """Return the encoding of columns, as keywords of `pq.ParquetWriter`: dictionaries for columns that repeat."""
     repeating = [name for name in ("key", "value") if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows]
     apart = {name: "DELTA_LENGTH_BYTE_ARRAY" for name in ("key", "value") if name not in repeating}
     headers = ["headers.list.element.key", "headers.list.element.value"]
@@ -135,7 +129,7 @@ def damaged(item: ArchiveObject, reason: str) -> Corruption:
 
 
 def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
-    """Return the object's bytes, checked. Raises `Unavailable`, or `Corruption` if it is missing or damaged."""
+    """Return the object's bytes. Raises `Corruption` if the object is missing or damaged."""
     try:
         data = store.get(item.object)
     except ObjectNotFound as error:
@@ -148,10 +142,9 @@ def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
 
 
 def opened(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
-    """Open an object as a file that fetches on demand; `failed` is called with errors of later reads.
+    """Open an object as a file that is read on demand. Calls `on_error` with errors of later reads.
 
-    Reads the footer, or all of a small object, at once, and raises `Corruption` and `Unavailable` for this
-    read.
+    First reads the footer, or a small object as a whole; errors of that read are raised.
     """
     return pa.PythonFile(_open(store, item, failed), mode="r")
 
@@ -167,10 +160,9 @@ def _open(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception],
 
 
 class ArchivedRecords:
-    """One object in the store, read by row groups on demand; the row group that was read last is cached."""
+    """One object in the store, read by row group on demand. Caches the last row group."""
 
     def __init__(self, store: ObjectStore, item: ArchiveObject) -> None:
-        """Read the footer, or all of a small object. Raises `Corruption` and `Unavailable`."""
         self._one, self._pieces = item, _open(store, item, lambda _error: None)
         try:
             file = pa.PythonFile(self._pieces, mode="r")
@@ -183,10 +175,6 @@ class ArchivedRecords:
         self._read: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """Yield the records of a range of offsets, ascending, in tables of these columns of `SCHEMA`.
-
-        Raises `Corruption` and `Unavailable`.
-        """
         for number, group in enumerate(self._groups):
             if not group.may_have(partition, first, end):
                 continue
@@ -198,7 +186,6 @@ class ArchivedRecords:
                 yield rows.slice(start, stop - start).select(list(columns))
 
     def all(self) -> Iterator[pa.Table]:
-        """Yield all records, a row group at a time. Raises `Corruption` and `Unavailable`."""
         for number in range(len(self._groups)):
             yield self._group(number, tuple(SCHEMA.names))
 
@@ -218,7 +205,7 @@ class ArchivedRecords:
 
 
 class _GroupRange:
-    """Byte range of a row group in the object, and its ranges of partitions and offsets."""
+    """Byte range of a row group, and its ranges of partitions and offsets."""
 
     def __init__(self, group: pq.RowGroupMetaData) -> None:
         columns = [group.column(number) for number in range(group.num_columns)]
@@ -241,7 +228,7 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _Pieces(io.RawIOBase):
-    """An object as a file: byte ranges (pieces) are fetched on demand, and some of them are cached."""
+    """An object as a file whose byte ranges are fetched on demand and partly cached."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, pieces: dict[int, bytes], failed: Callable[[Exception], None]
@@ -251,7 +238,6 @@ class _Pieces(io.RawIOBase):
         self._keep = frozenset(pieces)
 
     def get(self, start: int, length: int) -> bytes:
-        """Fetch a piece and cache it. Raises `Corruption` and `Unavailable`."""
         try:
             data = self._store.get_range(self._one.object, start, length)
         except ObjectNotFound as error:
@@ -263,7 +249,6 @@ class _Pieces(io.RawIOBase):
         return data
 
     def only(self, span: tuple[int, int]) -> None:
-        """Cache this piece, and drop all other cached pieces except the footer."""
         start, end = span
         if self._piece(start, end - start) is None:
             self._found = {at: data for at, data in self._found.items() if at in self._keep}

@@ -1,4 +1,4 @@
-"""Reading ranges of offsets from an archive, whichever of its objects have the records."""
+"""Reads ranges of offsets from the archives of an app and of the apps that it was cloned from."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Archive:
-    """One archive, read by a given index. Once an object of this index is gone, the newest index is used instead."""
+    """One archive, read by a given index. If an object of this index is deleted, uses the newest index instead."""
 
     store: ObjectStore
     index: ArchiveIndex
     _open: "ArchivedRecords | None" = field(default=None, init=False, repr=False)
-    """Object that was read last, kept open for the next read."""
     _of: str = field(default="", init=False, repr=False)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """Yield the archived records of a range of offsets, ascending, in tables of these columns of `columns.SCHEMA`.
-
-        Raises `Corruption` if an object is missing or damaged, and `Unavailable` if the store did not answer.
-        """
         requested = (Extent(partition, first, end),)
         for part, item in sorted(self._parts(requested), key=lambda pair: pair[0]):
             try:
@@ -64,20 +59,19 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class TopicArchives:
-    """The archives of one topic, of several apps; each offset is read from the first archive that has it."""
+    """Archives that several apps have of one topic. An offset is read from the first archive that has it."""
 
     archives: tuple[Archive, ...]
 
     @property
     def topic_id(self) -> str:
-        """Kafka's id of the topic; empty if no archive has it."""
         return next((archive.index.topic_id for archive in self.archives if archive.index.topic_id), "")
 
     def __bool__(self) -> bool:
         return bool(self.archives)
 
     def of_topic(self, topic_id: str) -> "TopicArchives":
-        """Return the archives of the topic with this id; if none has the id, those with `self.topic_id`.
+        """Return the archives of the topic with this id, or with `self.topic_id` if none has the given id.
 
         Archives without an id match any id.
         """
@@ -92,15 +86,13 @@ class TopicArchives:
         return union(extent for extent in every if extent.partition == partition)
 
     def lacks(self, partition: int, first: int, end: int) -> Extents:
-        """Return the offsets of a range that none of the archives covers."""
         return minus((Extent(partition, first, end),), self.covered(partition))
 
     def reaches_back(self, partition: int, first: int) -> int:
-        """Return the start of the covered range that reaches up to `first`, or `first` if there is none."""
+        """Return the start of the covered range that contains or ends at `first`; `first` if none does."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
-        """Yield the archived records of a range of offsets, without duplicates. See `Archive.rows`."""
         remaining: Extents = (Extent(partition, first, end),)
         parts: list[tuple[Extent, int]] = []
         for number, archive in enumerate(self.archives):
@@ -111,11 +103,10 @@ class TopicArchives:
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
     def forgotten(self, partition: int, first: int, end: int) -> bool:
-        """Return True if keys were forgotten from a range. Ask after reading: a read may load a newer index."""
+        """Return True if keys were forgotten from a range. Call it after reading, which may reload the index."""
         return any(common((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
     def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
-        """Return the first offset in a range with a record time >= `time_ms` (ms since 1970), else `otherwise`."""
         for rows in self.rows(partition, first, end, ("offset", "timestamp")):
             late = np.flatnonzero(rows["timestamp"].cast(pa.int64()).to_numpy() >= time_ms)
             if len(late):
@@ -123,7 +114,7 @@ class TopicArchives:
         return otherwise
 
     def gap(self, extent: Extent, why: str) -> Gone:
-        """Return the error for offsets that the archive lacks, and that Kafka lacks for the reason `why`."""
+        """Return the error for offsets that neither the archive nor, for the reason `kafka_reason`, Kafka has."""
         index = self.archives[0].index
         is_thinned = any(common((extent,), archive.index.thinned) for archive in self.archives)
         reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
@@ -135,10 +126,10 @@ class TopicArchives:
 
 
 class Archives:
-    """Archives of what an app read: its own, and those of the apps from which it was cloned.
+    """Archives that an app can read: its own, and those of the apps from which it was cloned.
 
-    `opened` returns the store, and is called on first use. Results are cached for `fresh_s`. With an empty
-    app name, there are no archives.
+    `open_store` is called on first use. Results are cached for `cache_s` seconds. Without an app name, there are no
+    archives.
     """
 
     def __init__(
@@ -148,11 +139,10 @@ class Archives:
         self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def of(self, topic: str, topic_id: str = "") -> TopicArchives:
-        """Return the archives of a topic: the app's own first, then those along its chain of clones.
+        """Return the archives of a topic: the app's own first, then those of the apps it was cloned from, in order.
 
-        For a re-created topic, returns the archives with this id; without an id, those of the newest incarnation,
-        or of the newest one that was archived by the constructor's `at_ms`. Costs a few requests for each app.
-        Raises `Corruption` and `Unavailable`.
+        Of a re-created topic, returns the archives with this id. Without an id, returns the newest incarnation, or the
+        newest one that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
         at_s, archives = self._known.get(key, (now_s - self._fresh_s - 1, TopicArchives(())))

@@ -1,4 +1,4 @@
-"""Running a compaction out of core: inputs are read, merged and written one slice of the hash range at a time.
+"""Runs compactions out of core: inputs are read, merged and written one slice of the hash range at a time.
 
 Memory holds one slice of all inputs and one encoded SST, however large the runs are. One sorted run is
 written as several SSTs with disjoint hash ranges. Also here: rewriting a single SST with other values, or
@@ -31,18 +31,14 @@ from ..versions.manifest import Sst, Table
 from .plan import Compaction, Done
 
 _SLICE_ROWS = 1 << 16
-"""Approximate rows of all inputs merged at once: bounds memory."""
 _ENDS_A_FILE = 8
-"""Number of intervals in an SST of the target size: an SST may end after any of them, so near the target."""
 _READ_BYTES = 32 << 20
-"""Bytes read ahead from inputs outside the cache, of all runs together."""
 _LONGEST_S = 1800.0
-"""Time after which a merge is given up. Garbage collection deletes SSTs that no manifest names an hour after they were
-written, and the first SST of a long merge may be that old when the merge is committed."""
+"""Time after which a merge is given up, before garbage collection could delete its first outputs."""
 
 
 class Stopped(Exception):
-    """A merge stopped on request. No manifest names its outputs."""
+    """A merge was stopped on request. No manifest names its outputs."""
 
 
 def run(
@@ -55,15 +51,14 @@ def run(
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Done:
-    """Merge the inputs, and put the resulting SSTs, under new names, into the store and into the cache.
+    """Merge the inputs, and put the resulting SSTs, under new names, into the store and the cache.
 
-    Keeps the newest row of each key of the window, and all rows beyond the partition. Costs one put for each SST of the
-    result; inputs outside the cache cost a read of their footer and one read for every few megabytes. A trivial move
-    makes no request, and the oldest inputs are not read if all their rows are expired. `stop` is called before each
-    slice.
+    Keeps the newest row of each key in the window, and all rows beyond the partition. Costs one put for each output;
+    inputs outside the cache cost a read of the footer and one for every few megabytes. A trivial move makes no request,
+    and the oldest inputs are not read if all their rows are expired. `should_stop` is called before each slice.
 
-    Raises `Stopped` if `stop` returned True, `Refused` if the merge takes more than half an hour, and `Corruption` and
-    `Unavailable`.
+    Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, and
+    `Corruption`.
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
@@ -109,14 +104,12 @@ def run(
 
 
 def _to_read(compaction: Compaction) -> tuple[Sst, ...]:
-    """Return the inputs that must be read: not the oldest ones if all their rows are expired."""
     if compaction.drops_tombstones and compaction.clock_ms is not None:
         return without_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
     return compaction.inputs
 
 
 def _check_time(compaction: Compaction, began_s: float) -> None:
-    """Raise `Refused` if the merge has taken too long to be committed before its outputs may be collected."""
     if time.monotonic() - began_s > _LONGEST_S:
         raise Refused(
             f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
@@ -136,11 +129,11 @@ def merged_rows(
     columns: Iterable[str] | None = None,
     window: tuple[int, int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the visible rows of a state partition, in the order and with the columns of an SST, in batches.
+    """Yield the visible rows of a state partition, in SST order and with an SST's columns, in batches.
 
-    A row of `ssts` is visible if it is the newest of its key, is no tombstone and has not expired by
-    `clock_ms`. Writes nothing. `columns` limits the table's columns to these and the key. `window` is the
-    lowest and the highest hash to read; None for the whole partition.
+    A row is visible if it is the newest of its key, is no tombstone and has not expired by `clock_ms`. `columns` limits
+    the table's columns to these and the key. `window` is the lowest and the highest hash to read; None for the whole
+    partition.
     """
     window = window or bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
@@ -161,7 +154,6 @@ def _read(
     interval_rows: int,
     names: Collection[str] | None = None,
 ) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
-    """Yield the window of hashes in slices: the intervals of a slice, and each input's rows in these intervals."""
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
     cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
     for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
@@ -176,11 +168,11 @@ def merge_rows(
     clock_ms: int | None = None,
     names: Collection[str] | None = None,
 ) -> pa.Table:
-    """Return the newest row of each key, in the order and with the columns of an SST of the table.
+    """Return the newest row of each key, in SST order.
 
-    Each part has the rows of one SST in the same range of hashes, the newest SST first; keys are unique
-    within a part. `drop_tombstones` leaves out keys whose newest row is a tombstone, or is expired by
-    `clock_ms` (None when no row expires). `names` are the columns of the parts, None for all of an SST.
+    Each part has the rows of one SST in one range of hashes, the newest SST first; keys are unique within a part.
+    `drop_tombstones` drops keys whose newest row is a tombstone or has expired by `clock_ms` (None if no row expires).
+    `names` are the columns of the parts; None for all columns of an SST.
     """
     schema = sst_schema(table)
     if names is not None:
@@ -206,10 +198,10 @@ def _blocks(
     read_bytes: int,
     names: Collection[str] | None,
 ) -> Iterator[Block]:
-    """Yield the blocks of an SST with the rows of a window of hashes, read on demand.
+    """Yield blocks with an SST's rows in a window of hashes, on demand.
 
-    A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups at a time come from the store, and are not
-    cached: merged SSTs are about to be replaced.
+    A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups are read at a time and not cached: merged
+    SSTs are about to be replaced.
     """
     mapped = cache.peek(sst, table) if cache is not None else None
     if mapped is not None:
@@ -228,10 +220,6 @@ class _Cursor:
         self._block: Block | None = None
 
     def read(self, low: int, high: int) -> list[pa.Table]:
-        """Return the rows with hashes from `low` to `high`, both included, in order, with the table's current columns.
-
-        Calls must ask for ascending ranges of hashes.
-        """
         parts: list[pa.Table] = []
         if low > self._sst.hash_max or high < self._sst.hash_min:
             return parts
@@ -250,17 +238,15 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Hashes between two positions where an SST may end, both bounds included."""
+    """Range of hashes, inclusive, between two positions where an SST may end."""
 
     low: int
     high: int
     ends_slot: bool
     num_rows: int
-    """Approximate rows of all inputs in the interval."""
 
 
 def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
-    """Yield the intervals of a slice, each with its rows."""
     highs = np.array([interval.high for interval in intervals])
     ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
     for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
@@ -268,7 +254,6 @@ def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tup
 
 
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
-    """Yield the intervals of the window: cut at slot bounds, and within slots at about `interval_rows` rows."""
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
         low, high = bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
@@ -294,13 +279,12 @@ def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
 class _RollingWriter:
     """Writes rows, in SST order, to SSTs of about `target_file_bytes`.
 
-    The caller marks the ends of slots. Each SST has whole slots, or a part of one slot.
+    The caller marks the ends of slots. An SST has whole slots, or a part of one slot.
     """
 
     def __init__(
         self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
-        """`finish` stores a written SST; `row_bytes` is the estimated encoded size of a row."""
         self._table, self._finish = table, finish
         self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
         self._done: list[Sst] = []
@@ -311,7 +295,7 @@ class _RollingWriter:
         self._slots, self._before_slot, self._began_inside = 0, 0.0, False
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows. Rows of one hash must come in one call."""
+        """Append rows. All rows of a hash must be in one call."""
         self._waiting.append(rows)
         self._num_waiting += rows.num_rows
         self._waiting_bytes += rows.nbytes
@@ -320,12 +304,12 @@ class _RollingWriter:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Mark a position within a slot; the current SST ends here if it is large and has no whole slot."""
+        """Mark a position within a slot. The SST ends here if it is large and has no whole slot."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Mark the end of a slot; the SST ends here if `guard` is True or the next slot might not fit."""
+        """Mark the end of a slot. The SST ends here with `guard`, or if the next slot might not fit."""
         size = self._num_bytes
         if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
             self._cut(inside_a_slot=False)
@@ -333,13 +317,11 @@ class _RollingWriter:
             self._slots, self._before_slot = self._slots + 1, size
 
     def finish(self) -> tuple[Sst, ...]:
-        """Return the written SSTs in their order; none if there were no rows."""
         self._cut(inside_a_slot=False)
         return tuple(self._done)
 
     @property
     def _num_bytes(self) -> float:
-        """Estimated size of the SST if it ended here."""
         return (self._writer.num_bytes if self._writer else 0) + self._num_waiting * self._row_bytes
 
     def _write(self, num_rows: int) -> None:
@@ -364,21 +346,19 @@ def rewritten(
 ) -> SstWriter:
     """Encode a new SST: the rows of `sst` after `change`, which gets batches with the table's current columns.
 
-    Puts nothing into the store; the input is cached. Raises what `change` raises, `Corruption` if the SST is missing or
-    damaged, and `Unavailable`.
+    Puts nothing into the store; caches the input. Raises the errors of `change`, and `Corruption`.
     """
     return _encoded(table, cache.open(store, sst, table).blocks, change)
 
 
 Chosen = Callable[[Block], npt.NDArray[np.bool_]]
-"""Function that returns a mask of the chosen rows of a block."""
 
 
 def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
-    """Encode a new SST with the rows of `sst` except the chosen rows; it may have no rows.
+    """Encode a new SST with the rows of `sst` that `selector` does not choose. It may have no rows.
 
-    Stores and caches nothing. `table` is the table at the oldest version that names `sst`: later versions can
-    read its columns. Raises `Corruption` if `sst` is missing or damaged, and `Unavailable`.
+    Stores and caches nothing. `table` is the table at the oldest version that names `sst`, so that all later versions
+    can read the new SST. Raises `Corruption`.
     """
     return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
 
@@ -386,7 +366,6 @@ def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWr
 def _encoded(
     table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
 ) -> SstWriter:
-    """Encode the rows of an SST's blocks in batches, without the chosen rows and as changed by `change`."""
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
         count = block.stored.num_rows
@@ -402,13 +381,12 @@ def _encoded(
 
 
 def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
-    """Yield all rows of an SST, checked and not cached."""
     for rows in decode(fetch(store, sst), sst, table):
         yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
 
 
 def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:
-    """Return a function that chooses the rows of these keys; `hashes` are ascending, `keys` as for a look-up."""
+    """Return a selector of these keys' rows. `hashes` are ascending; `keys` are as for a look-up."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)

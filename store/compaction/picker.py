@@ -1,4 +1,4 @@
-"""Choice of compactions by a table's policy, for each state partition on its own. Pure."""
+"""Chooses compactions by a table's policy, for each state partition separately. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,15 +23,14 @@ from ..versions.manifest import Manifest, Policy, Sst
 from .plan import Compaction, newest_first
 
 _MOST_SLOTS = 1 << 30
-"""Most slots of a table: slot bounds are set by the upper 32 bits of a hash."""
 
 
 def pick_for(
     manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
-    """Return the result of `pick`, or of `pick_all` with `full`, for the table and clock of a version.
+    """Return the compactions of a version by `pick`, or by `pick_all` with `full`; none if the stage has no table.
 
-    Empty if the stage has no table. `only` selects state partitions for `pick_all`.
+    `accepts` selects state partitions for `pick_all`.
     """
     table = manifest.table
     if table is None:
@@ -43,15 +42,14 @@ def pick_for(
 def pick(
     ssts: Iterable[Sst], partitions: int, policy: Policy, *, clock_ms: int | None = None
 ) -> tuple[Compaction, ...]:
-    """Return the compactions that a table's policy requires, by ascending partition; no two share an input.
+    """Return the compactions that a table's policy requires, by ascending partition. No two share an input.
 
-    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires. If expired
-    rows take at least half of the bytes of the oldest runs (`ttl.expired_suffix`), these are merged first, however few.
+    `ssts` are a manifest's SSTs in any order, and `clock_ms` is its clock; None if no row expires. The oldest runs are
+    merged first if expired rows have at least half of their bytes (`ttl.expired_suffix`).
 
     Repeating pick and merge terminates: with fewer than `l0_trigger` runs in each state partition (universal), or in
-    level 0, and every other level within its size (leveled).
-
-    Raises `ValueError` if the policy can never be met: `l0_trigger` is below 2, or `fanout` not above 1.
+    level 0, and every other level within its size (leveled). Raises `ValueError` for an `l0_trigger` below 2 or a
+    `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
@@ -68,7 +66,6 @@ def pick(
 
 
 def _by_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
-    """Return the compaction with the clock, so that it drops expired rows; then it cannot be a trivial move."""
     has_expired = clock_ms is not None and any(may_have_expired(sst, clock_ms) for sst in compaction.inputs)
     return replace(compaction, clock_ms=clock_ms, moves=compaction.moves and not has_expired)
 
@@ -76,7 +73,6 @@ def _by_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
 def _merge_expired(
     partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
 ) -> tuple[Compaction, ...]:
-    """Return the merge of the oldest runs if most of their bytes are expired rows, else none."""
     if clock_ms is None or not any(sst.expiring for sst in ssts):
         return ()
     runs = sorted_runs(ssts)
@@ -95,9 +91,9 @@ def pick_all(
     clock_ms: int | None = None,
     only: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Return a compaction into one run for each state partition that `only` accepts; no two share an input.
+    """Return a compaction into one run for each state partition that `accepts` selects. No two share an input.
 
-    Skips partitions that are already one run, without tombstones and expired rows, and within the partition.
+    Skips partitions that already are one run within the partition, without tombstones and expired rows.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -112,7 +108,6 @@ def pick_all(
 
 
 def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
-    """Return the compactions that share no input with an earlier one; skipped ones are picked again later."""
     picked: list[Compaction] = []
     inputs: set[Sst] = set()
     for compaction in compactions:
@@ -123,7 +118,6 @@ def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
 
 
 def _everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """Return the compaction into one run of all these SSTs, which overlap the state partition."""
     if policy.kind == "leveled":
         return _Tree(partition, partitions, ssts, policy).everything()
     return _universal(partition, partitions, ssts, policy)
@@ -162,13 +156,11 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
 
 
 def _universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
-    """Return the universal compaction of all these SSTs into one run."""
     inputs, target = newest_first(ssts), policy.target_file_bytes
     return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
 def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
-    """Return start and end, in `sizes` (newest first), of the first sequence of runs of similar size, or None."""
     for start in range(len(sizes)):
         total, end = sizes[start], start + 1
         while (
@@ -215,7 +207,7 @@ class _Tree:
         self._level = _levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
-        """Yield the compactions of the level that most needs compaction; none if no level needs any.
+        """Yield the compactions of the level that most needs compaction.
 
         A level's score is its runs divided by `l0_trigger` for level 0, and its bytes divided by its size limit for
         other levels. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough SSTs
@@ -245,7 +237,7 @@ class _Tree:
         return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
 
     def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:
-        """Yield merges into the next level that move at least `excess` bytes, the cheapest first."""
+        """Yield merges into the next level, cheapest first, until they move at least `excess` bytes."""
         inputs: set[Sst] = set()
         for sst in self._cheapest(level):
             if excess <= 0:
@@ -258,7 +250,6 @@ class _Tree:
                     yield compaction
 
     def _cheapest(self, level: int) -> list[Sst]:
-        """Return the SSTs of a level by ascending cost: bytes to rewrite in the next level per own byte."""
         below = sorted((sst for sst in self._ssts if self._level[sst] == level + 1), key=lambda sst: sst.hash_min)
         begins, ends = [sst.hash_min for sst in below], [sst.hash_max for sst in below]
         cumulative = list(accumulate((sst.bytes for sst in below), initial=0))
@@ -270,7 +261,7 @@ class _Tree:
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
     def _closed(self, ssts: Iterable[Sst], into: int) -> Compaction:
-        """Return the smallest compaction with these inputs, into `into` or deeper, that keeps the law."""
+        """Return the smallest compaction into level `into` or deeper that has these inputs and keeps the law."""
         inputs = set(ssts)
         while True:
             top = min(self._level[sst] for sst in inputs)
@@ -321,7 +312,6 @@ class _Tree:
         return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
 
     def _slots(self, level: int) -> int:
-        """Return the number of slots that the whole table has at a level."""
         ssts = self._may_hold(level) / self._policy.target_file_bytes
         slots = self._partitions << max(0, ceil(log2(ssts)))
         while slots > _MOST_SLOTS and slots > self._partitions:
@@ -330,10 +320,10 @@ class _Tree:
 
 
 def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
-    """Return the effective level of each SST: its stored one if all older overlapping SSTs are deeper, else 0.
+    """Return the effective level of each SST: its stored level if all older overlapping SSTs are deeper, or 0.
 
-    Universal compaction numbers levels differently. Of its SSTs, the oldest run becomes a level, and newer runs are
-    merged like level 0. `deepest` limits a level number that universal compaction has counted up.
+    Universal compaction numbers levels differently: its oldest run becomes a level, and newer runs count as level 0.
+    `deepest` limits stored levels.
     """
     effective: dict[Sst, int] = {}
     overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}

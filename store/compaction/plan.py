@@ -1,4 +1,4 @@
-"""A compaction as a value: the SSTs that become one sorted run, the result, and applying it to a manifest.
+"""Compactions as values, their results, and applying results to a manifest.
 
 Pure. `picker` chooses compactions, `merge` runs them.
 
@@ -25,37 +25,33 @@ from ..versions.manifest import Manifest, SideTable, Sst
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Neighbouring runs over some hashes of one state partition, to be merged into one run."""
+    """Adjacent runs over some hashes of one state partition, to be merged into one run."""
 
     partition: int
     partitions: int
-    """The table's number of state partitions."""
     inputs: tuple[Sst, ...]
-    """SSTs of the runs, newest first, at least one; some may reach into other partitions."""
+    """SSTs of the runs, newest first, at least one. Some may reach into other partitions."""
     drops_tombstones: bool
-    """True if no older row of these hashes is left that a tombstone could hide. Expired rows are then
-    dropped, too; otherwise they stay, because an expired row also hides older rows.
+    """True if no older row of these hashes exists that a tombstone or an expired row could hide.
+
+    Tombstones and expired rows are then dropped.
     """
     level: int = 0
-    """Level of the outputs; 0 means the highest input level plus one."""
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
-    """The lowest and the highest hash that is merged; None for all of the partition."""
     slots: int = 0
-    """Number of equal ranges (slots) of all hashes: an SST that spans several slots begins and ends at slot bounds.
-    0 means the table's number of state partitions.
+    """Number of equal ranges (slots) of all hashes; an SST over several slots begins and ends at slot bounds.
+
+    0 for the table's number of state partitions.
     """
     guards: frozenset[int] = frozenset()
-    """First hashes of slots before which outputs are always cut."""
     clock_ms: int | None = None
-    """Rows that expire at this time or before are dropped; None drops none. This is the clock of the manifest from
-    which the compaction was picked; clocks of later versions are not earlier."""
+    """Rows that expire at or before this time are dropped; None to drop none. The manifest's clock."""
     moves: bool = False
-    """True for a trivial move: the inputs only change their level, and nothing is read or written."""
+    """True for a trivial move: the inputs change their level, and nothing is read or written."""
 
     @property
     def hashes(self) -> tuple[int, int]:
-        """The lowest and the highest hash that is merged."""
         return self.window or bounds(self.partition, self.partitions)
 
     @property
@@ -64,37 +60,32 @@ class Compaction:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the inputs to read, 0 for a trivial move."""
         return 0 if self.moves else sum(sst.bytes for sst in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A finished compaction, which takes effect when a manifest names its outputs."""
+    """Result of a compaction, which takes effect when a manifest names the outputs."""
 
     compaction: Compaction
     outputs: tuple[Sst, ...]
-    """SSTs of the merged run in hash order, none if no row was left, followed by the parts of inputs that lie
-    beyond the partition.
-    """
+    """SSTs of the merged run in hash order, then the parts of inputs beyond the partition. May be empty."""
 
     @property
     def output_bytes(self) -> int:
-        """Bytes written, 0 for a trivial move."""
         return 0 if self.compaction.moves else sum(sst.bytes for sst in self.outputs)
 
 
 def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
-    """Return the SSTs in the order of a compaction's inputs: of two rows of a key, the newer comes first."""
     return tuple(sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)))
 
 
 def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
-    """Return the SSTs of a manifest with each result in the place of its inputs.
+    """Return a manifest's SSTs with each result in the place of its inputs.
 
-    `ssts` may be of a newer version than the compacted one: SSTs added since stay, before the result. A
-    result that no longer fits is left out: one of its inputs was merged or dropped meanwhile, an SST now lies
-    between the inputs, or tombstones were dropped although there is an older SST now.
+    `ssts` may be of a version newer than the compacted one: SSTs added since stay, before the result. A result is left
+    out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if it dropped tombstones
+    and an older SST exists now.
     """
     current = tuple(ssts)
     for merge in done:
@@ -111,7 +102,6 @@ def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
 
 
 def apply_to(manifest: Manifest, done: Sequence[Done]) -> Manifest:
-    """Return the manifest with each result in the place of its inputs (see `apply`), in main and side tables."""
     sides = {name: replace(side, ssts=apply(side.ssts, done)) for name, side in manifest.side_tables.items()}
     return replace(manifest, ssts=apply(manifest.ssts, done), side_tables=sides)
 
@@ -151,7 +141,6 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
 
 
 def _side_tables(base: Manifest, manifest: Manifest, onto: Manifest) -> dict[str, SideTable]:
-    """Return the side tables of a rebased version: those of `manifest` if changed from `base`, else of `onto`."""
     if manifest.side_tables != carried(base).side_tables:
         return manifest.side_tables
     return carried(onto).side_tables

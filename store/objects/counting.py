@@ -29,38 +29,29 @@ from .protocol import ObjectStore
 from .wrapper import Wrapper
 
 Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
-"""A count that only grows while the stage exists."""
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """Requests, bytes, look-ups and commits of some versions of a stage, by all processes that worked for the stage."""
+    """Requests, bytes, look-ups and commits over some versions of a stage, summed over all processes."""
 
     ms: Sum = 0
     """Duration that the counters cover, in ms; time without a runner is not included."""
     gets: Sum = 0
     puts: Sum = 0
     lists: Sum = 0
-    """Listings, one for each 1,000 entries."""
     deletes: Sum = 0
     bytes_read: Sum = 0
     bytes_written: Sum = 0
     keys: Sum = 0
-    """Keys that batches looked up."""
     searched: Sum = 0
     """Probes: pairs of a looked-up key and an SST that could have the key."""
     filtered: Sum = 0
-    """Probes that a filter ruled out, so that the SST was not searched."""
     cache_hits: Sum = 0
-    """Searched SSTs that were in the cache of the machine that searched."""
     cache_misses: Sum = 0
     row_groups: Sum = 0
-    """Row groups read from the store by ranges."""
     flushed_bytes: Sum = 0
-    """Bytes of new SSTs of level 0, written by batches."""
     compacted_bytes: Sum = 0
-    """Bytes of new SSTs of other levels, written by compactions."""
     commits: Sum = 0
-    """Number of manifest puts that `commit_ms` covers."""
     commit_ms: Sum = 0
 
     def __add__(self, other: "Stats") -> "Stats":
@@ -75,7 +66,6 @@ class Stats(Struct, frozen=True, omit_defaults=True):
 
 
 HOURS_A_MONTH = 730
-"""Hours of an average month (365 days / 12), as AWS calculates."""
 _GB = 1 << 30
 _Price = Annotated[float, Meta(ge=0, le=1e12, description="a number that is not negative")]
 
@@ -84,7 +74,6 @@ class Prices(Struct, frozen=True):
     """Prices, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
 
     get_per_1000: _Price = 0.0004
-    """Price of GET and every other request that reads an object."""
     put_per_1000: _Price = 0.005
     list_per_1000: _Price = 0.005
     delete_per_1000: _Price = 0.0
@@ -119,35 +108,27 @@ def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
 
 @dataclass(slots=True)
 class Reads:
-    """Counters of look-ups. Each starts at 0 and only grows. Not locked: use one object per thread, then `add`."""
+    """Counters of look-ups. Not locked: use one object per thread, then `add` them."""
 
     requests: int = 0
     round_trips: int = 0
-    """Round trips to the store: concurrent requests count once."""
     bytes: int = 0
-    """Bytes read: pages, footers, indexes, filters, gaps between them, whole SSTs."""
     row_groups: int = 0
-    """Row groups read from the store by ranges, in part or whole."""
     touched_bytes: int = 0
     """Bytes of the row groups whose hash range has a searched key, even if a filter ruled them out."""
     keys: int = 0
     searched: int = 0
     """Probes: pairs of a key and an SST that may have it by its hash range, up to the SST that has the key."""
     filtered: int = 0
-    """Probes that a filter ruled out: no row group was read, and no hashes were searched."""
     cache_hits: int = 0
-    """SSTs that were in this machine's cache."""
     cache_misses: int = 0
-    """SSTs that were not in the cache: read by ranges, or fetched whole."""
 
     def add(self, other: "Reads") -> None:
-        """Add the counts of `other`."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 def looked_up(reads: Reads) -> Stats:
-    """Return the look-up counters as `Stats`, without requests, which the store counts."""
     names = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
     return Stats(**{name: getattr(reads, name) for name in names})
 
@@ -161,16 +142,14 @@ VERBS = {
     "list_folders": "lists",
     "delete": "deletes",
 }
-"""S3's verb for each method of a store, under the verb's name in `Stats`."""
 
 _PAGE = 1000
-"""Keys in one page of an S3 listing."""
 
 T = TypeVar("T")
 
 
 class CountingStore(Wrapper):
-    """Wrapper that counts the requests to a store, and to the stores at other roots, by S3 verb.
+    """Store wrapper that counts requests by S3 verb, including requests to stores at other roots.
 
     A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
     retries counts once. `on_request` is called for each request with the method's name, bytes read and bytes written.
@@ -186,28 +165,24 @@ class CountingStore(Wrapper):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Requests since the start or the last `reset`, by the name of the method."""
         with self._lock:
             return dict(self._counts)
 
     @property
     def requests(self) -> int:
-        """All requests since the start or the last `reset`."""
         with self._lock:
             return self._counts.total()
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of objects received since the start or the last `reset`."""
         return self._totals["bytes_read"]
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of objects sent since the start or the last `reset`, refused puts included."""
         return self._totals["bytes_written"]
 
     def take(self) -> Stats:
-        """Return the requests and bytes since the last `take`, `reset` or start; each request is returned once."""
+        """Return the requests and bytes since the last `take_stats`, `reset` or start."""
         with self._lock:
             new = self._totals - self._taken
             self._taken.update(new)
@@ -249,7 +224,7 @@ _BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counters of this process in a memory-mapped file, created or continued. Safe to use from many threads."""
+    """Counters of this process in a memory-mapped file, which is created or continued. Thread-safe."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -259,14 +234,12 @@ class SharedCounts:
         self._lock = Lock()
 
     def add(self, method: str, read: int, written: int) -> None:
-        """Count one request; usable as `on_request` of a `CountingStore`."""
         with self._lock:
             for field, number in ((VERBS[method], 1), ("bytes_read", read), ("bytes_written", written)):
                 self._slots[_SLOTS.index(field)] += number
 
 
 def shared_stats(folder: Path) -> Stats:
-    """Return the sum of the counters in a folder; zero when the folder is empty or missing."""
     total = Stats()
     for file in sorted(folder.glob("*")):
         with file.open("rb") as opened:

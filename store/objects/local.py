@@ -21,10 +21,8 @@ _SCRATCH = ".slackwater-tmp"
 """Folder under the root where objects are written before they are renamed to their key; never listed."""
 
 _LEFTOVER_S = 3600
-"""Age from which a temporary file cannot belong to a put that is still running."""
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
-"""Error numbers of a read that finds no object: the key is missing, names a folder, or goes through a file."""
 
 
 class LocalStore(OtherRoots):
@@ -115,7 +113,6 @@ class LocalStore(OtherRoots):
                     raise
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Yield all temporary files, of running and of killed puts. The keys of these puts are unknown."""
         scratch = self._root / _SCRATCH
         with self._translated("list", prefix):
             for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
@@ -135,7 +132,6 @@ class LocalStore(OtherRoots):
         return self._root / key
 
     def _has_objects(self, folder: Path) -> bool:
-        """Return True if any file lies below a folder. Stops at the first file."""
         folders = []
         try:
             with os.scandir(folder) as entries:
@@ -149,7 +145,6 @@ class LocalStore(OtherRoots):
         return any(self._has_objects(folder / name) for name in folders)
 
     def _walk(self, prefix: str, start_after: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield keys and files below a prefix, in key order."""
         for key, entry in self._entries(prefix, start_after):
             if key.endswith("/"):
                 yield from self._walk(key, start_after)
@@ -182,7 +177,6 @@ class LocalStore(OtherRoots):
 
     @contextmanager
     def _writing(self, key: str, data: bytes) -> Iterator[Path]:
-        """Yield a durable temporary file with the data, with the target folder created; remove the file at the end."""
         with self._translated("write", key):
             scratch = self._root / _SCRATCH
             _make_folder(scratch)
@@ -204,7 +198,6 @@ class LocalStore(OtherRoots):
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
-        """Raise operating system errors as the errors that `ObjectStore` names."""
         try:
             yield
         except SlackwaterError:
@@ -221,7 +214,7 @@ class LocalStore(OtherRoots):
 
 
 class SpooledStore(Wrapper):
-    """Wrapper whose puts wait in a folder of this machine. Safe to use from many threads and processes.
+    """Store wrapper whose puts wait in a local folder. Safe to use from many threads and processes.
 
     A put is durable in the folder, and uploaded later by `upload`; reads look in the folder first. So SSTs are written
     and searched at disk speed while the store is slow or unreachable. Only machines that share the folder can read the
@@ -237,11 +230,10 @@ class SpooledStore(Wrapper):
         return self._inner.at(root)
 
     def upload(self, key: str) -> None:
-        """Put a spooled object into the store. Reads still use the folder until `forget`. Raises `ObjectNotFound`."""
+        """Put a spooled object into the store. Reads use the folder until `drop_spooled`. Raises `ObjectNotFound`."""
         self._inner.put(key, self._spool.get(key))
 
     def forget(self, key: str) -> None:
-        """Remove an object from the folder, after it was uploaded or when nobody needs it."""
         self._spool.delete(key)
 
     def get(self, key: str) -> bytes:
@@ -269,7 +261,6 @@ class SpooledStore(Wrapper):
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its parents durably: each parent is fsynced."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Concurrent requests to storage, to hide the latency of each."""
+"""Concurrent requests to storage, which hide the latency of a single request."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
-    """Yield `ask(item)` for each item, in order, with `workers` threads; at most `ahead` answers wait unread."""
+    """Yield `call(item)` for each item, in order, from `workers` threads. At most `max_unread` results are buffered."""
     under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -29,6 +29,5 @@ def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, 
 
 
 def do_all(action: Callable[[T], object], items: Iterable[T], workers: int = _WORKERS) -> None:
-    """Call `action` on each item with `workers` threads, in any order."""
     for _ in many(action, items, workers):
         pass

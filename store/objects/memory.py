@@ -23,7 +23,6 @@ class MemoryStore(OtherRoots):
         self._lock = Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
-        """Sorted keys of `_objects` (data and time of writing): sorting 100,000 for each listing is slow."""
 
     @property
     def url(self) -> str:
@@ -75,7 +74,6 @@ class MemoryStore(OtherRoots):
             key = self._first(f"{prefix}{name}0" if slash else key + "\0")
 
     def _first(self, at_least: str) -> str | None:
-        """Return the first key >= `at_least`, or None."""
         with self._lock:
             index = bisect_left(self._keys, at_least)
             return self._keys[index] if index < len(self._keys) else None

@@ -1,4 +1,4 @@
-"""Opening a store at a root that a user typed."""
+"""Opens the store at a root, as a user typed it or as a manifest stores it."""
 
 import os
 import re
@@ -14,7 +14,6 @@ from .s3_settings import Remote, S3Access, S3Place, S3Settings
 from .wrapper import OtherRoots
 
 PATIENCE_S = 60.0
-"""Default time for which requests to a remote store are retried, in seconds."""
 
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -27,15 +26,12 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
 def access_to(store: ObjectStore) -> S3Access | None:
-    """Return the place and current credentials of the store, for another process that needs more than the root.
-
-    Returns None if the root is enough.
-    """
+    """Return the S3 client configuration and credentials that another process needs to open the store, or None."""
     return store.access() if isinstance(store, Remote) else None
 
 
 def take(access: S3Access | None) -> S3Place | None:
-    """Use another process's access to S3, also in stores that are already open. Returns the place, for `open_store`."""
+    """Sign S3 requests with another process's credentials, in open stores too. Returns the client configuration."""
     if access is None:
         return None
     from .s3_client import take as sign_anew
@@ -52,12 +48,11 @@ def open_store(
 
     Args:
         url: the root.
-        patience_s: time for which each request to S3 is retried while storage does not answer, in seconds.
-        settings: settings of S3 requests; None takes them from this process's environment (`settings_in`).
-        place: result of `take`, which has settings of its own; None takes endpoint and region from AWS's environment.
+        patience_s: time for which each S3 request is retried while the server does not answer, in seconds.
+        settings: settings of S3 requests; None reads them from this process's environment (`load_s3_settings`).
+        client_config: result of `use_s3_access`, which includes settings; None uses AWS's environment.
 
-    Raises `Usage` if the root cannot be parsed or names unsupported storage, or if a setting of S3 in the environment
-    is invalid.
+    Raises `Usage` if the root or an S3 setting of the environment is invalid, or the kind of storage is not supported.
     """
     open_other = partial(open_store, patience_s=patience_s, settings=settings, place=place)
     scheme = _SCHEME.match(url)
@@ -103,7 +98,7 @@ OtherRoots.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
-    """Raise `Usage` for a root that cannot be a store's `url`. Empty is valid, and means the manifest's own root."""
+    """Raise `Usage` if a manifest's root is invalid. An empty root is valid: the manifest's own root."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
         usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)

@@ -1,6 +1,6 @@
-"""Interface of all object stores (`ObjectStore`); S3, a local folder and memory offer the same guarantees.
+"""Interface of all object stores (`ObjectStore`), with the guarantees that each implementation gives.
 
-Stores in which interrupted writes leave multipart uploads or temporary files also implement `Leftovers`.
+Stores that keep data of interrupted writes, such as multipart uploads, also implement `HasUnfinishedWrites`.
 """
 
 import re
@@ -35,10 +35,10 @@ class ObjectStore(Protocol):
         """Normalised store root: `s3://bucket/prefix` or an absolute folder."""
 
     def at(self, root: str) -> "ObjectStore":
-        """Return the store at another root (a `url`; empty for this store). Repeated calls return the same object.
+        """Return the store at another root (a `url`; empty for this store). Repeated calls return one object.
 
-        Requests of the returned store use the patience and settings of this store, and are counted with its
-        requests. Raises `Usage` if the root cannot be parsed.
+        The returned store has this store's patience and settings, and its requests count as this store's. Raises
+        `Usage`.
         """
 
     def get(self, key: str) -> bytes:
@@ -70,7 +70,6 @@ class ObjectStore(Protocol):
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise `ValueError` for a negative `start` or `length`, which a slice would count from the end."""
     if start < 0 or length < 0:
         raise ValueError(f"a range starts at 0 or later and is not negative; found start={start}, length={length}")
 
@@ -85,7 +84,7 @@ def exists(store: ObjectStore, key: str) -> bool:
 
 
 def documents(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-    """Yield the JSON objects under a prefix, without the temporary uploads that some servers list."""
+    """Yield the `.json` objects under a prefix; skips temporary uploads that some servers list."""
     return (info for info in store.list(prefix, start_after) if info.key.endswith(".json"))
 
 
@@ -104,14 +103,13 @@ def check_key(key: str) -> str:
 
 
 class Leftover(NamedTuple):
-    """A write that has begun and not ended. The write may still be running."""
+    """A write that has begun and not ended, and may still be running."""
 
     key: str
     """Key of the object being written if known, else the path of the temporary file."""
     id: str
     """Store-specific id that distinguishes writes of the same key."""
     begun_ms: int
-    """Start of the write, by storage's clock."""
 
 
 @runtime_checkable
@@ -119,7 +117,7 @@ class Leftovers(Protocol):
     """A store in which interrupted writes leave data."""
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Yield the unfinished writes of keys under `prefix`; all unfinished writes if the store does not know keys."""
+        """Yield the unfinished writes of keys under `prefix`, or all of them if the store does not know keys."""
 
     def discard(self, leftover: Leftover) -> None:
         """Abort an unfinished write and free its space; no error if the write has ended."""

@@ -16,16 +16,13 @@ from ...common.silence import SILENT_S, address_of, on_silence, warn_of
 from ...errors import Unavailable
 
 AT_ONCE = 20.0
-"""Default number of retries that may be sent in a burst."""
 PER_S = 1.0
-"""Default sustained rate of retries to a server, per second."""
 _PER_ANSWER = 0.1
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _SHORTEST_S = 0.001
 _QUIET_S = 1.0
-"""Shortest outage that is reported."""
 
 _log = logging.getLogger("slackwater")
 
@@ -44,11 +41,8 @@ class RetryBudget:
     """
 
     at_once: float = AT_ONCE
-    """Capacity of the bucket in tokens, at least 1; the bucket starts full."""
     per_s: float = PER_S
-    """Tokens refilled each second; above 0."""
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
-    """Monotonic clock, in seconds."""
 
     def __post_init__(self) -> None:
         self._lock = Lock()
@@ -56,7 +50,6 @@ class RetryBudget:
         self._filled_s = self.clock()
 
     def take(self) -> bool:
-        """Take a token for a retry. Returns False, and takes none, if the bucket is empty."""
         with self._lock:
             now_s = self.clock()
             self._tokens = min(self.at_once, self._tokens + (now_s - self._filled_s) * self.per_s)
@@ -68,13 +61,13 @@ class RetryBudget:
             return True
 
     def answered(self, *, repeated: bool) -> None:
-        """Refill the bucket after an answered request; `repeated` says that the request had taken a token."""
+        """Add tokens after an answered request; `repeated` means that the request had taken a token."""
         with self._lock:
             self._tokens = min(self.at_once, self._tokens + (1 if repeated else _PER_ANSWER))
 
 
 class TransientError(Exception):
-    """A failed attempt that may succeed when retried; its text is the reason, for a person to read."""
+    """A failed attempt that may succeed when retried. Its text is the reason, shown to users."""
 
 
 # botocore limits the number of attempts, not the time. tenacity has no shared budget and no injectable clock, which the
@@ -90,20 +83,16 @@ class Retry:
     """
 
     server: str
-    """Name of the server for messages, without credentials."""
     patience_s: float
-    """Time for which one request is retried, in seconds from its first failure."""
+    """Time for which a request is retried, in seconds from its first failure."""
     _: KW_ONLY
     setting: str = ""
-    """Name of the user's setting that has the server's address; empty if no setting has it."""
     silent_s: float = SILENT_S
-    """Seconds after which a request that waits for the server's very first answer is reported."""
+    """Seconds without a first answer after which the server's silence is reported."""
     budget: RetryBudget | None = None
-    """Budget that all clients of the server share; None for a budget of this object alone."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     seed: int | None = None
-    """Seed of the jitter; None for a seed from the system."""
 
     def __post_init__(self) -> None:
         self._budget = self.budget or RetryBudget(clock=self.clock)
@@ -113,7 +102,7 @@ class Retry:
         self._away_since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Retry `attempt` while it raises `TransientError`; return its result. Raises `Unavailable` at the deadline."""
+        """Call `attempt`, and repeat it after a `TransientError`. Raises `Unavailable` after `patience_s`."""
         first_failure_s: float | None = None
         delay_s = _FIRST_DELAY_S
         paid = False
@@ -151,7 +140,6 @@ class Retry:
             self._away(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
 
     def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
-        """Record that the server has been unreachable since `since_s`; warn once if that is at least `quiet_s` ago."""
         with self._lock:
             if self._away_since is None:
                 self._away_since = since_s
@@ -164,8 +152,7 @@ class Retry:
         """Sleep a random part of `delay_s`, then until the budget has a token, but no longer than `left_s`.
 
         Returns:
-            True if a token was taken, and the next delay. The last attempt before the deadline needs no token: one
-            attempt per request adds little load, and the server may have recovered.
+            True if a token was taken, and the next delay. The last attempt before the deadline needs no token.
         """
         while True:
             wait_s = min(self._random.uniform(0, delay_s), left_s)

@@ -1,7 +1,7 @@
-"""S3 clients of this process, and the translation of their errors.
+"""S3 clients of this process, and the translation of boto3's errors.
 
-A client belongs to an AWS session: this machine's own, or one that uses only the configuration that another process
-handed over. Clients request encryption at rest for each object that they create, and check the answer.
+A client belongs to an AWS session: this machine's own, or one with only the configuration that another process handed
+over. Clients request encryption at rest for each object that they create, and check the server's answer.
 """
 
 import os
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-"""Endpoints that a client derives from the region alone."""
 _USER = re.compile(r"//[^/]*@")
 
 _NO_FILE = (None, None, os.devnull, None)
-"""Definition of a botocore setting without a file, as (setting, variable, default, conversion)."""
+"""botocore setting (setting, variable, default, conversion) that makes a client read no configuration file."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
@@ -64,16 +63,14 @@ _REASONS = (
 
 
 class Connection(NamedTuple):
-    """Client, credentials and retry budget that the stores of a process share for one place."""
+    """Client, credentials and retry budget that all stores of a process share for one client configuration."""
 
     s3: "S3Client"
     endpoint: str
-    """Endpoint URL without user and password, safe to print."""
     budget: RetryBudget
     credentials: Credentials | None
-    """Signing credentials, which renew themselves if they are temporary; None if none are configured."""
+    """Signing credentials, which renew themselves if temporary; None if none are configured."""
     elsewhere: S3Place
-    """Endpoint, region and settings that another process needs to reach the same place."""
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
@@ -90,11 +87,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def connection(place: S3Place, read_timeout_s: float) -> Connection:
-    """Return this process's client for a place, created once (about 0.1 s) and shared by all threads.
+    """Return this process's client for a configuration, created once (about 0.1 s) and shared by all threads.
 
-    A forked child gets a client of its own, because parent and child must not share connections; so does a process
-    whose AWS environment has changed. `read_timeout_s` is the longest wait for an answer. Raises `Usage` if the
-    endpoint is not a URL, and `Refused` if the AWS configuration cannot be used, such as a profile that does not exist.
+    A forked child gets its own client, and so does a process whose AWS environment has changed. `read_timeout_s` is the
+    longest wait for an answer. Raises `Usage` if the endpoint is not a URL, and `Refused` if the AWS configuration
+    cannot be used, such as a profile that does not exist.
     """
     key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
@@ -155,7 +152,7 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
 
 
 class _Handed(Credentials):
-    """Latest credentials from another process. The object is also botocore's credential resolver."""
+    """Latest credentials from another process; also the resolver through which botocore finds them."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
@@ -172,9 +169,9 @@ _handed: dict[S3Place, _Handed] = {}
 
 
 def take(access: S3Access) -> S3Place:
-    """Sign requests to an access's place with its credentials from now on, in existing clients too. Returns the place.
+    """Sign requests with the credentials of another process, in existing clients too. Returns its configuration.
 
-    So a long-lived worker keeps one client for a place, however often the credentials change.
+    A long-lived worker thus keeps one client, however often the credentials change.
     """
     new = access.credentials
     # A single assignment is atomic: no request is signed with parts of two credentials.
@@ -185,9 +182,9 @@ def take(access: S3Access) -> S3Place:
 
 
 def session_at(place: S3Place) -> Session:
-    """Return this machine's AWS session, or for a handed-over place one that ignores this machine's configuration.
+    """Return this machine's AWS session, or a session that uses only a handed-over configuration.
 
-    Raises `Refused` if the place needs a file that this machine does not have, and `BotoCoreError` if this machine's
+    Raises `Refused` if the configuration names a file that this machine lacks, and `BotoCoreError` if this machine's
     configuration cannot be used.
     """
     if not place.handed_over:
@@ -208,13 +205,9 @@ def session_at(place: S3Place) -> Session:
 
 
 def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
-    """Make a client request the configured encryption for each object that it creates, by one put or in parts.
+    """Make a client request the configured encryption whenever it creates an object, by one put or in parts.
 
-    Set on the client and not on each call: a call that forgot it would write unencrypted, and boto3's transfer manager
-    does not accept all of the parameters.
-
-    From then on such a request raises:
-        Refused: the server, as `where` names it, did not confirm that it encrypted the object.
+    From then on, creating an object raises `Refused` if the server, named `where`, does not confirm the encryption.
     """
     if not settings.sse:
         return
@@ -243,27 +236,26 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
 
 
 def without_credentials(url: str) -> str:
-    """Return the URL without user and password. S3 does not use them, and boto3's errors would show them."""
+    """Return the URL without user and password, which boto3's errors would show."""
     return _USER.sub("//", url, count=1)
 
 
 def error_code(error: boto.ClientError) -> str:
-    """Return S3's error code, or the HTTP status if the answer has no code."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 @contextmanager
 def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
-    """Raise boto3's errors as slackwater's errors. Answers with an `expected` code pass through as `ClientError`.
+    """Raise boto3's errors as slackwater's. A `ClientError` with an `expected` code passes through.
 
-    Decides by error code and not by HTTP status: web servers that are not S3 also answer 404, and so does versitygw to
+    The error code decides, not the HTTP status: web servers that are not S3 answer 404 too, and versitygw does so for
     unknown credentials.
 
     Raises:
         TransientError: no answer, or an answer that asks for a retry.
         NotFound: there is no such bucket.
-        Forbidden: credentials or permissions.
-        Refused: the region, or any other error that a retry cannot fix.
+        Forbidden: the credentials or permissions are insufficient.
+        Refused: the region is wrong, or another error that a retry cannot fix.
     """
     where = f"{endpoint}, bucket {bucket!r}"
     try:

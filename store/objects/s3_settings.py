@@ -1,4 +1,4 @@
-"""Settings of S3 requests, and the access to S3 that one process hands to others.
+"""Settings of S3 requests, and the S3 configuration and credentials that a process hands to other processes.
 
 Encryption, timeouts, the retry budget and part sizes are set in the table `[s3]` of slackwater.toml or in variables
 `SLACKWATER_S3_…`, which take precedence. A store is opened with all of them as one value, which travels with the store
@@ -34,34 +34,30 @@ class S3Settings(msgspec.Struct, frozen=True):
     """Encryption, timeouts, retries and part sizes of requests to S3."""
 
     sse: str = ""
-    """Encryption at rest to ask for with each object: "AES256", "aws:kms", or empty for the bucket's default."""
+    """Encryption at rest to request for each object: "AES256", "aws:kms", or empty for the bucket's default."""
     sse_kms_key_id: str = ""
-    """Id, alias or ARN of the key for "aws:kms"; empty for the account's default key."""
     sse_bucket_key: bool = False
-    """True to use an S3 Bucket Key, so that KMS is asked once for many objects and not for each."""
+    """True to use an S3 Bucket Key, which reduces the requests to KMS."""
     connect_timeout_s: _Seconds = 5.0
     read_timeout_s: _Seconds = 30.0
-    """Longest silence on a connection."""
+    """Longest time without a byte from the server."""
     attempt_timeout_s: _Seconds = 120.0
-    """Longest time for one answer to arrive completely."""
+    """Longest time until an answer has arrived completely."""
     retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = AT_ONCE
     retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = PER_S
     multipart_bytes: _Part = 16 * _MIB
-    """Objects larger than this are written in parts."""
     part_bytes: _Part = 8 * _MIB
-    """Size of a part, of writes and of reads."""
     parallel_parts: _Several = 4
-    """Number of parts of one object that are transferred concurrently; 1 for sequential transfer."""
 
 
 _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(S3Settings)}
 
 
 def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
-    """Return the settings: environment variables first, then a table, then defaults. Empty variables are ignored.
+    """Return the settings from environment variables, then a table, then defaults. Ignores empty variables.
 
-    `table` is `[s3]` of slackwater.toml; `where` is the prefix of its settings' names in errors, such as
-    `slackwater.toml: s3.`. Raises `Usage` for an unknown setting or an invalid value.
+    `table` is `[s3]` of slackwater.toml. `where` precedes the names of its settings in errors: `slackwater.toml: s3.`.
+    Raises `Usage` for an unknown setting or an invalid value.
     """
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
     entries = [(where, name, value) for name, value in (table or {}).items()]
@@ -82,7 +78,7 @@ def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = No
 
 
 def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a process finds S3 and signs its requests. Some are secrets."""
+    """Return the variables by which AWS libraries find S3 and credentials. Some values are secrets."""
     return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 
@@ -103,31 +99,30 @@ def _value(prefix: str, name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """Endpoint, region and settings of S3, without secrets."""
+    """Endpoint, region and settings of an S3 client, without secrets."""
 
     endpoint_url: str
     """Endpoint; empty to take it from AWS's environment and files, or AWS's own endpoint of the region."""
     region: str
     settings: S3Settings
     ca_bundle: str = ""
-    """File of the certificates to trust, needed on each machine; empty to trust the machine's certificates."""
+    """File of trusted certificates, needed on each machine; empty for the machine's own certificates."""
     handed_over: bool = False
-    """True if another process provided the place: AWS's environment and files on this machine are then ignored."""
+    """True if another process provided the configuration: this machine's AWS configuration is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """Credentials that sign requests. Never printed."""
+    """Credentials that sign requests; `repr` hides them."""
 
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
     token: str = field(default="", repr=False)
-    """Session token; empty for permanent keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """A place, and its current credentials."""
+    """An S3 client configuration and its current credentials."""
 
     place: S3Place
     credentials: S3Credentials
@@ -135,7 +130,7 @@ class S3Access:
 
 @runtime_checkable
 class Remote(Protocol):
-    """A store that other processes cannot reach by its root alone."""
+    """A store that another process can open only with an `S3Access`."""
 
     def access(self) -> S3Access | None:
-        """Return the place and this process's current credentials; None if it has no credentials."""
+        """Return the client configuration and current credentials; None if the process has no credentials."""

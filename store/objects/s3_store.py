@@ -43,15 +43,15 @@ T = TypeVar("T")
 class S3Store(OtherRoots):
     """Objects under one prefix of one bucket.
 
-    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict
-    of conditional writes), for up to `patience_s`, and within a budget that all stores of this process share.
-    Endpoint, region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or
-    AWS_ENDPOINT_URL name a server that is not AWS's. Large objects are moved in parts.
+    Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
+    conditional writes), for up to `patience_s`, and within a budget that all stores of this process share. Endpoint,
+    region and credentials come from AWS's usual configuration; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server
+    that is not AWS's. Large objects are moved in parts.
 
     Every method may raise, in addition to the errors in its own docstring:
         Unavailable: the server did not answer within `patience_s`.
         NotFound: there is no such bucket.
-        Refused: credentials, permissions or region are wrong, the key is not usable, or the server does not encrypt.
+        Refused: credentials, permissions or region are wrong, the key is invalid, or the server does not encrypt.
         Usage: the endpoint is not a URL.
 
     Args:
@@ -60,7 +60,8 @@ class S3Store(OtherRoots):
         endpoint_url: overrides the environment.
         patience_s: time for which a request is retried, in seconds.
         settings: encryption, timeouts and parts; None takes them from the environment.
-        place: endpoint and settings from another process (`s3_client.take`); overrides `endpoint_url` and `settings`.
+        client_config: configuration from another process (`s3_client.use_access`); overrides `endpoint_url` and
+            `settings`.
     """
 
     def __init__(
@@ -93,9 +94,9 @@ class S3Store(OtherRoots):
         return f"s3://{self._bucket}/{self._base}".rstrip("/")
 
     def access(self) -> S3Access | None:
-        """Return the place and this process's current credentials, for another process; None if none are configured.
+        """Return the client configuration and current credentials for another process; None without credentials.
 
-        Temporary credentials that are about to expire are renewed first.
+        Renews temporary credentials that are about to expire.
         """
         connected, _ = self._connect()
         if connected.credentials is None:
@@ -106,9 +107,9 @@ class S3Store(OtherRoots):
         return S3Access(connected.elsewhere, credentials)
 
     def get(self, key: str) -> bytes:
-        """Return the object's bytes (see `ObjectStore`): the first part by one request, the others in parallel.
+        """Return the object's bytes: the first part by one request, then the other parts in parallel.
 
-        Raises `Refused` if the object is overwritten repeatedly during the read.
+        Raises `Refused` if the object is repeatedly overwritten during the read.
         """
         part_bytes = self._settings.part_bytes
         for _ in range(_TRIES):
@@ -135,10 +136,6 @@ class S3Store(OtherRoots):
         return self._get(key, max(length, 1), start)[0][:length]
 
     def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
-        """Return `length` bytes from `start`, fewer at the object's end, with the object's ETag and size.
-
-        Raises `ClientError` if the `condition` does not hold.
-        """
         name = self._name(key)
 
         def request(s3: "S3Client") -> tuple[bytes, str, int]:
@@ -166,10 +163,10 @@ class S3Store(OtherRoots):
             self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
     def _upload(self, name: str, data: bytes) -> None:
-        """Write an object in parts, by boto3's transfer manager. The object appears with the last request.
+        """Write an object in parts. The object appears with the last request.
 
         A failed upload is aborted with one request; if that fails too, garbage collection removes the parts. Raises
-        `Refused` if the upload is aborted by others repeatedly before it is complete.
+        `Refused` if others repeatedly abort the upload.
         """
         config = TransferConfig(
             # The caller has applied the threshold.
@@ -209,7 +206,7 @@ class S3Store(OtherRoots):
             raise ObjectExists(key, self.url) from None
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield the objects (see `ObjectStore`). One request for each 1,000 objects, made while they are consumed."""
+        """Yield the objects. Costs one request for each 1,000 objects, made while they are consumed."""
         extra = {"StartAfter": self._base + start_after} if start_after else {}
         for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
@@ -228,10 +225,10 @@ class S3Store(OtherRoots):
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Yield multipart uploads of keys under `prefix` that are neither completed nor aborted. One request per 1,000.
+        """Yield the multipart uploads of keys under `prefix` that are unfinished. One request per 1,000 uploads.
 
-        If a page ends between uploads of one key, those on the next page are left out, and found once the others are
-        gone: some servers (versitygw 1.8) cannot continue a listing in the middle of a key.
+        If a page of the listing ends between two uploads of a key, the later ones are skipped until the earlier are
+        discarded: some servers (versitygw 1.8) cannot continue a listing within a key.
         """
         for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
             for entry in page.get("Uploads", ()):
@@ -279,7 +276,7 @@ class S3Store(OtherRoots):
 
 
 class _Patient:
-    """Client for boto3's transfer manager that retries each request by itself, instead of the whole upload."""
+    """S3 client for boto3's transfer manager that retries single requests instead of the whole upload."""
 
     def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
         self.meta = s3.meta
@@ -312,10 +309,9 @@ class _Patient:
 
 
 def _body(body: "StreamingBody", until_s: float) -> bytes:
-    """Return an answer's whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
+    """Return the whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
 
-    boto3 limits the silence on a connection, not the duration of an answer: a server that sends a few bytes at a time
-    could hold a request for ever.
+    boto3 limits the silence on a connection, not the duration of an answer.
     """
     chunks = []
     with body:

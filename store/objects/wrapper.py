@@ -1,4 +1,4 @@
-"""Base classes of stores: `OtherRoots` opens stores at other roots, `Wrapper` forwards requests to another store."""
+"""Base classes of stores: `BaseStore` opens stores at other roots, `StoreWrapper` forwards to another store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -12,10 +12,9 @@ T = TypeVar("T")
 
 
 class OtherRoots(ABC):
-    """Base class whose `at` opens each other root once, by `open_other`, or by `open_store` if that is None."""
+    """Base class whose `at` opens each other root once, with `open_other` or, if None, with `open_store`."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
-    """The function `open_store`, assigned by its module to avoid a circular import."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other
@@ -37,7 +36,7 @@ class OtherRoots(ABC):
 
 
 class Wrapper(OtherRoots):
-    """Base class that forwards all requests to an inner store; its `at` wraps the inner store's `at`.
+    """Base class that forwards all requests to an inner store. Its `at` wraps the inner store's other roots.
 
     State of a subclass, such as counters, is kept in objects that copies share.
     """
@@ -56,7 +55,7 @@ class Wrapper(OtherRoots):
         return self._inner.url
 
     def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
-        """Send one request to the inner store. Subclasses override this to change all requests."""
+        """Forward one request to the inner store. Subclasses override this method to change all requests."""
         return request()
 
     def get(self, key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Cache of SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
+"""Local cache of SSTs: memory-mapped for look-ups, as Parquet files for DuckDB.
 
 Correctness never depends on the cache: missing or damaged files are fetched again, and without a usable folder
 everything is read into memory. DuckDB reads the object itself if the store is local, else a copy on this machine.
@@ -34,9 +34,9 @@ _SHOWN = ".shown.parquet"
 
 
 class ParquetCopies:
-    """Local Parquet files, each checked once by this process and kept until `close`. Safe to use from many threads.
+    """Local Parquet files, each verified once by this process and kept until `close`. Thread-safe.
 
-    Copies that the cache folder cannot hold go to a temporary folder, removed with this object.
+    Copies that the cache folder cannot hold go to a temporary folder, which is removed with this object.
     """
 
     def __init__(self, folder: CacheFolder) -> None:
@@ -48,7 +48,6 @@ class ParquetCopies:
         weakref.finalize(self, self._pins.close)
 
     def path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a file with the object's bytes. See `SstCache.parquet_path`."""
         name = file_name(sst)
         path = self._paths.get(name)
         if path is None:
@@ -57,7 +56,6 @@ class ParquetCopies:
         return path
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a file with the SST's rows, and values that SQL supports. See `SstCache.sql_path`."""
         if not sst.unshowable:
             return self.path(store, sst)
         name = file_name(sst) + _SHOWN
@@ -70,13 +68,11 @@ class ParquetCopies:
         return path
 
     def close(self) -> None:
-        """Release the pins that protect copies from eviction."""
         with self._lock:
             self._paths.clear()
             self._pins.close()
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """Return the object's own file, checked; None for a remote store or a path that DuckDB would expand."""
         path = store.at(sst.root).local_path(sst.object)
         if path is None or _is_pattern(path):
             return None
@@ -89,7 +85,6 @@ class ParquetCopies:
         return path
 
     def _copy(self, store: ObjectStore, sst: Sst, name: str) -> Path:
-        """Return a pinned copy in the cache folder, or a copy outside if the folder cannot hold it."""
         path = self._folder.path / name
         may_keep = not _is_pattern(path)
         if may_keep and self._pin(name):
@@ -105,7 +100,6 @@ class ParquetCopies:
         return self._spilled(sst, name, data)
 
     def _spilled(self, sst: Sst, name: str, data: bytes | pa.Buffer) -> Path:
-        """Write the bytes to a file outside of the cache folder, and return its path."""
         try:
             with self._lock:
                 if self._spill is None:
@@ -134,61 +128,50 @@ def _check_file(path: Path, sst: Sst) -> None:
 
 
 def _is_pattern(path: Path) -> bool:
-    """Return True if DuckDB would expand the path as a glob pattern, and perhaps match other files."""
     return any(character in str(path) for character in "*?[")
 
 
 _ARROW = ".arrow"
 _MAX_OPEN = 1024
-"""Most SSTs that a process keeps mapped."""
 _MAX_COUNTED = 10_000
-"""Most SSTs for which range reads and refusals are remembered."""
 _TOUCH_S = 60.0
-"""Resolution of a file's last-use time, in seconds."""
 _REFUSED_S = 60.0
-"""Seconds before the cache retries an SST that it could not hold."""
 _MEMORY_BYTES = 256 << 20
 """Memory limit for SSTs while the cache folder is unusable; `open` may exceed it for a larger SST."""
 _WHOLE_BYTES = 64 << 20
-"""Size from which SSTs are fetched into the cache by ranges, which bounds memory."""
+"""Size above which SSTs are fetched into the cache by ranges, which bounds memory."""
 
 
 class SstCache:
-    """A bounded cache folder of SSTs, and the SSTs that this process has open. Safe for many threads and processes."""
+    """A size-limited cache folder of SSTs, and the SSTs mapped by this process. Safe for many threads and processes."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Use a folder for this cache alone, created on first use, which many processes may share."""
         self.max_bytes = max_bytes
-        """Limit of the folder's files together, in bytes (see `CacheFolder`)."""
         self._folder = CacheFolder(folder, max_bytes)
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
         # Keyed by the SST's file name.
         self._mapped: LRUCache[str, Mapped] = LRUCache(_MAX_OPEN)
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
-        """Mapped files whose last use was recorded within `_TOUCH_S`."""
         self._in_memory: LRUCache[str, Mapped] = LRUCache(
             _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = time.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
-        """Object key and bytes read by ranges, by file name."""
         self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _REFUSED_S)
 
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
-        """Return the SST's rows; reads the store only if no process of this machine has cached them.
+        """Return the SST's rows, from the local cache or the store.
 
-        If the cache cannot hold the rows, all of them are read into this process's memory; `bring` avoids that. Raises
-        `Corruption` if the SST is missing or damaged, and `Unavailable`.
+        Rows that the cache cannot hold are read into process memory; `fetch_rows` avoids that. Raises `Corruption`.
         """
         mapped = self.bring(store, sst, table, Reads())
         return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
 
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
-        """Return the SST's rows, fetched if needed; None if neither folder nor memory limit can hold them.
+        """Return the SST's rows, fetched if needed; None if neither the folder nor the memory limit can hold them.
 
-        `reads` counts the requests to the store. Raises `Corruption` if the SST is missing or damaged, and
-        `Unavailable`.
+        `reads` counts the requests. Raises `Corruption`.
         """
         mapped = self.peek(sst, table)
         with self._lock:
@@ -211,12 +194,10 @@ class SstCache:
         return mapped
 
     def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
-        """Fetch the SST into the folder if it fits. Raises `Corruption` or `Unavailable`."""
         if not self.has(sst):
             self._fetch(store, sst, table, Reads())
 
     def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
-        """Fetch the SST into the folder. Returns its bytes, or None if they are too many to hold at once."""
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
             parts = ranged.having(HASH, sst.hash_min, sst.hash_max)
@@ -230,7 +211,7 @@ class SstCache:
         return data
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
-        """Return the SST's rows if this machine has them, else None. Makes no request."""
+        """Return the SST's rows if they are cached on this machine, or None. Makes no request."""
         name = file_name(sst)
         with self._lock:
             cached = self._mapped if name in self._mapped else self._in_memory
@@ -247,7 +228,6 @@ class SstCache:
         return current
 
     def has(self, sst: Sst) -> bool:
-        """Return True if this machine has a file of the SST, unchecked. Makes no request."""
         name = file_name(sst)
         with self._lock:
             if name in self._mapped or name in self._in_memory:
@@ -255,11 +235,9 @@ class SstCache:
         return self._folder.has(name + _ARROW)
 
     def size_of(self, sst: Sst) -> int:
-        """Return the bytes of the SST's rows on this machine; 0 if it has none."""
         return self._folder.size_of(file_name(sst) + _ARROW)
 
     def ranged_bytes(self, sst: Sst) -> int:
-        """Return the bytes that this process has read by ranges of an SST that is not cached."""
         with self._lock:
             return self._ranged.get(file_name(sst), ("", 0))[1]
 
@@ -268,37 +246,34 @@ class SstCache:
             self._ranged[file_name(sst)] = sst.object, self.ranged_bytes(sst) + size
 
     def ranged_objects(self) -> tuple[str, ...]:
-        """Return the keys of objects that this process reads by ranges, because they are not cached."""
         with self._lock:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Cache the rows of an SST that was just written; `rows` has the SST's columns, field ids and order."""
+        """Cache the rows of an SST that was just written; they have its columns, field ids and order."""
         self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
-        """Cache the rows of an SST that was just written, from its bytes; takes the memory of one block."""
+        """Cache the rows of an SST that was just written, from its bytes. Needs the memory of one block."""
         self._write(sst, decode(data, sst, table))
 
     def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a file with the object's bytes, checked once; it stays until the cache is closed.
+        """Return a file with the object's bytes, verified once. It stays until the cache is closed.
 
-        That is the object itself if the store is a local folder, else a copy.
-
-        Raises `Corruption` if the SST is missing or damaged, and `Unavailable` if the store did not answer or no folder
-        on this machine can hold a copy.
+        The file is the object itself in a local store, or else a copy. Raises `Corruption` if the SST is missing or
+        damaged, and `Unavailable` if the store did not answer or no folder of this machine can hold a copy.
         """
         return self._parquet.path(store, sst)
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
-        """Return a Parquet file for DuckDB with the SST's rows, in order. For errors see `parquet_path`.
+        """Return a Parquet file for DuckDB with the SST's rows, in order. Raises the errors of `parquet_path`.
 
-        Values that SQL cannot represent are replaced (`arrow_types.showable`).
+        Values that SQL cannot represent are replaced (`arrow_types.make_sql_safe`).
         """
         return self._parquet.sql_path(store, sst)
 
     def drop(self, objects: Iterable[str]) -> None:
-        """Remove the cached rows of these objects, from memory and from the folder, because keys were forgotten.
+        """Remove the cached rows of objects, from memory and folder, because keys were forgotten.
 
         Readers that have an SST mapped keep it until they release it.
         """
@@ -310,18 +285,15 @@ class SstCache:
         self._folder.drop(names)
 
     def close(self) -> None:
-        """Close all files. The folder stays; copies may be evicted from then on."""
         with self._lock:
             self._mapped.clear()
             self._in_memory.clear()
         self._parquet.close()
 
     def _write(self, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write the rows to the folder, if it is writable."""
         self._folder.put(file_name(sst) + _ARROW, lambda path: write_file(path, sst, batches))
 
     def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
-        """Return the rows from the SST's file in the folder; None if the file is missing or damaged."""
         if not self._folder.touch(name + _ARROW):
             return None
         try:
@@ -342,7 +314,6 @@ class SstCache:
         return mapped
 
     def _hold(self, sst: Sst, table: Table, batches: Sequence[pa.RecordBatch]) -> Mapped:
-        """Keep the rows in this process's memory, and return them."""
         mapped = Mapped.of(batches, sst, table, sum(rows.nbytes for rows in batches))
         with self._lock:
             self._in_memory[file_name(sst)] = mapped

@@ -1,11 +1,11 @@
-"""A folder of immutable files, shared by several processes and bounded in bytes.
+"""A folder of immutable files, shared by several processes and limited in bytes.
 
 Files appear atomically, by rename, and disappear by unlink, which does not disturb processes that have them mapped. A
-file that must not be evicted is pinned by a shared flock(2), which ends with the process at the latest. No error is
-raised for a folder that cannot be written: it is logged once, and the folder behaves as if it were empty.
+file that must not be evicted is pinned by a shared flock(2), which ends with the process at the latest. A folder that
+cannot be written raises no error: this is logged once, and the folder behaves as if it were empty.
 
-The rows of an SST are such a file, written once and memory-mapped for look-ups: an uncompressed Arrow IPC file,
-followed by the xxh3_128 of its bytes and its name, to detect failing disks and files moved by hand.
+The rows of an SST are one such file, memory-mapped for look-ups: an uncompressed Arrow IPC file, followed by the
+xxh3_128 of its bytes and its name, to detect failing disks and files moved by hand.
 """
 
 import fcntl
@@ -32,19 +32,17 @@ _log = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"
 _STALE_S = 3600
-"""Age from which a temporary file belongs to a process that died."""
 _SLACK = 0.1
-"""Share of the folder that eviction frees, and that this process may write before it measures the folder again."""
+"""Share of the limit that eviction frees, and that this process may write before it measures the folder again."""
 
 
 class CacheFolder:
-    """Files by name. Safe to use from many threads and processes."""
+    """Immutable files by name. Safe to use from many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Use the folder, created with its first file, for cache files alone.
+        """`path` is for cache files alone, and is created with the first file. Files may take `max_bytes`.
 
-        Its files may take `max_bytes` together. Each further process that writes at the same time may exceed that by a
-        tenth, and pinned files are not evicted.
+        Each further process that writes concurrently may exceed the limit by a tenth, and pinned files are not evicted.
         """
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
@@ -52,9 +50,9 @@ class CacheFolder:
         self._complained = False
 
     def put(self, name: str, write: Callable[[Path], object]) -> bool:
-        """Let `write` fill a temporary file and rename it to `name`. Returns True if the file exists now.
+        """Let `write` fill a temporary file, and rename it to `name`. Returns True if the file exists now.
 
-        Handles only errors of the file system; other errors of `write` pass through, and leave no file.
+        Handles only file system errors; other errors of `write` pass through, and leave no file.
         """
         temporary = self.path / f"{_TEMPORARY}{uuid4().hex}"
         try:
@@ -80,18 +78,16 @@ class CacheFolder:
         return True
 
     def has(self, name: str) -> bool:
-        """Return True if the file exists; does not count as a use."""
+        """Return True if the file exists. Does not count as a use."""
         return os.path.exists(f"{self.path}/{name}")  # noqa: PTH110  called for each SST of each look-up
 
     def size_of(self, name: str) -> int:
-        """Return the bytes of the file; 0 if it does not exist."""
         try:
             return (self.path / name).stat().st_size
         except OSError:
             return 0
 
     def touch(self, name: str) -> bool:
-        """Record a use of the file. Returns True if the file exists."""
         try:
             os.utime(self.path / name)
         except FileNotFoundError:
@@ -105,14 +101,13 @@ class CacheFolder:
             (self.path / name).unlink()
 
     def drop(self, stems: Collection[str]) -> None:
-        """Remove the files whose names, up to the first '-', are among these stems."""
         with suppress(OSError), os.scandir(self.path) as listing:
             for item in listing:
                 if item.name.partition("-")[0] in stems:
                     self.remove(item.name)
 
     def pin(self, name: str) -> int | None:
-        """Protect the file from eviction until the returned file descriptor is closed; None if there is no file."""
+        """Protect the file from eviction until the returned file descriptor is closed; None without a file."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -127,7 +122,6 @@ class CacheFolder:
         return descriptor
 
     def _make_room(self, size: int) -> None:
-        """Evict the least recently used files until `size` more bytes fit."""
         fits = self._known_bytes + size <= self.max_bytes
         if fits and self._unmeasured_bytes < self.max_bytes * _SLACK:
             return
@@ -150,7 +144,6 @@ class CacheFolder:
         self._known_bytes, self._unmeasured_bytes = total, 0
 
     def _evict(self, name: str) -> bool:
-        """Unlink the file unless it is pinned. Returns True if its bytes are free."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -174,23 +167,20 @@ _TRAILER_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The rows of one SST, ready for look-ups. The memory stays valid for as long as this object is referenced."""
+    """Rows of one SST, ready for look-ups. The memory stays valid while this object is referenced."""
 
     blocks: tuple[Block, ...]
-    """The SST's rows in order."""
     memory_bytes: int
-    """Bytes of the process's own memory; 0 for a mapped file."""
     table: Table
-    """Table definition by which the rows are read."""
 
     @staticmethod
     def of(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
-        """Build an SST's cache entry from its rows. Raises `Corruption` if the table never had their columns."""
+        """Build an SST's entry from its rows. Raises `Corruption` if the table never had their columns."""
         reading = check_shape(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return Mapped(tuple(Block.of(batch, reading) for batch in rows), memory_bytes, table)
 
     def read_as(self, table: Table, sst: Sst) -> "Mapped":
-        """Return these rows under another version's table. Raises `Corruption` if it never had their columns."""
+        """Return the rows under another version's table definition. Raises `Corruption` if it lacks their columns."""
         if table == self.table or not self.blocks:
             return self
         reading = check_shape(sst, table, self.blocks[0].stored.schema, sst.rows)
@@ -198,22 +188,19 @@ class Mapped:
 
     @property
     def reading(self) -> Reading | None:
-        """Conversion of `stored` to rows of the table; None if the columns are the same."""
         return self.blocks[0].reading if self.blocks else None
 
     @cached_property
     def stored(self) -> pa.Table:
-        """All rows as one table with the SST's columns, without a copy."""
         return pa.Table.from_batches([block.stored for block in self.blocks])
 
     @cached_property
     def cells(self) -> tuple[Cells, ...]:
-        """Accessors of single values, for each block with rows."""
         return tuple(Cells(block) for block in self.blocks if block.hashes.size)
 
 
 def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the SST's rows with its columns, field ids included. Raises `Corruption` for no rows, and `OSError`."""
+    """Write the SST's rows, with field ids. Raises `Corruption` if there are no rows, and `OSError`."""
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:
@@ -228,9 +215,9 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
-    """Map a file written by `write_file`. The map stays valid if the file is unlinked or replaced later.
+    """Map a file from `write_file`. The map stays valid if the file is unlinked or replaced.
 
-    Raises `Corruption`, `ArrowException` or `OSError` if the file is not what was written for this SST.
+    Raises `Corruption`, `ArrowException` or `OSError` for a damaged file.
     """
     data = pa.memory_map(str(path)).read_buffer()
     content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
@@ -241,7 +228,6 @@ def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
 
 
 def _digest(content: pa.Buffer, sst: Sst) -> bytes:
-    """Return a digest of the content and of the SST's file name."""
     digest = xxhash.xxh3_128(content)
     digest.update(file_name(sst).encode())
     return digest.digest()

@@ -1,7 +1,4 @@
-"""Copying objects from one store to another, several at a time, without copying one twice.
-
-Objects are immutable: an object of the full length in the target is a complete copy.
-"""
+"""Copies immutable objects between stores, concurrently; an object of the full length counts as copied."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,29 +13,25 @@ from ..versions.manifest import Sst
 from .fetch import fetch
 
 WORKERS = 8
-"""Default number of concurrent copies. Each object is in memory as a whole."""
 
 
 @dataclass(slots=True)
 class Copier:
-    """Copies objects from `source` to `target`, `workers` at a time, and counts objects and bytes."""
+    """Copies objects from `source` to `target` with `workers` threads, and counts objects and bytes."""
 
     source: ObjectStore
     target: ObjectStore
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
-    """Called with the number of copied objects and bytes."""
     objects: int = 0
     copied_bytes: int = 0
     _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Sizes of the target's objects in bytes, by folder and key; each folder is listed once."""
     _lock: Lock = field(default_factory=Lock)
 
     def ssts(self, ssts: Iterable[Sst], *, may_be_gone: bool) -> None:
-        """Copy the SSTs that the target lacks, each checked against its manifest.
+        """Copy the SSTs that the target lacks, each verified against its manifest entry.
 
-        With `may_be_gone`, skips missing SSTs. Raises `Corruption` if an SST is damaged, or missing without
-        `may_be_gone`, and `Unavailable`.
+        With `may_be_missing`, skips SSTs that the source lacks. Raises `Corruption` for a damaged or missing SST.
         """
         missing = {sst.object: sst for sst in ssts if not self._has(sst.object, sst.bytes)}
 
@@ -54,24 +47,21 @@ class Copier:
         do_all(copy, missing.values(), self.workers)
 
     def sst_as(self, sst: Sst, key: str) -> None:
-        """Copy an SST to a key, unless the target has the same bytes there. Raises `Corruption` or `Unavailable`."""
+        """Copy an SST to a key, unless the target has these bytes there. Raises `Corruption`."""
         if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
             self._put(key, fetch(self.source, sst))
 
     def listed(self, infos: Iterable[ObjectInfo]) -> None:
-        """Copy the objects that the target lacks, or has in another length. Skips objects deleted from the source."""
+        """Copy the objects that the target lacks or has with a different length. Skips deleted objects."""
         do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the objects that the target lacks, or has in another length."""
         return [info for info in infos if not self._has(info.key, info.size_bytes)]
 
     def changed(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Return the objects that the target has in another length."""
         return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
 
     def one(self, key: str) -> bool:
-        """Copy one object, overwriting the target's. Returns False if the source has no such object."""
         try:
             data = self.source.get(key)
         except ObjectNotFound:
@@ -80,7 +70,7 @@ class Copier:
         return True
 
     def put(self, key: str, data: bytes) -> bool:
-        """Create an object in the target. Returns True if the target has these bytes under the key now."""
+        """Create an object in the target. Returns True if the target then has these bytes under the key."""
         try:
             self.target.put_if_absent(key, data)
         except ObjectExists:
@@ -89,7 +79,6 @@ class Copier:
         return True
 
     def forget(self, key: str) -> None:
-        """Record that an object of the target was deleted."""
         self._sizes.get(_folder(key), {}).pop(key, None)
 
     def _put(self, key: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Decoding SSTs to sorted blocks of Arrow rows, and finding the rows of keys in a block.
+"""Decodes SSTs to sorted blocks of Arrow rows, and finds the rows of keys in a block.
 
 Also `read_whole`, which reads Parquet from memory without leaving references to the bytes in Arrow's threads.
 
@@ -25,48 +25,44 @@ from .fetch import corrupt
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
 _FEW = 16
-"""Number of keys up to which a search is cheaper than checking which keys need one."""
 BLOCK_ROWS = 1 << 20
-"""Rows of a decoded block: bounds the memory of decoding, whatever the SST's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive rows of one SST that lie together in memory."""
+    """Consecutive rows of one SST in memory."""
 
     stored: pa.RecordBatch
-    """Rows with the SST's columns. Its own columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly. The
-    table's columns may be read only through `rows` and `take`."""
+    """Rows with the SST's columns. Read the table's columns only through `rows` and `take`.
+
+    The internal columns (`_hash`, `_seq`, `_op`, `_expires_at`) may be read directly.
+    """
     hashes: npt.NDArray[np.int64]
-    """The rows' `_hash`, ascending: a numpy view of the memory of `stored`."""
     sparse: npt.NDArray[np.int64]
-    """A copy of every 64th hash, which fits into a core's cache; empty for a small block, whose hashes all fit."""
+    """Copy of every 64th hash, which fits into a core's cache; empty for a small block."""
     reading: Reading | None = None
-    """Conversion of `stored` to rows of the table; None if the columns are the same."""
 
     @staticmethod
     def of(rows: pa.RecordBatch, reading: Reading | None = None) -> "Block":
-        """Create the block over these rows, which have the columns and the order of an SST."""
         hashes = np.asarray(rows.column(HASH))
         sparse = hashes[:: _SPARSE if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy()
         return Block(rows, hashes, sparse, reading)
 
     def rows(self, names: Sequence[str], start: int = 0, count: int | None = None) -> pa.RecordBatch:
-        """Return these columns, of the table or of SSTs, of all rows or of a contiguous range."""
         stored = self.stored if not start and count is None else self.stored.slice(start, count)
         return stored.select(names) if self.reading is None else self.reading.read(stored, names)
 
     def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
-        """Return these columns of the rows at these positions; other rows are not converted to the table's columns."""
+        """Return these columns of the rows at these positions; converts no other rows."""
         if self.reading is None:
             return self.stored.select(names).take(pa.array(at))
         return self.reading.read(self.stored.select(self.reading.stored_names(names)).take(pa.array(at)), names)
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions of these hashes (ascending) in the block, like `numpy.searchsorted` from the left.
+        """Return the positions of ascending hashes in the block, as by `numpy.searchsorted` from the left.
 
-        In a large block the last steps of a binary search each wait for memory; here all hashes take a step together,
-        so that the waits overlap. That takes half the time, for 20,000 hashes in 2.5 M.
+        In a large block, each step of a binary search waits for memory. Here all hashes take a step together, so that
+        the waits overlap: half the time for 20,000 hashes in 2.5 M.
         """
         if not self.sparse.size or hashes.size <= _FEW:
             return self.hashes.searchsorted(hashes)
@@ -86,11 +82,11 @@ class Block:
         positions: npt.NDArray[np.int64],
         columns: Sequence[str],
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
-        """Find the keys at these `positions` of `keys`; `hashes` are those of all `keys`, ascending.
+        """Find the keys at these `positions` of `keys`. `hashes` are those of all `keys`, ascending.
 
-        Yields four aligned values: positions of keys whose hash the block has, the index of a row with that hash
-        for each, `columns` of these rows, and a mask that is True where the row has the searched key. After a
-        hash collision, the key is yielded again with the next row of that hash, if there is one.
+        Yields four aligned values: positions of keys whose hash the block has, the index of a row with that hash for
+        each, `columns` of these rows, and a mask of the rows that have the searched key. After a hash collision, the
+        key is yielded again with the next row of that hash, if there is one.
         """
         if not self.hashes.size:
             return
@@ -113,10 +109,10 @@ class Block:
 
 
 def check_shape(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Reading | None:
-    """Return the conversion of a file's columns to the table's (`evolution.reading`); None if they are the same.
+    """Return the conversion of a file's columns to the table's; None if the columns are equal.
 
-    The file may have `_expires_at` or not, whatever the table has now. Raises `Corruption` if the table never
-    had these columns, or if the row count differs from the manifest's.
+    Raises `Corruption` if the table never had these columns, or if the row count differs from the manifest's. The file
+    may have `_expires_at` or lack it.
     """
     try:
         conversion = reading(stored, table)
@@ -128,7 +124,7 @@ def check_shape(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Reading
 
 
 def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a whole SST with its columns, in its order, at most `BLOCK_ROWS` at a time.
+    """Yield the rows of a whole SST, in order and with its columns, at most `BLOCK_ROWS` at a time.
 
     Raises `Corruption` if the bytes are not Parquet, or the table never had their columns.
     """
@@ -141,9 +137,9 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
 
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
-    """Return all rows of a Parquet file; `check_pages` verifies each page's checksum.
+    """Return all rows of a Parquet file; `check_pages` verifies the checksum of each page.
 
-    Raises `ArrowException` or `OSError` if it is no Parquet file, or a page is damaged.
+    Raises `ArrowException` or `OSError` for a file that is not Parquet or is damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=check_pages)
     return read_groups(file, range(file.num_row_groups))
@@ -158,18 +154,16 @@ def read_groups(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[s
 
 
 class Cells(dict[str, Callable[[int], object]]):
-    """Functions by column name (of the table or of SSTs) that return the value in a row. Created on first use.
+    """Accessors of single values by column name, created on first use. Thread-safe.
 
-    The values are converted like those of `arrow_types.python_rows`. Threads may share it.
+    Values are converted as by `arrow_types.python_rows`.
     """
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self._block = block
         self.hashes = block.hashes.data
-        """The rows' `_hash`, ascending."""
         self.find = block.hashes.searchsorted
-        """Function that returns the position of a hash, or its insertion point."""
         self.may_expire = EXPIRES in block.stored.schema.names
 
     def __missing__(self, name: str) -> Callable[[int], object]:

@@ -1,4 +1,4 @@
-"""A table at one version, or at several, as a DuckDB view over its SSTs: the newest rows, without deleted ones.
+"""DuckDB views of a table at one or several versions: the newest rows, without deleted ones.
 
 Merge-on-read by position: the hidden rows of each SST (`visible_rows`) are computed before the view is created. So a
 query scans the columns that it selects and one bit a row; it reads no key, hash or version, and joins nothing.
@@ -42,15 +42,12 @@ from .fetch import corrupt, file_name
 from .visible_rows import Hiding, hidden_rows
 
 _BITMAP_ROWS = 1 << 30
-"""Most rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
+"""Largest number of rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
-"""Rows of a mapped SST that one DuckDB thread processes at once."""
 _NO_CURSOR = "a cursor cannot query this view: use the connection itself"
-"""Error for a cursor, which lacks the connection's variables. DuckDB evaluates the test once, when it plans."""
 _MAX_SCHEMAS = 10_000
 
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
-"""Immutable columns of SSTs, by file name."""
 
 
 def register(
@@ -65,12 +62,10 @@ def register(
 ) -> frozenset[Path]:
     """Create or replace a view `name` of the manifest's table in the connection.
 
-    Its columns are the key and value columns; those whose names start with `_` only if `internal`. Rows that expire at
-    `clock_ms` or before are hidden; None uses the manifest's own clock. The connection, to a database in memory, needs
-    no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
-    queried. Returns the files that the view reads, each from `cache.sql_path`.
-
-    Raises `Usage` if the stage has no table.
+    The view has the key and value columns; internal columns only with `internal`. Rows that expire at `clock_ms` or
+    before are hidden; None uses the manifest's own clock. The connection, to a database in memory, needs no DuckDB
+    extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is queried.
+    Returns the files that the view reads, each from `cache.sql_path`. Raises `Usage` if the stage has no table.
     """
     table = manifest.table
     if table is None:
@@ -116,7 +111,6 @@ def _mapped_rows(
     columns: Sequence[str],
     condition: str,
 ) -> Iterator[duckdb.DuckDBPyRelation]:
-    """Yield relations with the visible rows of mapped SSTs, one for each layout. `rows` has the hidden positions."""
     groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
     for mapped, hidden in rows:
         fields = tuple((field.name, field.type, field.nullable) for field in mapped.stored.schema)
@@ -149,7 +143,6 @@ def _newest_rows(
     by_name: bool,
     condition: str,
 ) -> Iterator[str]:
-    """Yield the SELECTs of the view for some SSTs and their files; set the variables that the SELECTs need."""
     all_visible = [path for sst, path in ssts if sst not in hidden]
     if all_visible:
         yield f"SELECT {selected} FROM {from_files(all_visible, by_name=by_name)} WHERE {condition}"
@@ -174,17 +167,14 @@ def _newest_rows(
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """SSTs with the same columns."""
+    """SSTs with equal columns."""
 
     positions: tuple[int, ...]
-    """Positions in the sequence passed to `alike`."""
     reading: Reading | None = None
-    """Conversion of the SSTs' rows to the table's columns; None if the columns are the same."""
     expires: bool | None = None
-    """True if the SSTs have `_expires_at`, False if they lack it; None if some may have it."""
+    """True if the SSTs have `_expires_at`, False if they lack it, None if some may have it."""
 
     def select(self, con: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
-        """Return these columns, of the table or of SSTs, as a list of SQL expressions."""
         return ", ".join(self._expression(con, name) for name in names)
 
     def _expression(self, con: duckdb.DuckDBPyConnection, name: str) -> str:
@@ -202,7 +192,7 @@ class Alike:
 
 
 def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[Alike, ...]:
-    """Group the SSTs by their columns, in their order; `paths` has their files by object key.
+    """Group the SSTs by their columns, in order. `paths` has their files by object key.
 
     Opens no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
     """
@@ -223,7 +213,7 @@ def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple
 
 
 def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
-    """Return a FROM clause over these files; `by_name` if some may lack a column, `filename` to add the path."""
+    """Return a FROM clause over files. Use `by_name` if some may lack a column, `filename` to add the path."""
     files = ", ".join(literal(str(path)) for path in paths)
     # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
@@ -231,12 +221,10 @@ def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) 
 
 
 def quoted(name: str) -> str:
-    """Return a quoted SQL identifier for DuckDB."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return a quoted SQL string for DuckDB."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -246,25 +234,23 @@ _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int6
 
 @dataclass(slots=True)
 class _Stay:
-    """Consecutive versions that have an SST, and the SSTs that may hide its rows. Versions are positions from 0."""
+    """Consecutive versions that have an SST, with the SSTs that may hide its rows. Versions are positions from 0."""
 
     sst: Sst
     first: int
     last: int
     changes: list[tuple[int, list[Sst], list[Sst]]] = field(default_factory=list)
-    """Positions at which SSTs that may hide its rows were added, and positions at which some were removed."""
 
 
 def register_versions(
     con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
 ) -> frozenset[Path]:
-    """Create a temporary view `name` of the table at these versions, with `_version` and `_committed_at` of each row.
+    """Create a temporary view `name` of the table at these versions, with `_version` and `_committed_at`.
 
     The manifests are versions of one stage, ascending; at least one of them has an SST, and each is read by its own
     clock. The connection needs no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must
-    stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`.
-
-    Raises `Usage` if the stage has no table.
+    stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`. Raises
+    `Usage` if the stage has no table.
     """
     table = manifests[-1].table
     if table is None:
@@ -312,7 +298,6 @@ def register_versions(
 
 
 def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
-    """Return each SST once for each range of consecutive versions that have it."""
     stays: list[_Stay] = []
     open_stays: dict[Sst, _Stay] = {}
     for position, ssts in enumerate(versions):
@@ -333,7 +318,6 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
 
 
 def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:
-    """Return, for rows that are hidden at some position of their SST, the spans of positions that show them."""
     columns: list[list[npt.NDArray[np.int64]]] = [[], [], [], []]
     hiding = Hiding(store, cache, table)
     for number, stay in enumerate(stays):
@@ -348,7 +332,6 @@ def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: T
 
 
 def _row_spans(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
-    """Yield the spans of rows that are hidden at some position; rows that are never visible get an empty span."""
     # Number of SSTs that hide each row, and the position since which the row is visible; -1 while it is hidden.
     hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
     changed = np.zeros(stay.sst.rows, np.bool_)

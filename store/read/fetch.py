@@ -1,4 +1,4 @@
-"""Fetching SSTs whole, checked against the manifest, or by ranges: in parallel, nearby ranges in one request."""
+"""Fetches SSTs from the store: whole and verified, or by ranges, concurrently, joining nearby ranges."""
 
 import os
 from bisect import bisect_right
@@ -18,13 +18,13 @@ from ..versions.manifest import Sst
 
 
 def file_name(sst: Sst) -> str:
-    """Return the name of local copies: object name and checksum, because two roots may have the same object name."""
+    """Return the file name of an SST's local copy: object name and checksum, as two roots may share an object name."""
     # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
-    """Return the whole object's bytes. Raises `Corruption` if they are missing or contradict the manifest entry."""
+    """Return the bytes of the whole SST. Raises `Corruption` if it is missing or differs from the manifest entry."""
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
@@ -34,7 +34,6 @@ def fetch(store: ObjectStore, sst: Sst) -> bytes:
 
 
 def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
-    """Raise `Corruption` unless the length and the checksum are those of the manifest entry."""
     if len(data) != sst.bytes:
         raise corrupt(sst, f"expected {sst.bytes} bytes, found {len(data)}")
     actual = xxhash.xxh3_128_hexdigest(data)
@@ -51,20 +50,16 @@ def corrupt(sst: Sst, reason: str) -> Corruption:
 
 
 _SMALL_GAP_BYTES = 4_096
-"""Size up to which a gap between ranges is always read, because that is cheaper than another request."""
 _MAX_GAP_BYTES = 65_536
-"""Size above which a gap between ranges is never read."""
 _MAX_GAP_SHARE = 16
-"""Divisor n: a gap between both sizes is read if it has at most 1/n of the useful bytes before it."""
+"""A gap between both sizes is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
 _LARGEST_BYTES = 8 << 20
-"""Size from which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
+"""Size above which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
 _AT_ONCE = 32
-"""Most concurrent requests of this process."""
 
 
 @cache
 def at_once() -> ThreadPoolExecutor:
-    """Return this process's thread pool for requests."""
     return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read")
 
 
@@ -73,20 +68,18 @@ os.register_at_fork(after_in_child=at_once.cache_clear)
 
 
 class RangeReader:
-    """Reads ranges of an SST's object and counts requests and bytes."""
+    """Reads ranges of an SST's object, and counts requests and bytes."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
         self._store, self._sst, self.reads = store.at(sst.root), sst, reads
 
     def one(self, start: int, end: int) -> bytes:
-        """Return the bytes of one range, by one request in this thread. Raises `Corruption` and `Unavailable`."""
         self.reads.requests += 1
         self.reads.round_trips += 1
         self.reads.bytes += end - start
         return self.get(start, end - start)
 
     def get(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`, uncounted. Raises `Corruption` and `Unavailable`."""
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:
@@ -101,19 +94,14 @@ class Pieces:
     """Some byte ranges of a file."""
 
     ranges: Sequence[tuple[int, bytes]]
-    """Start offset and bytes of each range, ascending."""
 
     def bytes_at(self, start: int, end: int) -> bytes:
-        """Return the bytes between two offsets of the file, which lie in one range."""
         at, data = self.ranges[bisect_right(self.ranges, start, key=itemgetter(0)) - 1]
         return data[start - at : end - at]
 
 
 def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
-    """Return the bytes of ranges (ascending) of several SSTs, in one round trip.
-
-    Raises `Corruption` if an object is missing or too short, and `Unavailable`.
-    """
+    """Return the bytes of ascending ranges of several SSTs, in one round trip. Raises `Corruption`."""
     parts = [
         (number, reader, start, at, min(_LARGEST_BYTES, end - at))
         for number, (reader, ranges) in enumerate(requests)
@@ -137,7 +125,6 @@ def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) 
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the ascending ranges, with close ranges joined."""
     if not ranges:
         return
     start, end = ranges[0]

@@ -1,4 +1,4 @@
-"""Footers, page indexes and Bloom filters of SSTs: read once and cached in this process."""
+"""Footers, page indexes and Bloom filters of SSTs, cached in this process."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,64 +34,52 @@ from .fetch import RangeReader, corrupt, file_name, read_all
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4
 _MAX_BYTES = 64 << 20
-"""Limit of each of the three caches."""
 _CHUNK_OBJECTS_BYTES = 1_000
-"""Estimated memory of one column of one row group, as Thrift objects."""
 _OWN_COLUMNS, _PLACE_BYTES = 5, 24
-"""Columns of an SST that are not the table's; estimated bytes that an index has for each page of a column."""
+"""Number of internal columns of an SST; estimated bytes of an index for a page of a column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """Metadata of an SST's row groups, their offsets and hash ranges; arrays have one element per row group."""
+    """Metadata, offsets and hash ranges of an SST's row groups. Arrays have one element per row group."""
 
     metadata: pq.FileMetaData
     schema: pa.Schema
     table: Table
-    """Table definition by which the rows are read."""
     reading: Reading | None
-    """Conversion of the file's columns to the table's; None if they are the same."""
     groups: Sequence[RowGroup]
     hash_min: npt.NDArray[np.int64]
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
     checks: npt.NDArray[np.int64]
-    """Start offset of the filter checksums of each row group, followed by the end of the last."""
+    """Start offset of each row group's filter checksums, followed by the end of the last."""
     checksums: bytes
-    """Checksum of the page index of each row group."""
 
     def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
-        """Return the start and end offset of a chunk of a filter."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return start + chunk * CHUNK_BYTES, min(start + (chunk + 1) * CHUNK_BYTES, end)
 
     def index_at(self, group: int) -> list[tuple[int, int]]:
-        """Return the offset ranges of a row group's column indexes, offset indexes and filter checksums."""
         return [*index_ranges(self.groups[group]), (int(self.checks[group]), int(self.checks[group + 1]))]
 
     def filter_bytes(self, group: int) -> int:
-        """Return the size in bytes of a row group's filter, without headers."""
         start, end = bits_of(self.groups[group].columns[0].meta_data)
         return end - start
 
 
 @dataclass(frozen=True, slots=True)
 class PageIndex:
-    """Locations and value ranges of the pages of a row group. The pages of all columns begin at the same rows."""
+    """Locations and value ranges of a row group's pages. Pages of all columns begin at the same rows."""
 
     first_row: npt.NDArray[np.int64]
-    """First row of each page within the row group, followed by the group's row count."""
     start: npt.NDArray[np.int64]
-    """Start offsets in the file, by leaf column in chunk order, then by page."""
     end: npt.NDArray[np.int64]
     ranges: Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
-    """Least and largest value in each page, for columns with such statistics."""
     checksums: bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated memory, capped at the cache limit."""
         arrays = (self.first_row, self.start, self.end, *(array for pair in self.ranges.values() for array in pair))
         return min(_MAX_BYTES, 1_000 + len(self.checksums) + sum(array.nbytes for array in arrays))
 
@@ -132,7 +120,6 @@ def _footer_start(sst: Sst) -> int:
 
 
 def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
-    """Decode the footer from the object's last bytes. Raises `Corruption` if these are not what was written."""
     end = data[len(data) - sst.footer_bytes :]
     actual = xxhash.xxh3_128_hexdigest(end)
     # Checked first, because some malformed footers crash Arrow.
@@ -172,19 +159,18 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Page indexes and filter chunks that a reader of an SST has, in addition to the footer."""
+    """Page indexes and filter chunks that a reader of an SST has loaded, besides the footer."""
 
     sst: Sst
     footer: Footer
     tail: bytes = b""
-    """Last bytes of the object that were read together with the footer."""
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def unknown(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
-        """Return the offset ranges, ascending, that must be read for the indexes and filter chunks of some row groups.
+        """Return the ascending offset ranges to read for the required indexes and filter chunks.
 
-        `required` has the chunk numbers by row group. Parts that this process has cached are taken from there.
+        `required` has chunk numbers by row group. Parts that this process has cached are not read again.
         """
         name, ranges = file_name(self.sst), []
         for group, numbers in required.items():
@@ -202,9 +188,9 @@ class Located:
         return sorted(span for span in ranges if span[0] < tail_start)
 
     def learn(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
-        """Decode the required parts; `read` returns the bytes between two offsets of the ranges from `unknown`.
+        """Decode the required parts. `read` returns the bytes between two offsets of a range from `missing_ranges`.
 
-        Raises `Corruption` if they are not what was written.
+        Raises `Corruption`.
         """
         name, tail_start = file_name(self.sst), self.sst.bytes - len(self.tail)
 
@@ -227,17 +213,12 @@ class Located:
 
 
 def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int) -> None:
-    """Raise `Corruption` unless the bytes match the checksum of this filter chunk."""
     at = number * CHUNK_CHECKSUM_BYTES
     if xxhash.xxh32_digest(data) != index.checksums[at : at + CHUNK_CHECKSUM_BYTES]:
         raise corrupt(sst, f"the filter of row group {group} does not match its checksum")
 
 
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
-    """Decode the index of a row group; `read` returns the object's bytes between two offsets.
-
-    Raises `Corruption` if the index is not what was written.
-    """
     parts = [read(start, end) for start, end in footer.index_at(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
     if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
@@ -269,9 +250,9 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 
 
 def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads, most_bytes: int) -> list[bytes]:
-    """Return the last bytes of each SST, with its footer, in one round trip; empty if the footer is cached.
+    """Return the last bytes of each SST with its footer, in one round trip; empty if the footer is cached.
 
-    Includes the page index before the footer, if it has at most `most_bytes`. Raises `Corruption` or `Unavailable`.
+    Includes the page index before the footer if it has at most `max_index_bytes`. Raises `Corruption`.
     """
     with _lock:
         absent = [sst for sst in ssts if file_name(sst) not in _footers]
@@ -283,9 +264,9 @@ def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Re
 
 
 def _index_bytes(sst: Sst, table: Table, most_bytes: int) -> int:
-    """Return the estimated bytes of page indexes and checksums before the footer; 0 if more than `most_bytes`.
+    """Return the estimated bytes of page indexes and checksums before the footer; 0 if over `max_index_bytes`.
 
-    An index that is larger, because of wide rows or nested columns, is completed by a later read.
+    An underestimated index, because of wide rows or nested columns, is completed by a later read.
     """
     pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
     size = pages * (len(table.key) + len(table.values) + _OWN_COLUMNS) * _PLACE_BYTES

@@ -1,4 +1,4 @@
-"""Look-ups in a table at one version: the newest row of each of many keys, over its sorted runs.
+"""Look-ups in a table at one version: the newest row of each of many keys, and rows that fall due.
 
 One pass for each SST, newest first, with only the keys that are still missing. The SST's hash range prunes keys; if the
 SST is not on this machine, its Bloom filter and page index prune more (`remote_sst`). A binary search over its hashes
@@ -34,14 +34,12 @@ from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Rows that fall due in a span of time."""
+    """Rows that fall due in a period of time."""
 
     keys: pa.Table
-    """`_hash` and the key columns; keys are unique."""
     values: pa.Table
     seqs: npt.NDArray[np.int64]
     next_ms: int | None
-    """Earliest time after the span at which a row may fall due; None for never."""
 
 
 def falling_due(
@@ -53,11 +51,10 @@ def falling_due(
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
-    """Return `_hash`, key and `_seq` of the SSTs' rows that fall due in a span of time, hidden rows included.
+    """Return `_hash`, key and `_seq` of all rows that fall due in a period, including hidden rows.
 
-    Also returns the earliest time after the span at which a row may fall due, or None for never. `span` is
-    the first and last millisecond since 1970 UTC, `hashes` are the lowest and highest hash of the rows to
-    find. All bounds are inclusive.
+    Also returns the earliest later time at which a row may fall due, or None. `span` is the first and last millisecond
+    since 1970 UTC, and `hashes` are the lowest and highest hash of the rows to find; all bounds are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -80,7 +77,6 @@ def falling_due(
 def _blocks(
     store: ObjectStore, cache: SstCache, table: Table, sst: Sst, reads: Reads, span: tuple[int, int]
 ) -> tuple[Iterable[Block], int | None]:
-    """Return blocks of an SST with all rows that fall due in the span, and the next due time of other rows."""
     mapped = cache.peek(sst, table)
     if mapped is None and sst.bytes <= SMALL_BYTES:
         mapped = cache.bring(store, sst, table, reads)
@@ -93,21 +89,21 @@ def _blocks(
 
 
 _SPARED = 1 / 6
-"""Least share of an SST's bytes that range reads must save, so that a look-up reads at most 1.2 times what it needs."""
+"""Smallest share of an SST's bytes that range reads must save. A look-up then reads at most 1.2 times its needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Limits of what a look-up may read beyond its needs, to save round trips."""
+    """Limits of reading more than a look-up needs, to save round trips."""
 
     whole_bytes: int = SMALL_BYTES
     """Size up to which an SST is fetched whole, into the cache, in one round trip."""
     index_bytes: int = 0
-    """Size up to which a page index is fetched together with the footer, which saves a round trip."""
+    """Size up to which a page index is fetched together with the footer."""
     unfiltered: int = 0
-    """Number of probes up to which pages are read without reading the filter, which saves a round trip."""
+    """Number of probes up to which pages are read without reading the filter."""
     ahead_bytes: int = 128 << 10
-    """Size up to which pages of several runs are read together, instead of one run after the other."""
+    """Size up to which pages of several runs are read together."""
 
 
 DEFAULT_READ_AHEAD = ReadAhead()
@@ -121,9 +117,7 @@ class LookUps:
     cache: SstCache
     table: Table
     ssts: Sequence[Sst]
-    """SSTs with the table's rows: of all state partitions, or of the searched one."""
     clock_ms: int
-    """Rows that expire at this time or before are absent."""
     reads: Reads = field(default_factory=Reads)
 
     def of_keys(
@@ -140,9 +134,9 @@ class LookUps:
         return values, present, seqs
 
     def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
-        """Return the visible rows that fall due in a span of time. For the arguments see `falling_due`.
+        """Return the visible rows that fall due in a period. For the arguments see `find_due_rows`.
 
-        Each candidate is looked up again, because another SST may have a newer row of its key.
+        Each candidate is looked up again, because a newer SST may have its key.
         """
         candidates, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
         keys = candidates.drop_columns([SEQ])
@@ -168,19 +162,18 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up the values of keys, through the cache.
 
-    Reads only those pages of an SST outside the cache that may have the keys. If that is almost the whole SST, or once
+    Of an SST outside the cache, only pages that may have the keys are read. If these are almost the whole SST, or once
     range reads have cost as much as the whole SST, it is fetched whole into the cache.
 
     Args:
         store: the store of the app.
         cache: this machine's cache; None for a few keys: nothing is kept, so no SST is fetched whole.
-        ssts: the runs to search, of one state partition or of several, in any order.
+        ssts: the runs to search, of one or several state partitions, in any order.
         table: the declared columns.
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; keys may repeat.
         reads: counters of the look-up; None to count nothing.
-        clock_ms: rows that expire at this time or before are absent (for the clock see `sst.ttl`); None only for a
-            table without a ttl.
+        clock_ms: rows that expire at this time or before are absent (`sst.ttl`); None only for a table without a ttl.
         newer: rows in memory, in the form and order of an SST, with unique keys, and newer than those of `ssts`.
         seqs: output array, shape of `hashes`, for the `_seq` of the newest stored row of each key, even a tombstone or
             an expired row; 0 if there is none.
@@ -190,8 +183,7 @@ def multi_get(
         The value columns with one row for each key in the order of `keys`, null for absent keys; and a mask of present
         keys (shape of `hashes`).
 
-    Raises `Corruption` if an SST is missing or damaged, `Unavailable` if the store did not answer, and `ValueError` if
-    the table has a ttl and no clock is given.
+    Raises `Corruption` if an SST is missing or damaged, and `ValueError` if the table has a ttl and no clock is given.
     """
     if table.ttl is not None and clock_ms is None:
         raise ValueError("rows of this table expire: expected clock_ms, found None")
@@ -214,12 +206,12 @@ def multi_get(
 
 
 class _Cold:
-    """Reads SSTs outside this machine's cache, for one look-up."""
+    """Reads uncached SSTs for one look-up."""
 
     def __init__(
         self, store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search", read_ahead: ReadAhead
     ) -> None:
-        """Fetch small SSTs, and footers, page indexes and filters of the SSTs that are read by ranges.
+        """Fetches small SSTs, and footers, page indexes and filters of SSTs that are read by ranges.
 
         Takes two round trips for all SSTs together, or one with `read_ahead.index_bytes`.
         """
@@ -249,7 +241,6 @@ class _Cold:
         return cache is not None and (sst.bytes <= self._limits.whole_bytes or cache.ranged_bytes(sst) >= sst.bytes)
 
     def read(self, sst: Sst, positions: npt.NDArray[np.int64]) -> Iterable[Block]:
-        """Return blocks of the SST with all rows of the keys at these positions."""
         search, cache = self._search, self._cache
         if self._is_better_whole(sst) and (mapped := self._whole(sst, search.reads)) is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
@@ -277,7 +268,6 @@ class _Cold:
         return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
-        """Read pages of `sst` and older SSTs for the missing keys, in one round trip, if the pages are few bytes."""
         parts_of, size = {}, 0
         for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.over(self._ssts)):
             if other in self._ranged and other not in self._ahead:
@@ -291,7 +281,7 @@ class _Cold:
 
 
 class _Search:
-    """Keys of a look-up, sorted by hash: searches in that order hit memory that is in the CPU's cache."""
+    """Keys of a look-up, sorted by hash so that searches hit the CPU's cache."""
 
     def __init__(
         self,
@@ -309,12 +299,10 @@ class _Search:
         self._taken_columns = [*key_schema.names, *self._schema.names, OP, *([SEQ] if with_seqs else [])]
         self.columns = [HASH, *self._taken_columns, EXPIRES]
         self.order = np.argsort(hashes)
-        """Original position of each key."""
         self.hashes = hashes[self.order]
         keys = keys.select(key_schema.names).cast(key_schema)
         self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self.order)).combine_chunks()
         self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
-        """`_seq` of the newest stored row of each key, 0 if there is none."""
         self._missing = np.ones(len(hashes), np.bool_)
         self._taken: list[pa.RecordBatch] = []
         self._taken_for: list[npt.NDArray[np.int64]] = []
@@ -322,7 +310,7 @@ class _Search:
     def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
         """Yield the SSTs to search, newest first, each with the positions of missing keys that it may have.
 
-        Lazy: keys that were found in one SST are not missing for the next.
+        Lazy: keys found in one SST are not missing for the next.
         """
         newest_first = sorted(ssts, key=lambda run: run.seq_max, reverse=True)
         # Most SSTs have none of a few keys: two searches for all SSTs avoid numpy calls for each.
@@ -333,7 +321,6 @@ class _Search:
                 yield sst, positions
 
     def look_in(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
-        """Search these blocks for the keys at the candidate positions, and keep the rows that are found."""
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
             for positions, _, rows, same in block.match(
@@ -342,7 +329,6 @@ class _Search:
                 self._take(rows, positions, same)
 
     def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
-        """Keep the rows whose key is the searched one, as the mask `same` says; they are the newest of their keys."""
         self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]
@@ -359,7 +345,6 @@ class _Search:
             self._taken_for.append(positions[live])
 
     def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the values, in the original order, and a mask of present keys."""
         source = np.full(len(self.hashes), -1)
         if self._taken_for:
             taken_for = self.order[np.concatenate(self._taken_for)]

@@ -1,4 +1,4 @@
-"""Look-ups of a few keys in a table whose SSTs this process has open, without Arrow calls per look-up.
+"""Look-ups of a few keys in a table whose SSTs are open in this process, without Arrow calls per look-up.
 
 The search is that of `multi_get`: the SSTs of a key's state partition, newest first; a binary search over hashes finds
 candidates, equality of the key decides; a tombstone or an expired row ends the search. In `multi_get` the first key of
@@ -15,13 +15,9 @@ from .decode import Cells
 
 
 class OpenRows:
-    """Some state partitions of a table at one version, with all their SSTs open. Threads may share it.
-
-    The SSTs stay mapped as long as the object exists.
-    """
+    """Some state partitions of a table at one version. Keeps all their SSTs mapped while it exists. Thread-safe."""
 
     def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, Mapped]]) -> None:
-        """Index the SSTs in `opened`: all SSTs that may have hashes of these partitions."""
         self.table = table
         self.partitions = frozenset(partitions)
         self._key = tuple(column.name for column in table.key)
@@ -32,17 +28,16 @@ class OpenRows:
                 self._runs[partition] += runs
 
     def has(self, hash_: int) -> bool:
-        """Return True if the hash belongs to one of the state partitions."""
         return of_hash(hash_, self.table.partitions) in self.partitions
 
     def row(
         self, hash_: int, key: tuple[object, ...], names: Sequence[str], clock_ms: int | None
     ) -> dict[str, object] | None:
-        """Return these columns of a key's row, None if absent. Values are converted like `arrow_types.python_rows`.
+        """Return these columns of a key's row, or None. Values are converted as by `arrow_types.python_rows`.
 
         Args:
-            hash_: `hash_keys` of the key, in one of the state partitions.
-            key: values of the key columns in their order, as from `python_rows`.
+            hash_: hash of the key (`hash_keys`), in one of the state partitions.
+            key: values of the key columns in order, as from `python_rows`.
             names: key and value columns.
             clock_ms: rows that expire at this time or before are absent; None only for a table without a ttl.
         """
@@ -66,7 +61,7 @@ def _is_visible(cells: Cells, at: int, clock_ms: int | None) -> bool:
 
 
 def _is_same(key: object, stored: object) -> bool:
-    """Return True if two key values are equal; null equals null and NaN equals NaN, also inside a struct."""
+    """Return True if two key values are equal: null equals null and NaN equals NaN, also inside a struct."""
     if key == stored:
         return True
     if isinstance(key, dict) and isinstance(stored, dict):

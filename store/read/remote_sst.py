@@ -1,4 +1,4 @@
-"""Reading an SST by ranges: its footer, then only the pages that may have some keys.
+"""Reads an SST by ranges: its footer, then only the pages that may have the requested keys or values.
 
 For a cold cache and for single look-ups. The checksum of the whole file cannot be verified this way. But the footer,
 the page index of each row group and each chunk of a filter have checksums of their own, and each page a CRC.
@@ -28,38 +28,36 @@ from .fetch import Pieces, RangeReader, corrupt, read_all
 from .footers import Located, footer_of
 
 _KEYS_A_PAGE = 16
-"""Most keys per page for which a row group's index and filter are read. A filter is 1/20 of the bytes, and
-rules out 16 absent keys together with probability 0.6."""
+"""Largest number of keys per page for which a row group's index and filter are read.
+
+A filter has 1/20 of the bytes, and rules out 16 absent keys together with probability 0.6.
+"""
 SMALL_BYTES = 128 << 10
-"""Size up to which an SST is read whole: one request instead of several range reads."""
 _WINDOW_BYTES = 32 << 20
-"""Bytes read, decoded and searched at once: bounds memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of an SST: pages of a row group."""
+    """Pages of a row group."""
 
     group: int
     pages: npt.NDArray[np.int64] | None
-    """Page numbers, ascending; None for all."""
 
 
 class RangedSst:
-    """One SST in the store that is read by ranges."""
+    """One SST in the store, read by ranges."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads, tail: bytes = b"") -> None:
-        """Read the footer, unless `tail` (from `fetch_tails`) or this process has it; `reads` counts requests."""
+        """Reads the footer, unless `tail` (from `fetch_tails`) has it or it is cached. `reads` counts requests."""
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
         self._footer = footer_of(self._reader, sst, table, tail)
         self._located = Located(sst, self._footer, tail)
 
     def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
-        """Return a mask of the hashes (ascending) that the SST may have, and the pages that may have these hashes.
+        """Return a mask of the ascending hashes that the SST may have, and the pages that may have them.
 
-        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged, and
-        `Unavailable`.
+        `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged.
         """
         locate([(self, hashes)], filtered=filtered)
         first, end = self._spans(hashes)
@@ -85,24 +83,21 @@ class RangedSst:
         return passed, parts
 
     def _are_few(self, group: int, num_keys: int) -> bool:
-        """Return True if a row group has so few of the keys that reading its page index first saves bytes."""
         return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
     def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return for each row group the start and end positions of these hashes (ascending) in its hash range."""
         first = np.searchsorted(hashes, self._footer.hash_min, side="left")
         return first, np.searchsorted(hashes, self._footer.hash_max, side="right")
 
     def touched_bytes(self, hashes: npt.NDArray[np.int64]) -> int:
-        """Return the bytes of the row groups whose hash range has any of these hashes (ascending)."""
         first, end = self._spans(hashes)
         return int((self._footer.end - self._footer.start)[first < end].sum())
 
     def having(self, column: str, low: int, high: int) -> list[Part]:
-        """Return the pages that may have values from `low` to `high`, both included, of an int64 column.
+        """Return the pages that may have values from `low` to `high` (inclusive) of an int64 column.
 
-        `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for another column all pages are returned.
-        Raises `Corruption` if footer or index are damaged, and `Unavailable`.
+        Only `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for other columns all pages are returned.
+        Raises `Corruption` if footer or index are damaged.
         """
         least, most = self._ranges_of(column)
         groups = np.flatnonzero((least <= high) & (most >= low)).tolist()
@@ -120,7 +115,7 @@ class RangedSst:
         return parts
 
     def next_after(self, column: str, high: int) -> int | None:
-        """Return the least value above `high` in pages that `having` leaves out, by statistics, or None."""
+        """Return the smallest value above `high` in the pages that `find_values` leaves out, or None."""
         ranges = [self._ranges_of(column)]
         ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
         # All-null row groups and pages have empty ranges.
@@ -130,8 +125,8 @@ class RangedSst:
     def _ranges_of(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the least and the largest value of an int64 column in each row group.
 
-        A row group without statistics gets the lowest and highest int64. It gets an empty range, highest before
-        lowest, if all values are null or the SST is older than the column.
+        Without statistics, the range has all values. If all values are null, or the SST is older than the column, the
+        range is empty: highest before lowest.
         """
         metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
@@ -147,7 +142,6 @@ class RangedSst:
         return least, most
 
     def bytes_of(self, parts: Sequence[Part]) -> int:
-        """Return the bytes of these pages."""
         size = 0
         for part in parts:
             if part.pages is None:
@@ -160,11 +154,10 @@ class RangedSst:
     def read(
         self, parts: Sequence[Part], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
     ) -> Iterator[Block]:
-        """Yield the rows of these pages, from `find` or `having`, in the order of the SST.
+        """Yield the rows of these pages, from `find_hashes` or `find_values`, in SST order.
 
-        `names` are the needed columns, of the table or of SSTs, and `_hash`; None for all. Columns that the SST lacks
-        are left out. Up to `window_bytes` are read, decoded and searched at once; a larger part is read alone. Raises
-        `Corruption` if the object is missing or damaged, and `Unavailable`.
+        `names` are the needed columns, of the table or internal; None for all. Columns that the SST lacks are left out.
+        Up to `window_bytes` are read, decoded and searched at once; a larger part is read alone. Raises `Corruption`.
         """
         waiting = deque((part, self.bytes_of([part])) for part in parts)
         while waiting:
@@ -178,14 +171,13 @@ class RangedSst:
             yield from blocks
 
     def _stored(self, names: Sequence[str]) -> list[str]:
-        """Return the names that these columns, and `_hash`, have in the SST, in the SST's order."""
         reading, schema = self._footer.reading, self._footer.schema
         own = [name for name in names if reading is None or (name in schema.names and name not in reading.sources)]
         converted = [] if reading is None else reading.stored_names([name for name in names if name in reading.sources])
         return [name for name in schema.names if name in {*own, *converted, HASH}]
 
     def _pages(self, part: Part, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
-        """Return the offset ranges of each leaf column's pages, dictionary first; empty for columns not needed."""
+        """Return the offset ranges of each leaf column's pages, dictionary first; empty for unneeded columns."""
         stored = None if names is None else {name.encode() for name in self._stored(names)}
         ranges: list[list[tuple[int, int]]] = []
         for number, chunk in enumerate(self._footer.groups[part.group].columns):
@@ -228,7 +220,6 @@ class RangedSst:
         return [Block.of(batch, self._footer.reading) for batch in rows.to_batches()]
 
     def _counts_and_hashes(self, part: Part) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return row count, least and largest hash of each page, or of the whole row group."""
         group = part.group
         if part.pages is None:
             num_rows = np.array([self._footer.groups[group].num_rows])
@@ -239,10 +230,7 @@ class RangedSst:
 
 
 def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
-    """Load, in one round trip, the page indexes and filter chunks needed to find the hashes (ascending) of the probes.
-
-    Raises `Corruption` and `Unavailable`.
-    """
+    """Load, in one round trip, the page indexes and filter chunks that finding the ascending hashes needs."""
     required: list[tuple[RangedSst, dict[int, list[int]]]] = []
     for ranged, hashes in probes:
         first, end = ranged._spans(hashes)
@@ -257,7 +245,6 @@ def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtere
 
 
 def _locate(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
-    """Load the page indexes and the required filter chunks of row groups, in one round trip."""
     pieces_by_sst = read_all([(ranged._reader, ranged._located.unknown(groups)) for ranged, groups in required])
     for (ranged, groups), pieces in zip(required, pieces_by_sst, strict=True):
         ranged._located.learn(groups, pieces.bytes_at)
@@ -266,7 +253,7 @@ def _locate(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -
 def read_together(
     requests: Sequence[tuple[RangedSst, Sequence[Part]]], names: Sequence[str] | None
 ) -> list[list[Block]]:
-    """Read pages of several SSTs, in one round trip; arguments and errors are those of `RangedSst.read`."""
+    """Read pages of several SSTs in one round trip. Arguments and errors are those of `RangedSst.read`."""
     ranges = [
         sorted(span for part in parts for pages in ranged._pages(part, names) for span in pages)
         for ranged, parts in requests

@@ -1,4 +1,4 @@
-"""Hidden rows of SSTs: rows whose key a newer SST has, and tombstones.
+"""Finds hidden rows of SSTs: tombstones, and rows whose key a newer SST has.
 
 Computed once for each pair of SSTs and cached, because SSTs are immutable. Iceberg and Delta store such positions as
 deletion vectors. The computation reads the hashes of the older SST and the keys of the newer one, for a vectorised
@@ -24,9 +24,7 @@ from .decode import BLOCK_ROWS, Block, check_shape
 from .fetch import corrupt, file_name
 
 _MAX_BYTES = 64 << 20
-"""Memory limit of cached positions."""
 _ENTRY_BYTES = 512
-"""Memory of a cache entry without positions, mostly its two names. Most pairs of small SSTs share no key."""
 _AT_ONCE = 64
 
 _cached: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
@@ -38,10 +36,9 @@ _lock = Lock()
 def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """Return the positions of hidden rows, by SST; unsorted, perhaps repeated. `ssts` are all SSTs of a version.
+    """Return the positions of hidden rows by SST, unsorted and perhaps repeated. `ssts` are all SSTs of a version.
 
-    SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or damaged, and
-    `Unavailable`.
+    SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or damaged.
     """
     hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
     hidden = {}
@@ -53,10 +50,10 @@ def hidden_rows(
 
 
 class Hiding:
-    """Finds the rows of an SST that newer SSTs hide, for the SSTs of one table.
+    """Finds the rows of an SST that newer SSTs of the table hide.
 
-    Hashes, keys and operations are read from SSTs that are mapped on this machine, else from their Parquet files.
-    `at_once` is the number of SSTs whose keys are in memory at a time. Raises `Corruption` and `Unavailable`.
+    Reads hashes, keys and operations from mapped SSTs, or from Parquet files. Keeps the keys of at most `at_once` SSTs
+    in memory. Raises `Corruption`.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:
@@ -65,7 +62,7 @@ class Hiding:
         self._kept: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
     def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
-        """Return, by newer SST, the distinct positions of the rows in `older` that it hides; tombstones under None.
+        """Return the positions of hidden rows of `older`, by the newer SST that hides them; tombstones under None.
 
         Reads the older SST once for every `at_once` newer SSTs.
         """
@@ -94,7 +91,6 @@ class Hiding:
         return {sst: hidden[sst] for sst in newer}
 
     def blocks_of(self, sst: Sst) -> list[Block]:
-        """Return the blocks of an SST, which are cached to compare the SST with several others."""
         if sst not in self._kept:
             self._kept[sst] = list(self._blocks(sst))
         return self._kept[sst]
@@ -118,7 +114,6 @@ class Hiding:
 
 
 def _in_block(hiding: Hiding, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the positions in a block of keys that `newer` also has; of the block's tombstones if `newer` is None."""
     if newer is None:
         yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
         return

@@ -46,24 +46,17 @@ _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def schema_of(ddl: str) -> pa.Schema:
-    """Return the schema of a channel, from a Spark DDL string, "`name` type, `name` type".
-
-    Raises `ValueError` if the string is no DDL, and `KeyError` for an unknown type.
-    """
     return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
-    """Return the Arrow type that a `Column.type` names. Raises `Usage` for a type that state tables do not support."""
+    """Return the Arrow type for a `Column.type`. Raises `Usage` for a type that state tables do not support."""
     return arrow_type(parse(name))
 
 
 def arrow_type(kind: Type) -> pa.DataType:
-    """Return the Arrow type of a type tree.
-
-    Raises `KeyError` if a plain type in the tree is neither a column type of state tables nor one of Spark's.
-    """
+    """Return the Arrow type of a type tree. Raises `KeyError` for an unknown plain type."""
     inside = [arrow_type(child) for child in kind.inside]
     match kind.name:
         case "struct":
@@ -78,13 +71,11 @@ def arrow_type(kind: Type) -> pa.DataType:
 
 
 def from_arrow(arrow_type: pa.DataType) -> str:
-    """Return the name of `arrow_type` in manifests.
+    """Return the name of an Arrow type in manifests.
 
-    Types that hold the same values in another layout share a name: large and view variants of string, binary and list
-    have the plain variant's, a timestamp in any time zone has UTC's (Arrow timestamps with a zone count from UTC
-    anyway). Fields of a struct and elements of a list are always nullable.
-
-    Raises `Usage` if no column of a state table can have this type.
+    Types that hold equal values in different layouts share a name: large and view variants of string, binary and list
+    have the plain variant's name, and timestamps in any time zone have UTC's. Struct fields and list elements are
+    always nullable. Raises `Usage` if state tables do not support the type.
     """
     types = pa.types
     if types.is_struct(arrow_type):
@@ -124,7 +115,6 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
-    """Return the values of one column, converted as by `python_rows`."""
     if not _is_finer(column.type):
         try:
             return list(column.to_pylist())
@@ -134,7 +124,6 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
 
 
 def hexadecimal(value: object) -> object:
-    """Return the value with every bytes value in it, at any depth, replaced by hexadecimal text."""
     match value:
         case bytes():
             return value.hex()
@@ -147,7 +136,6 @@ def hexadecimal(value: object) -> object:
 
 
 def python_value(scalar: pa.Scalar) -> object:
-    """Return one value, converted as by `python_rows`."""
     if not scalar.is_valid:
         return None
     if not _is_finer(scalar.type):
@@ -160,7 +148,6 @@ def python_value(scalar: pa.Scalar) -> object:
 
 @lru_cache(maxsize=1024)
 def _is_finer(kind: pa.DataType) -> bool:
-    """Return True if a type has values beyond Python's range or precision: nanoseconds, or a time beyond 24 h."""
     types = pa.types
     if types.is_nested(kind):
         return any(_is_finer(kind.field(number).type) for number in range(kind.num_fields))
@@ -173,12 +160,10 @@ def _is_finer(kind: pa.DataType) -> bool:
 
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""Ticks per second, by Arrow unit."""
 _DAY_S = DAY_MS // 1_000
 
 
 def _convert(scalar: pa.Scalar) -> object:
-    """Convert a value that Python lacks, or a nested value that may contain one."""
     kind, types = scalar.type, pa.types
     if types.is_struct(kind):
         return {name: python_value(child) for name, child in scalar.items()}
@@ -236,14 +221,13 @@ def _time(seconds: int, ticks: int, per_second: int) -> datetime:
 
 
 def _clock(seconds: int, ticks: int, per_second: int) -> str:
-    """Format a time of day like Python: a fraction, if any, has six digits, or nine for nanoseconds."""
     digits = 9 if ticks * 10**6 % per_second else 6
     fraction = f".{ticks * 10**digits // per_second:0{digits}}" if ticks else ""
     return f"{_time(seconds, 0, 1):%H:%M:%S}{fraction}"
 
 
 def all_showable(rows: pa.Table) -> bool:
-    """Return True if all strings are UTF-8 and no map has duplicate keys."""
+    """Return True if SQL can represent all values: strings are UTF-8, and no map has duplicate keys."""
     return all(_is_showable(chunk) for column in rows.columns for chunk in column.chunks)
 
 
@@ -253,7 +237,6 @@ def showable(rows: pa.Table) -> pa.Table:
 
 
 def escaped(rows: pa.Table) -> pa.Table:
-    """Return the rows with strings that are not UTF-8 escaped."""
     return _replace_values(rows, lambda maps: maps)
 
 
@@ -268,7 +251,7 @@ def _replace_values(rows: pa.Table, of_map: Callable[[pa.MapArray], pa.Array]) -
 
 
 def maps_as_lists(array: pa.Array) -> pa.Array:
-    """Return the array with maps, at any depth, as lists of their entries, which allows duplicate keys."""
+    """Return the array with all maps, at any depth, converted to lists of entries. Lists allow duplicate keys."""
 
     def listed(maps: pa.MapArray) -> pa.Array:
         entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
@@ -280,7 +263,7 @@ def maps_as_lists(array: pa.Array) -> pa.Array:
 def changed_inside(
     array: pa.Array, of_leaf: Callable[[pa.Array], pa.Array], of_map: Callable[[pa.MapArray], pa.Array] = lambda it: it
 ) -> pa.Array:
-    """Return a nested array with `of_leaf` applied to its leaf arrays, at any depth, and then `of_map` to its maps."""
+    """Return a nested array after `change_leaf` was applied to its leaf arrays, then `change_map` to its maps."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
         return of_leaf(array)
@@ -331,7 +314,6 @@ def _escaped(array: pa.Array) -> pa.Array:
 
 
 def _has_duplicate_keys(maps: pa.MapArray) -> npt.NDArray[np.bool_]:
-    """Return a mask of the maps that have a key twice."""
     starts = np.asarray(maps.offsets).astype(np.int64)
     owners = np.repeat(np.arange(len(maps)), np.diff(starts))
     hashes = digests(maps.keys.slice(starts[0], starts[-1] - starts[0]))

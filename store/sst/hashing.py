@@ -1,4 +1,4 @@
-"""Hashes of keys, state partitions of hashes, and equality of keys.
+"""Hashes of keys, compatible with Spark; mapping of hashes to state partitions; equality and order of keys.
 
 `_hash` equals Spark SQL's `xxhash64(key columns)`, so Spark can compute it, too. The layout of each type is that of
 Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each column's
@@ -28,14 +28,10 @@ from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
 _SEED = np.uint64(42)
 _LONG_DECIMAL_DIGITS = 18
-"""Largest precision of a decimal that Spark stores as a long."""
 
 
 def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return Spark's `xxhash64(columns)` of each row, as signed integers.
-
-    Raises `Usage` if a column's type cannot be a key.
-    """
+    """Return Spark's `xxhash64(columns)` of each row. Raises `Usage` if a column's type cannot be a key."""
     for name in columns:
         _check_hashable(name, rows.schema.field(name).type)
     running = np.full(rows.num_rows, _SEED)
@@ -51,11 +47,10 @@ _PLAIN: Mapping[str, Callable[[Any], bytes]] = {
     **dict.fromkeys(("int32", "int16", "int8"), Struct("<i").pack),
 }
 PLAIN = frozenset(_PLAIN)
-"""Names of the text and integer types that `hash_key` supports."""
 
 
 def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
-    """Return the hash of one key whose columns have `PLAIN` types, about 100 times faster than `hash_keys`."""
+    """Return the hash of one key with columns of `FAST_KEY_TYPES`, about 100 times faster than `hash_keys`."""
     running = int(_SEED)
     for value, kind in zip(values, types, strict=True):
         if value is not None:
@@ -73,7 +68,7 @@ def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[
 
 
 def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return the rows with one form of each key: -0.0 becomes 0.0, every NaN the canonical NaN; nulls stay."""
+    """Return the rows with canonical keys: -0.0 becomes 0.0, and every NaN the canonical NaN. Nulls stay."""
     for name in columns:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
@@ -83,7 +78,6 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Return True if a column, or a field of its structs, has the value -0.0, which keys normalise to 0.0."""
     if not has_floats(column.type):
         return False
     plain = _one_array(column)
@@ -96,9 +90,9 @@ def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
 def same_keys(
     left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows in which `left` and `right` have equal keys: null equals null, NaN equals NaN.
+    """Return a mask of the rows with equal keys on both sides: null equals null, and NaN equals NaN.
 
-    Both sides have the same number of rows, and the same types in these columns.
+    Both sides have equally many rows, and these columns have the same types.
     """
     if not columns:
         return np.ones(left.num_rows, np.bool_)
@@ -106,10 +100,9 @@ def same_keys(
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the order of keys by (hash, key), and a mask, in that order, of keys equal to their predecessor.
+    """Return the order of keys by (hash, key), and a mask, in that order, of keys that equal their predecessor.
 
-    Stable: equal keys keep their order. Costs one sort of the hashes (`hash_keys` of the keys); only keys with equal
-    hashes are compared. The keys must be normalised.
+    Stable. The keys must be normalised, and `hashes` are their `hash_keys`. Keys are compared only if hashes are equal.
     """
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
@@ -129,16 +122,12 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
 
 
 def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of these positions of the order at which the key equals the key before."""
     current, previous = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
     return same_keys(current, previous, keys.column_names)
 
 
 def digests(column: pa.Array | pa.ChunkedArray) -> U64:
-    """Return a hash of each value of any type; equal values have equal hashes, also lists and maps.
-
-    Gives values a deterministic order. This is not one of Spark's hashes.
-    """
+    """Return a hash of each value of any type, lists and maps included. Not Spark's hash."""
     return _digest(_one_array(column), np.zeros(len(column), np.uint64))
 
 
@@ -163,7 +152,6 @@ def _digest(column: pa.Array, seeds: U64) -> U64:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    """Return True if a type is a float, or a struct with floats."""
     if pa.types.is_struct(kind):
         return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
@@ -182,7 +170,7 @@ def _normalise(column: pa.Array) -> pa.Array:
 
 
 def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
-    """Return columns without nesting that sort like the column: for a struct, null flags and then its fields."""
+    """Return flat columns that sort like the column: for a struct, its null flags and then its fields."""
     plain = _one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
@@ -212,7 +200,6 @@ def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
-    """Return the hash of each row up to and including this column; `seeds` are the hashes before the column."""
     if column.null_count == len(column):
         return seeds
     hashed = _hash_column(name, column, seeds)
@@ -221,7 +208,6 @@ def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
 
 @lru_cache(maxsize=1024)
 def _check_hashable(name: str, kind: pa.DataType) -> None:
-    """Raise `Usage` unless values of this type can be keys."""
     if pa.types.is_struct(kind):
         for number in range(kind.num_fields):
             _check_hashable(f"{name}.{kind.field(number).name}", kind.field(number).type)
@@ -235,7 +221,7 @@ def _check_hashable(name: str, kind: pa.DataType) -> None:
 
 
 def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
-    """Return the hash of each value under its seed; results for nulls are meaningless."""
+    """Return the hash of each value under its seed. Results for nulls are undefined."""
     types, kind = pa.types, column.type
     if types.is_struct(kind):
         for number in range(kind.num_fields):
@@ -271,14 +257,13 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
 
 
 def _values(column: pa.Array) -> np.ndarray:
-    """Return the buffer of a fixed-width column as numpy, without a copy."""
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
     dtype = np.dtype(f"<{kind}{column.type.bit_width // 8}")
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
 
 
 def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return bytes and offsets like Java's `BigInteger.toByteArray`: the fewest big-endian bytes with the sign."""
+    """Return bytes and offsets of integers as Java's `BigInteger.toByteArray`: shortest signed big-endian form."""
     big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
     # The first significant byte: it is not the sign's, or the next byte's top bit would change the sign.
@@ -291,20 +276,18 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
 
 
 SHARES = 10_000
-"""Granularity of shares: the smallest is 1 / `SHARES`."""
+"""Number of equal parts of all hashes; a `KeyShare` has some of these parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """The rows whose `xxhash64(columns)`, modulo `SHARES`, is below `parts`."""
+    """A sample of keys: the rows whose `xxhash64(columns)`, modulo `SHARE_GRANULARITY`, is below `parts`."""
 
     columns: tuple[str, ...]
     parts: int
 
     def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the hashes that are in the share; `hashes` are those of `columns`."""
         return np.mod(hashes, SHARES) < self.parts
 
     def of_rows(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that are in the share; the rows must have `columns`."""
         return self.of_hashes(hash_keys(rows, self.columns))

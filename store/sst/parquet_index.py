@@ -1,4 +1,4 @@
-"""Parquet's footer, page index and Bloom filters as values, and single pages of a file as a Parquet file of their own.
+"""Decodes Parquet's footer, page index and Bloom filters, and builds Parquet files from single pages of a file.
 
 Arrow reads whole row groups and does not expose page offsets. So this module decodes the offsets from Parquet's
 metadata (parquet-format, `parquet.thrift`) with Apache Thrift; the structs here declare only the fields that are
@@ -32,17 +32,15 @@ from .xxh64 import hash_u64
 
 _COMPACT = TCompactProtocolAcceleratedFactory()
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
-"""Exceptions of decoding bytes that are malformed although their checksums match."""
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 def _field(number: int, kind: Any) -> Any:
-    """Declare a field of a struct: its number, and its type (Thrift's or another struct); `[type]` is a list."""
     return number, kind
 
 
 class _Struct(TBase):  # type: ignore[misc]  # thrift has no type hints
-    """A Thrift struct whose fields are declared by `_field`; missing fields are None."""
+    """Base of Thrift structs whose fields are declared by `_field`; missing fields are None."""
 
     thrift_spec: ClassVar[tuple[Any, ...]]
 
@@ -66,7 +64,7 @@ class PageHeader(_Struct):
     """Header of a page."""
 
     class Data(_Struct):
-        """Header fields of a data page, in version 1 or 2."""
+        """Fields of a data page's header, in version 1 or 2."""
 
         num_values: int = _field(1, TType.I32)
 
@@ -75,7 +73,7 @@ class PageHeader(_Struct):
 
 
 class PageLocation(_Struct):
-    """Offset and size of a page, its header included, and its first row."""
+    """Offset of a page, its size including the header, and its first row."""
 
     offset: int = _field(1, TType.I64)
     size: int = _field(2, TType.I32)
@@ -113,13 +111,11 @@ class ColumnMetaData(_Struct):
 
     @property
     def start(self) -> int:
-        """Offset of the first page, the dictionary page included."""
         dictionary = self.dictionary_page_offset
         return self.data_page_offset if dictionary is None else min(dictionary, self.data_page_offset)
 
     @property
     def end(self) -> int:
-        """Offset just past the last page."""
         return self.start + self.total_compressed_size
 
 
@@ -153,7 +149,6 @@ Decoded = TypeVar("Decoded", bound=_Struct)
 
 
 def decoded(kind: type[Decoded], data: bytes) -> Decoded:
-    """Decode the struct at the beginning of these bytes. Raises `ValueError` if the bytes hold no such struct."""
     try:
         struct: Decoded = deserialize(kind(), data, _COMPACT)
     except (TException, EOFError, TypeError, OverflowError) as error:
@@ -162,10 +157,6 @@ def decoded(kind: type[Decoded], data: bytes) -> Decoded:
 
 
 def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return start and end offset of the column indexes, and of the offset indexes, of a row group that has both.
-
-    Arrow writes the indexes of a row group contiguously.
-    """
     columns, offsets = (
         [(start, start + length) for start, length in pairs if start is not None]
         for pairs in (
@@ -177,7 +168,7 @@ def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def bounds(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the least and the largest value of each page of an int64 column; an empty range if all are null."""
+    """Return the least and the largest value of each page of an int64 column; an empty range if all values are null."""
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)
         for missing, pages in (
@@ -194,12 +185,12 @@ def file_of_pages(
     read: Callable[[int, int], bytes],
     nested: Sequence[bool],
 ) -> bytes:
-    """Return a Parquet file with some pages of another file.
+    """Return a Parquet file made of some pages of another file.
 
     Args:
         schema: schema of the other file.
         parts: row groups, each with the row count of its pages, and for each leaf column, in chunk order, the offset
-            ranges of its pages, the dictionary page first; an empty list for a column that is not read.
+            ranges of its pages, the dictionary page first; empty for a column that is not read.
         read: returns the bytes between two offsets of the other file.
         nested: for each leaf column, True if a row may have several values or none.
     """
@@ -245,7 +236,6 @@ def _num_values(page: bytes) -> int:
 
 @lru_cache(maxsize=256)
 def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
-    """Return a footer of this schema in two parts: bytes before and after the row count and the row groups."""
     sink = pa.BufferOutputStream()
     pq.ParquetWriter(sink, schema).close()
     data = sink.getvalue().to_pybytes()
@@ -255,23 +245,23 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
 
 
 FALSE_POSITIVES = 0.05
-"""Rate requested from Arrow, which rounds the filter up to a power of two bytes: 0.03 for a full row group."""
+"""Rate requested from Arrow, which rounds the filter size up: 0.03 for a full row group."""
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
 _KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
-"""End of a filter's Thrift header: the only algorithm, hash and compression in the specification."""
+"""End of a filter's Thrift header: the only algorithm, hash and compression that Parquet specifies."""
 CHUNK_BYTES = 512
-"""Smallest part of a filter that is read; the look-up of a key tests one block of this part."""
+"""Smallest part of a filter that is read; a look-up of a key tests one block in it."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
 def chunks_in(data: bytes) -> dict[int, bytes]:
-    """Return all chunks of a filter as stored in Parquet, header and bits, by chunk number.
+    """Return all chunks of a filter, by number, from its bytes in Parquet (header and bits).
 
-    Raises `ValueError` if the header is of another kind than the one that the specification has.
+    Raises `ValueError` for an unknown header.
     """
     # The header is shorter than a block; its field 1, a zigzag i32, is the number of bytes of bits.
     start = len(data) % _BLOCK_BYTES
@@ -294,15 +284,14 @@ def bits_of(column: ColumnMetaData) -> tuple[int, int]:
 
 
 def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the chunk number that each `_hash` probes, in a filter with `num_bytes` of bits."""
+    """Return the number of the filter chunk that each `_hash` probes; `num_bytes` is the size of the bits."""
     return (_block_of(_hashed(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(np.int64)
 
 
 def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the hashes that a row group may have; the row group certainly lacks the others.
+    """Return a mask of the hashes that the filter passes; the row group certainly lacks the others.
 
-    `chunks` are chunks of the filter, by number, including all that `chunks_of` returns for these hashes;
-    `num_bytes` is the size of the filter's bits.
+    `chunks` has, by number, at least the chunks that `probed_chunks` returns. `num_bytes` is the size of the bits.
     """
     numbers = np.array(sorted(chunks), np.int64)
     data = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())

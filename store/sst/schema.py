@@ -1,12 +1,11 @@
-"""Arrow schemas of state tables and of their SSTs, and reading SSTs whose columns differ from the table's current ones.
+"""Arrow schemas of tables and SSTs, and conversion of SSTs whose columns differ from the table's current ones.
 
-A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So a renamed column is found
-under its former name, a widened column is cast, an added column has its default, and a removed column is not read.
+A column is known by its id (`Table.column_ids`), which an SST carries as Parquet's field id. So a renamed column is
+found under its former name, a widened column is cast, an added column has its default, and a removed column is not
+read.
 
-Only this module maps an SST's columns to a table's. All code that reads rows goes through a `Reading`, or None if the
-SST has the table's own columns, which need no conversion.
-
-`_expires_at` has the time at which a row expires (`ttl`).
+No other module maps an SST's columns to a table's. All code that reads rows uses a `ColumnConversion`, or None if the
+SST has the table's own columns.
 """
 
 import zlib
@@ -25,50 +24,40 @@ from ..versions.manifest import Column, Table, Ttl, is_internal
 from .arrow_types import to_arrow
 
 HASH = "_hash"
-"""Column of an SST: Spark's `xxhash64` of the key columns, signed."""
 SEQ = "_seq"
-"""Column of an SST: the version that wrote the row."""
 OP = "_op"
-"""Column of an SST: `PUT` or `TOMBSTONE`."""
 EXPIRES = "_expires_at"
-"""Column of an SST whose table has, or had, a time to live: expiry time, ms since 1970 UTC; null for never."""
+"""SST column of a table with a ttl, now or earlier: expiry time, ms since 1970 UTC; null for never."""
 PREV = "_prev_seq"
-"""Column of an SST: `_seq` of the key's previous row, even a tombstone or expired; 0 for none, null for unknown."""
+"""SST column: `_seq` of the key's previous row, even a tombstone or expired row; 0 for none, null for unknown."""
 DUE = "_due_at"
 """Internal value column of tables whose rows fall due: due time in milliseconds since 1970 UTC; null: never."""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
-"""Arrow's metadata key of Parquet field ids."""
 OWN_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
-"""Field ids of an SST's own columns. Iceberg's readers need an id for each column; above 2^31 - 201 is reserved."""
+"""Field ids of internal columns, which Iceberg's readers need; Iceberg reserves ids above 2^31 - 201."""
 _FIRST_INSIDE = (1 << 30) + 16
 _INSIDE = 1 << 29
-"""Number of ids for fields inside structs, lists and maps."""
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
-    """Return the Arrow schema of these columns, all nullable.
-
-    Raises `Usage` for a type that state tables do not support.
-    """
+    """Return the Arrow schema of these columns, all nullable. Raises `Usage` for an unsupported type."""
     return pa.schema([pa.field(column.name, to_arrow(column.type)) for column in columns])
 
 
 def visible_columns(table: Table) -> tuple[Column, ...]:
-    """Return the columns that users see: all key columns first, then the values that are not internal."""
+    """Return the columns that users see: the key columns, then the values that are not internal."""
     return (*table.key, *(column for column in table.values if not is_internal(column.name)))
 
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """Return the schema of a table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, `_expires_at` with a ttl.
+    """Return the schema of a table's new SSTs: `_hash`, the columns, `_seq`, `_op`, `_prev_seq`, perhaps `_expires_at`.
 
-    Key and value columns carry their ids (`Table.ids`); own columns and nested fields have fixed ids. SSTs from before
-    the table got a ttl lack `_expires_at` (see `stored_schema`); SSTs from before a migration have other columns (see
-    `Reading`).
-
-    Raises `Usage` for a type that state tables do not support.
+    Columns carry field ids (`Table.column_ids`); internal columns and nested fields have fixed ids. SSTs from before
+    the table got a ttl lack `_expires_at` (`stored_schema`), and SSTs from before a migration have other columns
+    (`ColumnConversion`). Raises `Usage` for an unsupported type.
     """
     columns = zip(table.ids, arrow_schema(table.columns), strict=True)
     fields = [pa.field(HASH, pa.int64(), nullable=False)]
@@ -79,7 +68,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return the schema of a table's SSTs (`sst_schema`) with `_expires_at` if `stored` has it, else without."""
+    """Return `schema` with `_expires_at` added or removed, as `stored` has it."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
     if has and at < 0:
         return schema.append(with_ids(pa.field(EXPIRES, pa.int64()), OWN_IDS[EXPIRES]))
@@ -87,7 +76,7 @@ def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
 
 
 def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with all columns of an SST (`sst_schema`): nulls for a missing `_prev_seq` or `_expires_at`."""
+    """Return the rows with all columns of an SST: nulls for a missing `_prev_seq` or `_expires_at`."""
     for name in (PREV, EXPIRES):
         if name in schema.names and name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
@@ -95,9 +84,9 @@ def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
-    """Return the field with a field id, nested fields included.
+    """Return the field with a Parquet field id, nested fields included.
 
-    A nested field keeps its name for ever, so its id is derived from the column's id and the path.
+    The id of a nested field is derived from the column's id and the path of names, which never change.
     """
     kind, types, inside = field.type, pa.types, f"{path or number}"
 
@@ -115,51 +104,41 @@ def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
 
 
 def field_id(field: pa.Field) -> int:
-    """Return the Parquet field id of a column, 0 for none."""
     return int((field.metadata or {}).get(FIELD_ID, b"0"))
 
 
 def shape(schema: pa.Schema) -> str:
-    """Return the columns and their types as text, for errors."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 _OWN = (HASH, SEQ, OP, PREV, EXPIRES)
-"""Columns with the same name in every SST."""
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Source of one column of the table in SSTs with other columns."""
+    """Source of a table column in SSTs with different columns."""
 
     type: pa.DataType
-    """The column's current type."""
     name: str | None
-    """The column's name in the SST; None if the SST lacks the column."""
     stored: pa.DataType
-    """The column's type in the SST."""
     default: pa.Scalar
-    """Value of all rows if the SST lacks the column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Conversion of rows of SSTs with other columns to the table's current columns."""
+    """Conversion of an SST's rows to the table's current columns."""
 
     sources: dict[str, ColumnSource]
-    """Source of each key and value column of the table, by its name."""
     schema: pa.Schema
-    """Schema of the converted rows: that of the table's own SSTs, with `_expires_at` if the SST has it."""
+    """Schema of the converted rows: the table's SST schema, with `_expires_at` if the SST has it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
-        """Return the names that these columns have in the SST, without columns that the SST lacks."""
         stored = (name if name in _OWN else self.sources[name].name for name in names)
         return [name for name in stored if name is not None]
 
     def read(self, rows: Rows, names: Sequence[str]) -> Rows:
-        """Convert rows of an SST with these stored columns to the columns `names` of the table."""
         columns = []
         for name in names:
             if name in _OWN:
@@ -173,9 +152,9 @@ class Reading:
 
 
 def reading(stored: pa.Schema, table: Table) -> Reading | None:
-    """Return the conversion of an SST with the columns `stored` to the table's; None if the columns are the same.
+    """Return the conversion from an SST's columns to the table's; None if the columns are equal.
 
-    Raises `ValueError`, with the actual columns, if the table never had these columns.
+    Raises `ValueError` if the table never had the SST's columns.
     """
     schema = sst_schema(table)
     if not table.schema:
@@ -210,7 +189,7 @@ def _reading(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Tabl
 
 
 def default_of(column: Column) -> pa.Scalar:
-    """Return the value of a column in rows older than the column. Raises `ValueError` if it does not fit the type."""
+    """Return a column's value in rows older than the column. Raises `ValueError` if it does not fit the type."""
     kind = to_arrow(column.type)
     if column.default is None:
         return pa.scalar(None, kind)
@@ -218,7 +197,7 @@ def default_of(column: Column) -> pa.Scalar:
 
 
 def default_text(value: object, kind: pa.DataType) -> str:
-    """Return a column default as text for the manifest, rounded to its type (`float` has fewer digits than `double`).
+    """Return a column default as text for the manifest, rounded to the column's type.
 
     Raises `ValueError` or `TypeError` if the value is not of the type, or if the type is nested or binary.
     """
@@ -234,18 +213,18 @@ def default_text(value: object, kind: pa.DataType) -> str:
 
 
 def fits(was: pa.Schema, schema: pa.Schema) -> bool:
-    """Return True if rows of the schema `was` can be read with `schema`: columns were added, removed or widened.
+    """Return True if rows of the schema `was` can be read with `schema`: columns were only added, removed or widened.
 
-    False if columns were both added and removed: these may be renamed columns.
+    False if columns were both added and removed, because these may be renamed columns.
     """
     had, has = set(was.names), set(schema.names)
     return not (had - has and has - had) and all(widens(was.field(n).type, schema.field(n).type) for n in had & has)
 
 
 def widens(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals or fields.
+    """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals, structs.
 
-    A struct may get more fields, which are null in older rows; it must keep its fields.
+    A wider struct keeps all fields and may have more, which are null in older rows.
     """
     types = pa.types
     if was == kind:
@@ -268,7 +247,7 @@ def widens(was: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of expired rows of an SST; None if no row can expire, without the column or without a clock."""
+    """Return a mask of the expired rows; None if no row can expire."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None
     expires = rows.column(EXPIRES)
@@ -278,10 +257,10 @@ def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArra
 
 
 def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
-    """Return the rows with `_expires_at`, milliseconds since 1970 UTC, if the table has a time to live.
+    """Return the rows with `_expires_at` (ms since 1970 UTC), if the table has a time to live.
 
-    Null (never) for tombstones, for rows whose event time is null, and while the time to live is turned off. `rows` has
-    the value columns and `_op`; `clock_ms` is the batch's clock, for a time to live by write time.
+    Null for tombstones, for rows without an event time, and while the time to live is off. `rows` has the value columns
+    and `_op`. `clock_ms` is the batch's clock, for expiry by write time.
     """
     ttl = table.ttl
     if ttl is None:
@@ -295,7 +274,7 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
-    """Return the largest event time among put rows; None without such rows, or without a time to live by event time."""
+    """Return the largest event time of put rows; None without such rows, or without expiry by event time."""
     if ttl is None or not ttl.ms or not ttl.column:
         return None
     times = event_ms(rows.column(ttl.column)).filter(pc.equal(rows.column(OP), PUT))

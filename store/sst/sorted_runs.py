@@ -15,36 +15,32 @@ from ..versions.manifest import Sst
 
 _LOWEST = -(1 << 63)
 _HALF_BITS = 32
-"""Bits in the upper half of a hash, which `hashing.partition_of` uses."""
 
 
 def bounds(partition: int, partitions: int) -> tuple[int, int]:
-    """Return the lowest and the highest hash of a state partition."""
     return _first(partition, partitions), _first(partition + 1, partitions) - 1
 
 
 def touched(sst: Sst, partitions: int) -> range:
-    """Return the state partitions that overlap the SST's range of hashes."""
     return range(of_hash(sst.hash_min, partitions), of_hash(sst.hash_max, partitions) + 1)
 
 
 def touching(ssts: Iterable[Sst], partition: int, partitions: int) -> tuple[Sst, ...]:
-    """Return the SSTs that may have hashes of a state partition, in their order."""
     return overlapping(ssts, *bounds(partition, partitions))
 
 
 def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
-    """Return the SSTs that may have hashes from `low` to `high`, both included, in their order."""
+    """Return the SSTs that may have hashes from `low` to `high` (inclusive), in the given order."""
     return tuple(sst for sst in ssts if sst.hash_min <= high and sst.hash_max >= low)
 
 
 def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
-    """Return the SSTs that may hide rows of the older one, in their order."""
+    """Return the SSTs that may hide rows of an older SST, in the given order."""
     return [sst for sst in overlapping(ssts, older.hash_min, older.hash_max) if sst.seq_max > older.seq_max]
 
 
 def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
-    """Estimate how many of an SST's bytes or rows (`whole` in total) have hashes from `low` to `high`, both included.
+    """Estimate how much of `whole` (an SST's bytes or rows) has hashes from `low` to `high`, both included.
 
     Assumes evenly spread hashes.
     """
@@ -53,7 +49,7 @@ def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
 
 
 def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
-    """Return the SSTs that touch each state partition, partitions ascending; partitions without SSTs are left out."""
+    """Return the SSTs of each state partition, by ascending partition; partitions without SSTs are left out."""
     groups: defaultdict[int, list[Sst]] = defaultdict(list)
     for sst in ssts:
         for partition in touched(sst, partitions):
@@ -62,17 +58,17 @@ def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
 
 
 def l0_files(ssts: Iterable[Sst], partitions: int) -> int:
-    """Return the largest number of level-0 SSTs in a state partition: a look-up searches all of them."""
+    """Return the largest number of level-0 SSTs in a state partition, all of which a look-up searches."""
     return max(map(len, by_partition((sst for sst in ssts if sst.level == 0), partitions).values()), default=0)
 
 
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
-    """Return the sorted runs of the SSTs of one state partition, newest run first, and in a run newest SST first.
+    """Return the sorted runs of one state partition's SSTs, newest run first, and in a run newest SST first.
 
-    Runs never overlap in `_seq`. A run is a single SST, or has several SSTs of one of two kinds. SSTs of the
-    first kind overlap in `_seq`: they were written when several partitions covered these hashes, or are
-    outputs of one merge. SSTs of the second kind have one level, 1 or more, follow each other in `_seq` and
-    do not overlap in `_hash`, so that at most one of them has a given key.
+    Runs never overlap in `_seq`. A run is a single SST, or several SSTs of one of two kinds. SSTs of the first kind
+    overlap in `_seq`: they were written when several partitions covered these hashes, or are outputs of one merge. SSTs
+    of the second kind have one level, 1 or more, follow each other in `_seq` and do not overlap in `_hash`, so that at
+    most one of them has a given key.
     """
     # Smallest groups of SSTs such that groups do not overlap in `_seq`.
     groups: list[list[Sst]] = []
@@ -93,13 +89,13 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
 
 
 def depth(ssts: Iterable[Sst]) -> int:
-    """Return the largest number of these SSTs that can have one key: 1 for a run that spans no former partitions."""
+    """Return the largest number of these SSTs that can have one key."""
     ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
     return max(accumulate(-change for _, change in ends), default=0)
 
 
 class _GrowingRun:
-    """SSTs of one run while more are added; `level` is 0 if none may be added."""
+    """SSTs of a run to which more may be added; `level` is 0 if none may be added."""
 
     def __init__(self, ssts: list[Sst]) -> None:
         self.ssts = ssts
@@ -110,7 +106,6 @@ class _GrowingRun:
             self.level = 0
 
     def take(self, older: "_GrowingRun") -> bool:
-        """Add the SSTs of the next older run unless they overlap this run's. Returns True if they were added."""
         if not self.level or older.level != self.level or not all(map(self._is_free, older.ranges)):
             return False
         self.ssts += older.ssts
@@ -125,13 +120,12 @@ class _GrowingRun:
 
 
 def deltas(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
-    """Return the SSTs that share hashes with an older SST, in their order."""
+    """Return the SSTs that share hashes with an older SST, in the given order."""
     newer = {newer for newer, _ in meeting(ssts)}
     return tuple(sst for sst in ssts if sst in newer)
 
 
 def meeting(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
-    """Yield the pairs of SSTs that share hashes, the newer one first."""
     reached: list[Sst] = []
     for sst in sorted(ssts, key=lambda sst: sst.hash_min):
         reached = [other for other in reached if other.hash_max >= sst.hash_min]
@@ -141,7 +135,7 @@ def meeting(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
 
 
 def of_hash(hashed: int, partitions: int) -> int:
-    """Return the state partition of one hash (`hashing.partition_of` without numpy)."""
+    """Return the state partition of one hash: `hashing.partition_of` without numpy."""
     return ((hashed - _LOWEST >> _HALF_BITS) * partitions) >> _HALF_BITS
 
 

@@ -1,4 +1,4 @@
-"""Time to live: the clocks by which rows expire, and what a manifest alone says of expired rows.
+"""Time to live: the clocks by which rows expire, and the expired rows that a manifest alone reveals.
 
 A row gets its expiry time (`_expires_at`) when it is written, and keeps it. The row is invisible to readers whose clock
 has reached that time. So the content of a version depends on its SSTs and on a clock, and the version stores the clock
@@ -21,22 +21,20 @@ from ..versions.manifest import Manifest, Sst, Table, Ttl
 from .sorted_runs import touched
 
 BEFORE_ALL_MS = -(1 << 63)
-"""Clock of a table by event time before its first event."""
+"""Clock of a table that expires by event time, before its first event."""
 
 _MOSTLY = 0.5
-"""Share of expired bytes from which runs are rewritten: at most as many bytes are written as are freed."""
+"""Smallest share of expired bytes at which runs are rewritten, so that a rewrite frees at least what it writes."""
 
 
 def by_write_time(ttl: Ttl | None) -> bool:
-    """Return True if rows expire with the wall clock, also while no batch runs."""
     return ttl is not None and ttl.ms > 0 and not ttl.column
 
 
 def batch_clock_ms(head: Manifest, now_ms: int) -> int:
     """Return the clock of look-ups in the batch after `head`.
 
-    `now_ms` is the wall clock at the batch's start. To repeat an earlier batch, pass the `clock_ms` of the
-    version that it committed.
+    `now_ms` is the wall clock at the batch's start. To repeat an earlier batch, pass the `clock_ms` of its version.
     """
     if head.table is not None and by_write_time(head.table.ttl):
         return max(now_ms, head.clock_ms)
@@ -44,7 +42,7 @@ def batch_clock_ms(head: Manifest, now_ms: int) -> int:
 
 
 def first_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -> int:
-    """Return the clock of a claim: `clock_ms` of the head, or `BEFORE_ALL_MS` if expiry by event time is new."""
+    """Return the clock of a claim: the head's `clock_ms`, or `BEFORE_FIRST_EVENT_MS` if event-time expiry is new."""
     had = previous is not None and previous.ttl is not None
     if had or table is None or table.ttl is None:
         return clock_ms
@@ -52,18 +50,18 @@ def first_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -
 
 
 def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
-    """Return the clock for reading a version as it was visible at `at_ms`, when it was the newest.
+    """Return the clock for reading a version as it was visible at `at_ms`, while it was the newest.
 
-    `at_ms` of 0 reads the version by its own clock, which gives the same rows at any time.
+    With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
     """
     # By write time, rows of the newest version continue to expire until the next commit.
     return batch_clock_ms(manifest, at_ms) if at_ms else manifest.clock_ms
 
 
 def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
-    """Return the time to live of an existing table after a program change turned it on or off or changed its length.
+    """Return the time to live of a table after the program turned it on or off or changed its length.
 
-    Raises `Refused` if the declared clock differs from the one by which stored rows expire.
+    Raises `Refused` if stored rows expire by another clock than the declared one.
     """
     if stored is None:
         return declared
@@ -87,28 +85,26 @@ def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
 
 
 def may_have_expired(sst: Sst, clock_ms: int) -> bool:
-    """Return True if any row of the SST is expired."""
     return sst.expiring > 0 and sst.expires_min <= clock_ms
 
 
 def shows_nothing(sst: Sst, clock_ms: int) -> bool:
-    """Return True if no row of the SST is visible: each is a tombstone or expired."""
     expired = not sst.expiring or sst.expires_max <= clock_ms
     return expired and sst.expiring + sst.tombstones >= sst.rows
 
 
 def shown_rows(sst: Sst, clock_ms: int) -> tuple[str, int]:
-    """Return a key for the rows of an SST that a clock expires, by manifest entry: equal keys mean equal rows."""
+    """Return a key that identifies an SST's visible rows at a clock: equal keys mean equal rows."""
     if not may_have_expired(sst, clock_ms):
         return sst.object, 0
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
 
 
 def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
-    """Return the smallest index from which on, to the oldest run, expired rows have most of the bytes, or None.
+    """Return the smallest index from which on expired rows have most of the bytes, or None.
 
-    `runs` are newest first. The runs from this index on deserve a merge of their own, whatever their number
-    and sizes: only a merge that includes the oldest run drops expired rows.
+    `runs` are newest first. The runs from this index to the oldest are worth a merge, whatever their number and sizes:
+    only a merge that includes the oldest run drops expired rows.
     """
     start, total, expired = None, 0.0, 0.0
     for position in reversed(range(len(runs))):
@@ -125,10 +121,10 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
 
 
 def without_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
-    """Return the inputs of a merge (newest first, the oldest run among them) that must be read.
+    """Return the inputs of a merge that must be read; `inputs` are newest first and include the oldest run.
 
-    The oldest inputs without visible rows are skipped: no older run is left whose rows they could hide. An input that
-    reaches beyond the partition is always read, because other partitions may have older runs.
+    The oldest inputs without visible rows are skipped, because no older run is left whose rows they could hide. An
+    input that reaches into other partitions is always read.
     """
     end = len(inputs)
     while end and shows_nothing(inputs[end - 1], clock_ms) and len(touched(inputs[end - 1], partitions)) == 1:

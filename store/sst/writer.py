@@ -1,4 +1,4 @@
-"""Writing SSTs: sorted, immutable Parquet objects.
+"""Writes SSTs: sorted, immutable Parquet objects.
 
 One format for our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key). Row groups have
 statistics of `_hash`, `_seq`, `_expires_at` and `_due_at`, and a filter over `_hash`; Parquet's page index has the same
@@ -32,34 +32,26 @@ from .parquet_index import CHUNK_BYTES, FALSE_POSITIVES, FileMetaData, bits_of, 
 from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 131_072
-"""Most rows of a row group; smaller groups make the footer longer, which each cold look-up reads."""
+"""Largest number of rows in a row group. Each cold look-up reads the footer, which grows with row groups."""
 ROW_GROUP_BYTES = 32 << 20
-"""Size from which row groups have fewer rows."""
 _ROW_GROUP_LEAST = 16_384
-"""Fewest rows of a full row group of wide rows."""
 PAGE_ROWS = 2_176
-"""Most rows of a page: a look-up of one key reads one page of each column. Smaller pages make scans slower."""
+"""Largest number of rows in a page. A look-up reads a page of each column; smaller pages slow down scans."""
 _PAGES = 14
-"""Number of pages that a small SST is divided into."""
 _SMALL_PAGE_ROWS = 512
-"""Fewest rows of a page of a small SST."""
 _PAGE_BYTES = 128 << 10
-"""Uncompressed size of a page of the widest column from which pages have fewer rows."""
 _PAGE_LEAST = 64
-"""Fewest rows of a page of wide rows."""
 _DICTIONARY_BYTES = 64 << 10
-"""Largest useful dictionary: a reader of any page that uses a dictionary reads all of it."""
 _SAMPLE_ROWS = 4_096
 _ENDLESS = 1 << 30
 
 
 def page_rows(rows: int) -> int:
-    """Return the number of rows in a page, for an SST of `rows` rows that are not wide."""
     return min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows // _PAGES))
 
 
 class SstWriter:
-    """Encodes one SST in memory from batches of rows appended in the SST's order; `num_rows` counts them."""
+    """Encodes one SST in memory from batches of rows, appended in SST order."""
 
     def __init__(self, table: Table) -> None:
         self._table, self._schema, self._can_expire = table, sst_schema(table), table.ttl is not None
@@ -73,11 +65,9 @@ class SstWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Encoded bytes so far, without the footer."""
         return int(self._sink.tell())
 
     def append(self, rows: pa.Table) -> None:
-        """Append rows, which have the SST's schema and sort after all rows so far."""
         if not rows.num_rows:
             return
         if self._can_expire:
@@ -96,7 +86,6 @@ class SstWriter:
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
     def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
-        """Create a Parquet writer, with sizes of pages and row groups that suit rows like these."""
         row_bytes = rows.nbytes / rows.num_rows
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
         least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
@@ -135,9 +124,9 @@ class SstWriter:
         ulid: str = "",
         cache: "RowsCache | None" = None,
     ) -> Sst:
-        """Put the SST into the store (one request) and into the cache, and return its entry for a manifest.
+        """Put the SST into the store (one request) and the cache, and return its manifest entry.
 
-        Readers see the object only when a manifest with it is committed. Raises `ValueError` if no row was appended.
+        The SST becomes visible when a manifest with it is committed. Raises `ValueError` if no row was appended.
         """
         sst, data = self.finish(app=app, stage=stage, partition=partition, level=level, ulid=ulid)
         store.put(sst.object, data)
@@ -146,9 +135,9 @@ class SstWriter:
         return sst
 
     def finish(self, *, app: str, stage: str, partition: int, level: int, ulid: str = "") -> tuple[Sst, bytes]:
-        """Return the SST's entry for a manifest, under `ulid` or a new name, and its bytes, which are not put yet.
+        """Return the SST's manifest entry, named `ulid` or a new name, and its bytes, which the caller puts.
 
-        Raises `ValueError` if no row was appended: an SST has at least one.
+        Raises `ValueError` if no row was appended.
         """
         if self._writer is None:
             raise ValueError("an SST has at least one row; found none")
@@ -182,12 +171,11 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
 
 
 def prepare(rows: pa.Table, table: Table) -> pa.Table:
-    """Return the rows in the form of an SST: its columns and types, normalised keys, sorted by (`_hash`, key).
+    """Return the rows as an SST stores them: its columns and types, normalised keys, sorted by (`_hash`, key).
 
-    `rows` has `_hash`, the table's key and value columns, `_seq`, `_op`, optionally `_prev_seq`, and for a table with a
-    ttl `_expires_at`, in any order of columns and rows; other columns are dropped.
-
-    Raises `Refused` if a column is missing, its values do not fit the declared type, or two rows have the same key.
+    `rows` has `_hash`, the table's columns, `_seq`, `_op`, optionally `_prev_seq`, and `_expires_at` if the table has a
+    ttl, in any order of columns and rows; other columns are dropped. Raises `Refused` if a column is missing, values do
+    not fit their types, or two rows have the same key.
     """
     schema = sst_schema(table)
     if rows.schema != schema:
@@ -212,13 +200,13 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
 
 
 class RowsCache(Protocol):
-    """A cache on this machine that accepts a written SST, as rows or as bytes."""
+    """A local cache that accepts a written SST, as rows or as bytes."""
 
     def add(self, sst: Sst, rows: pa.Table, /) -> object:
         """Cache the SST's rows."""
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes, /) -> object:
-        """Decode the SST's bytes and cache its rows."""
+        """Decode the SST and cache its rows."""
 
 
 def write(
@@ -232,10 +220,10 @@ def write(
     rows: pa.Table,
     level: int = 0,
 ) -> Sst:
-    """Put one SST with these rows, at least one, into the store and the cache. Returns its entry for a manifest.
+    """Put one SST with these rows into the store and the cache. Returns its manifest entry.
 
-    Raises `Refused` if the rows do not fit the table, repeat a key or belong to another state partition, and
-    `ValueError` if there are no rows.
+    Raises `Refused` if rows do not fit the table, repeat a key or belong to another state partition, and `ValueError`
+    if there are no rows.
     """
     rows = prepare(rows, table)
     writer = SstWriter(table)
@@ -262,7 +250,7 @@ def write_partitions(
     rows: pa.Table,
     level: int = 0,
 ) -> tuple[Sst, ...]:
-    """Put one SST for each state partition of these rows. Raises `Refused` for rows that do not fit the table."""
+    """Put one SST for each state partition of these rows. Raises `Refused` if rows do not fit the table."""
     numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
     put = partial(write, store, cache, app=app, stage=stage, table=table, level=level)
@@ -308,7 +296,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """Return the file with checksums before the footer, and `filter_bytes` and `footer_bytes` of its manifest entry."""
+    """Return the file with checksums before the footer, its `filter_bytes` and its `footer_bytes`."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes

@@ -24,23 +24,22 @@ _MINUS_P1 = np.uint64(2**64 - int(_P1))
 _BLOCK_ROWS = 16_384
 """Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
 _FEW = 16
-"""Number of values up to which the xxhash package hashes one by one: a numpy step costs as much as one hash."""
 _LONG_BYTES = 512
-"""Length above which the xxhash package hashes values one by one: their bytes cost more than the call."""
+"""Length above which the xxhash package hashes single values: their bytes cost more than the call."""
 
 
 def hash_u64(values: U64, seeds: U64) -> U64:
-    """XXH64 of each value's eight little-endian bytes; each has a seed of its own."""
+    """Return the XXH64 of each value's eight little-endian bytes, each with its own seed."""
     return _avalanche(_add_word(seeds + (_P5 + np.uint64(8)), values))
 
 
 def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
-    """XXH64 of each value's four little-endian bytes; each has a seed of its own."""
+    """Return the XXH64 of each value's four little-endian bytes, each with its own seed."""
     return _avalanche(_add_half_word(seeds + (_P5 + np.uint64(4)), values.astype(np.uint64)))
 
 
 def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """XXH64 of byte strings in Arrow's layout, each with a seed of its own.
+    """Return the XXH64 of byte strings in Arrow's layout, each with its own seed.
 
     String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
@@ -63,7 +62,6 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
 def _hash_block(
     padded: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64
 ) -> U64:
-    """XXH64 of strings of mixed lengths; `padded` has eight bytes after the last one."""
     # The 64-bit word that starts at each byte: a view of overlapping words, never copied whole.
     windows = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded.data, strides=(1,))
     out = seeds + _P5
@@ -106,7 +104,7 @@ def _hash_block(
 
 
 def _stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
-    """The accumulator after all whole stripes of 32 bytes; every length is at least 32."""
+    """Return the accumulators after all whole stripes of 32 bytes. Every length is at least 32."""
     stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
     # Longest first, so that the unfinished strings are always a prefix.
     order = np.argsort(-stripes, kind="stable")

@@ -1,4 +1,4 @@
-"""Changes to a stage as data, and the loop that commits them by compare-and-swap.
+"""Changes to a stage (amendments) as data, and the loop that commits them by compare-and-swap.
 
 Claims, compactions, rescales, migrations and batches are amendments: a condition on the newest version, and a function
 from that version to the next. A writer that loses the race for a number checks and applies its change again on the
@@ -23,37 +23,36 @@ from .side_tables import all_ssts
 
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 _ATTEMPTS = 100
-"""Lost races before an amendment gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """A change to a stage, as data: a condition on the newest version, and a function from that version to the next."""
+    """A change to a stage: a condition on the newest version, and a function from that version to the next."""
 
     kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
-    """Pure function that changes the content of a draft. The draft is the version after the newest with nothing changed
-    yet (`commit.successor`), or an empty version 1 if a claim or an init is the stage's first."""
+    """Pure function that changes the content of a draft: the unchanged successor of the newest version.
+
+    If a claim or an init is the stage's first version, the draft is an empty version 1.
+    """
     requires: Callable[[Manifest], bool] = lambda _head: True
-    """Condition, called with each version that the change is to follow, before `update`. Returns False if nothing is
-    left to do. Raises if the change is not allowed. May do slow preparations."""
+    """Condition on the version to follow, called before `update`; it may be slow.
+
+    Returns False if nothing is left to do. Raises if the change is not allowed.
+    """
     epoch: int = 0
-    """Epoch of the stage's current writer, if that writer makes the change and a takeover must stop it; else 0."""
+    """Epoch of the stage's current writer if that writer makes the change, which a takeover must stop; else 0."""
     cost: Stats = field(default_factory=Stats)
-    """Requests and bytes that preparing the change cost."""
 
 
 class Amended(NamedTuple):
     """Result of an amendment."""
 
     previous: Manifest | None
-    """Version that the change followed; None for a stage's first."""
     manifest: Manifest
-    """Committed version; the previous one if nothing was left to do."""
 
     @property
     def changed(self) -> bool:
-        """True if this call committed a version."""
         return self.manifest is not self.previous
 
 
@@ -67,19 +66,19 @@ def amend(
     writer: str = "",
     take_stats: Callable[[], Stats] | None = None,
 ) -> Amended:
-    """Commit a change after a stage's newest version, by compare-and-swap; repeat on the new head after a lost race.
+    """Commit a change after a stage's newest version by compare-and-swap; retry on the new head after a lost race.
 
-    `of` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
-    stage's current writer tries the version that it knows without looking for newer ones. `by` is host:pid or
-    user@host, for people; `writer` is a unique id of the author, needed if its later commits carry the same id.
-    `now_ms` is the wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since
-    its last call, for the version's stats; None to count nothing.
+    `target` is the newest version, as the caller saw it within the last half hour, or the names of app and stage. The
+    stage's current writer first tries the version that it knows, without looking for newer ones. `by` is host:pid or
+    user@host, for people; `writer` is the author's unique id, needed if later commits carry it too. `now_ms` is the
+    wall clock, or a function called for each attempt. `take_stats` returns the requests and bytes since its last call,
+    for the version's stats; None to count nothing.
 
     Raises:
-        Fenced: another writer took the stage over from the one with `change.epoch`; or the stage is gone.
-        CommitConflict: others kept winning the race for the next number.
-        NotFound: there is no such stage, and this is neither a claim nor an init.
-        Refused: the stage is retired, and this is no claim that brings it back.
+        Fenced: another writer took the stage over from the one with `change.epoch`; or the stage was deleted.
+        CommitConflict: other writers kept winning the race for the next number.
+        NotFound: there is no such stage, and the change is neither a claim nor an init.
+        Refused: the stage is retired, and the change is no claim that brings it back.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the version may have been committed.
         ValueError: `update` changed the version's identity, or made a version that could not be read again.
@@ -121,7 +120,7 @@ def amend(
 
 
 def begin(store: ObjectStore, first: Manifest) -> bool:
-    """Commit a stage's first version, unless it exists with the same kind. Returns True if this call committed it.
+    """Commit a stage's first version, unless one of that kind exists. Returns True if this call committed it.
 
     Raises the errors of `commit.commit`.
     """
@@ -137,10 +136,10 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
 
 
 def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
-    """Return a stage's newest version, as the base of the next; None if there is none.
+    """Return a stage's newest version as the base of the next; None if there is none.
 
-    `previous` is the newest version as seen within the last half hour. Raises `Fenced` if the stage, or its history up
-    to `previous`, is gone, and `Corruption` if the head cannot be read.
+    `previous` is a version that was the newest within the last half hour. Raises `Fenced` if the stage, or its history
+    up to `previous`, was deleted, and `Corruption`.
     """
     freshness = horizon.freshness(store)
     began = freshness.now()
@@ -158,9 +157,9 @@ def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None =
 
 
 def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
-    """Return the manifest that follows `previous`, with `stats` set and added to `totals`.
+    """Return the successor of `previous` with `stats` set and added to `totals`.
 
-    `stats` is `cost` and the bytes of new SSTs.
+    `stats` is `cost` plus the bytes of new SSTs.
     """
     existing = {sst.object for sst in all_ssts(previous)}
     new = [sst for sst in all_ssts(manifest) if sst.object not in existing]

@@ -1,7 +1,7 @@
-"""The apps under a store root, their identities, and names that promotions moved between apps.
+"""The apps under a store root: their identities, and the names that promotions moved between them.
 
-An app's name is its folder's name until another app is promoted over it. From then on notes (`NAMES`) map the name to a
-folder.
+An app's name is the name of its folder until another app is promoted over it. From then on, promotion outcomes map the
+name to a folder.
 """
 
 import re
@@ -19,18 +19,17 @@ from .manifest import AppInfo, Promotion
 
 
 class NameNote(Struct, frozen=True):
-    """Outcome of a promotion, decided or withdrawn. Written by put-if-absent, so the first outcome is final."""
+    """Outcome of a promotion. Created by put-if-absent, so the first outcome is final."""
 
     name: limits.Name
     number: limits.Version
     folder: limits.Name
-    """Folder of the app that has the name from then on."""
     over: limits.Name
-    """Folder of the app that had the name until then; equal to `folder` if the promotion was withdrawn."""
+    """Folder of the app that had the name before; equal to `folder` if the promotion was withdrawn."""
     by: limits.Line
     time_ms: limits.TimeMs
     back: bool = False
-    """True if the promotion returned the name to its previous app; repeating the request then changes nothing."""
+    """True if the promotion gave the name back to its previous app."""
 
     @property
     def withdrawn(self) -> bool:
@@ -38,24 +37,20 @@ class NameNote(Struct, frozen=True):
 
 
 NAMES = Notes(NameNote, keys.names, lambda note: note.number, app=lambda note: note.name)
-"""Outcomes of a name's promotions, by number."""
 _EARLIER = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
 
 
 def folder_of(store: ObjectStore, name: str) -> str:
-    """Return the folder of the app that has a name now; for `NAME~1`, the app that had it one promotion ago.
+    """Return the folder of the app that has a name now; for `NAME~1`, of the app that had it one promotion ago.
 
-    Costs one request for a name without promotions. Raises `Usage` for a name that no app can have, and `NotFound` if
-    the name had fewer promotions.
+    Costs one request for a name without promotions. Raises `Usage` for an invalid name, and `NotFound` if the name had
+    fewer promotions.
     """
     return folders_of(store, name)[0]
 
 
 def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folder of the app that has a name now (`folder_of`), then those of earlier owners, newest first.
-
-    Costs one request for a name without promotions. Raises `Usage` or `NotFound`.
-    """
+    """Return the folder of the app that has a name now (`folder_of`), then those of earlier owners, newest first."""
     match = _EARLIER.fullmatch(name)
     if match is None:
         raise Usage(
@@ -71,26 +66,26 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
 
 
 def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
-    """Return the folders that have had a name, newest first; the last is the folder with that name.
+    """Return the folders of all apps that have had a name, newest first; the last is the folder with that name.
 
-    A promotion back makes an earlier folder appear again. Costs one request for a name without promotions. Raises
-    `Usage` or `NotFound`.
+    After a promotion back, a folder appears again. Costs one request for a name without promotions. Raises `Usage` or
+    `NotFound`.
     """
     return (*(note.folder for note in reversed(promotions(store, name))), name)
 
 
 def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
-    """Return the decided promotions of a name, oldest first. Costs one request for a name without promotions."""
+    """Return a name's promotions that were not withdrawn, oldest first. One request for a name without promotions."""
     if NAMES.find(store, 1, name) is None:
         return ()
     return tuple(note for note in NAMES.all(store, name) if not note.withdrawn)
 
 
 def called(store: ObjectStore) -> dict[str, str]:
-    """Return, by folder, the names that apps have by promotions: another app's name, or `NAME~1` after losing one.
+    """Return, by folder, the names that apps have by promotions: another app's name, or `NAME~1` for a lost name.
 
-    Apps that returned a name, or have their own, are left out. Costs one listing, and for each promoted name twice the
-    requests of `folder_of`.
+    Apps that returned a name, or have their own name, are left out. Costs one listing, and for each promoted name twice
+    the requests of `folder_of`.
     """
     names: dict[str, str] = {}
     for name in store.list_folders(f"{keys.NAMES}/"):
@@ -104,21 +99,20 @@ def called(store: ObjectStore) -> dict[str, str]:
 
 
 def name_of(store: ObjectStore, folder: str) -> str:
-    """Return another app's name that the app in this folder has by a promotion; empty for none."""
+    """Return the other app's name that an app has by a promotion; empty if it has none."""
     return name_in(called(store), folder)
 
 
 def name_in(names: Mapping[str, str], folder: str) -> str:
-    """Return the name that a folder's app has by a promotion; empty for none. `names` is the result of `called`."""
+    """Return a folder's name in the result of `promoted_names`, unless it is a lost name; empty if it has none."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
 
 def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Return the folder of the app that now has the name which this folder's app had at `time_ms`.
+    """Return the folder of the app that now has the name which the given folder's app had at `time_ms`.
 
-    Returns the folder itself if its name was never promoted over, or if its app had lost the name by then. Reads the
-    notes of all promoted names.
+    Returns the given folder if its name was never moved, or was already lost by then. Reads all promotion outcomes.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -128,12 +122,12 @@ def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def taken_back(name: str, folder: str) -> str:
-    """Return the command that gives a name back to the app in this folder, the last app that lost the name."""
+    """Return the command that gives a name back to the app that lost it last."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
 def check_free(store: ObjectStore, name: str) -> None:
-    """Raise `Refused` if a new app cannot have a name, because a promotion moved it. Reads all promotion notes."""
+    """Raise `Refused` if a promotion moved a name, so that no new app can have it. Reads all promotion outcomes."""
     for over in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, over)
         if not done or name not in (over, owner := done[-1].folder):
@@ -146,7 +140,7 @@ def check_free(store: ObjectStore, name: str) -> None:
 
 
 def in_folder(store: ObjectStore, text: str) -> str:
-    """Return a ref, or `APP/STAGE`, with the app's name replaced by its folder; unchanged if no app can have that name.
+    """Return a ref, or `APP/STAGE`, with the app's name replaced by its folder; unchanged for an invalid name.
 
     Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
     """
@@ -161,10 +155,10 @@ def outcome(store: ObjectStore, promotion: Promotion) -> bool | None:
 
 
 def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
-    """Return the sinks that an app publishes, with their topics; None for all of its sinks, as declared.
+    """Return the sinks that an app publishes, with their topics; None for all sinks, as declared.
 
-    A clone publishes the sinks in its origin; an app that took part in a promotion publishes the sinks that
-    the promotion gave it. Costs at most one request.
+    A clone publishes the sinks in its origin; an app that took part in a promotion publishes the sinks that the
+    promotion gave it. Costs at most one request.
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
@@ -172,7 +166,7 @@ def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | N
 
 
 def ancestors(store: ObjectStore, app: str) -> Iterator[str]:
-    """Yield the app, the app in this root that it was cloned from, and so on. Costs one request for each."""
+    """Yield the app, then the app in this root that it was cloned from, and so on. Costs one request for each."""
     seen: set[str] = set()
     while app and app not in seen:
         seen.add(app)
@@ -183,18 +177,16 @@ def ancestors(store: ObjectStore, app: str) -> Iterator[str]:
 
 
 class Cloning(Struct, frozen=True):
-    """Note of an unfinished clone, with all that a retry needs."""
+    """Journal of an unfinished clone, with all that a retry needs."""
 
     info: AppInfo
-    """Identity that the clone gets when it is complete."""
     root: limits.Line
     snapshot: limits.NameOrNone
-    """Snapshot that pins the cut in the source; empty if nothing is pinned."""
     salt: limits.Line = ""
-    """Salt of masked values; deleted with the note when the clone is complete."""
+    """Salt of masked values; deleted together with the journal."""
     deep: bool = False
     adopts: limits.NameOrNone = ""
-    """Stage that a Spark query becomes, if this is an adoption and no clone; else empty."""
+    """Stage that an adopted Spark query becomes; empty for a clone."""
 
 
 @checks.relations.register
@@ -206,11 +198,11 @@ def _(value: Cloning) -> Iterator[checks.Wrong]:
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
-    """Write an app's identity, which makes the app exist. `cloned` means that it is a clone whose note still exists.
+    """Write an app's identity, which makes the app exist. `cloned` means that a clone's journal still exists.
 
     Raises:
         Usage: the name cannot be part of an object key.
-        Refused: an app of this name exists, or is being removed, or the storage does not honour conditional puts.
+        Refused: an app of this name exists, or is being removed, or the storage ignores conditional puts.
         Unavailable: storage did not answer; the app may have been created.
     """
     if _create(store, info, cloned=cloned) != info:
@@ -226,27 +218,26 @@ def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
 
 
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:
-    """Return an app's identity; None if there is no such app. Raises `Usage` for an invalid name."""
     key = keys.app_info(keys.check_name("app", name))
     return codec.find(store, key, AppInfo, under=lambda info: keys.app_info(info.name))
 
 
 def find_cloning(store: ObjectStore, name: str) -> Cloning | None:
-    """Return the note of an unfinished clone of that name, or None. Costs one request. Raises `Usage`."""
+    """Return the journal of an unfinished clone, or None. Costs one request. Raises `Usage`."""
     key = keys.cloning(keys.check_name("app", name))
     return codec.find(store, key, Cloning, under=lambda note: keys.cloning(note.info.name))
 
 
 def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning | None]:
-    """Return an app's identity, or None, and the note if the app is an unfinished clone, else None. Raises `Usage`."""
+    """Return an app's identity, or None, and its journal if it is an unfinished clone. Raises `Usage`."""
     note = find_cloning(store, name)
     return (note.info if note is not None else find_app(store, name)), note
 
 
 def begin_clone(store: ObjectStore, note: Cloning) -> None:
-    """Write the note of a clone or an adoption, which reserves the name.
+    """Write the journal of a clone or an adoption, which reserves the name.
 
-    Raises `Refused` if there is an app or a note of that name, or the storage does not honour conditional puts.
+    Raises `Refused` if an app or a journal of that name exists, or the storage ignores conditional puts.
     """
     name, key = note.info.name, keys.cloning(note.info.name)
     if codec.add(store, key, note, under=lambda existing: keys.cloning(existing.info.name)) != note:
@@ -266,7 +257,7 @@ def begin_clone(store: ObjectStore, note: Cloning) -> None:
 def read_app(store: ObjectStore, name: str) -> AppInfo:
     """Return an app's identity.
 
-    Raises `NotFound`, with similar names, if there is no such app, `Refused` if it is an unfinished clone, and `Usage`.
+    Raises `NotFound`, with similar names, `Refused` for an unfinished clone, and `Usage`.
     """
     if (info := find_app(store, name)) is None:
         if exists(store, keys.cloning(name)):
@@ -276,19 +267,18 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
 
 
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
-    """Return the names of the apps under the root, in order. Costs a listing, and one request for each folder."""
+    """Return the names of the apps under the root, in order. Costs a listing, and a request for each folder."""
     # A folder without that object is not an app.
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
 
 _LEVELS = 4
-"""Number of parent folders in which a surrounding app is looked for: an app's folders are not nested deeper."""
 
 
 def check_root(store: ObjectStore) -> None:
-    """Raise `Refused` if the store root lies inside the folder of another root's app, whose removal would delete it.
+    """Raise `Refused` if the store root lies inside an app's folder of another root: a removal would delete it.
 
-    Costs one request for each folder above it, up to four, on S3 within the bucket.
+    Costs one request for each parent folder, up to four, on S3 within the bucket.
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_LEVELS):
@@ -311,7 +301,7 @@ def list_cloning(store: ObjectStore) -> tuple[str, ...]:
 
 
 def free_name(store: ObjectStore, name: str) -> str:
-    """Return this name for a new app, or the first of `NAME-2`, `NAME-3`, … that no app has."""
+    """Return the first unused name for a new app among `NAME`, `NAME-2`, `NAME-3`, …."""
     existing = list_apps(store)
     return next(
         candidate for candidate in chain([name], map(f"{name}-{{}}".format, count(2))) if candidate not in existing
@@ -334,7 +324,6 @@ def being_cloned(app: str) -> Refused:
 
 
 def check_whole(app: str, folders: Container[str]) -> None:
-    """Raise `Refused` if the folders among an app's stages mark an unfinished removal or clone."""
     if keys.REMOVING in folders:
         raise being_removed(app)
     if keys.CLONING in folders:
@@ -342,7 +331,6 @@ def check_whole(app: str, folders: Container[str]) -> None:
 
 
 def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
-    """Write the identity unless one exists, and return the stored one. Leaves no identity if it raises `Refused`."""
     key = keys.app_info(keys.check_name("app", info.name))
     if not cloned:  # otherwise checked before the note was written
         check_root(store)
@@ -373,7 +361,7 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
 
 
 def try_storage(store: ObjectStore, key: str, info: Struct) -> None:
-    """Raise `Refused` if storage overwrites, by put-if-absent, an object that was just put. Costs one request."""
+    """Raise `Refused` if storage ignores put-if-absent for an object that was just put. Costs one request."""
     # All guarantees depend on conditional puts, and some S3 servers accept the header and overwrite anyway. Writing
     # the same bytes again is harmless, and reveals such a server before the first commit.
     try:

@@ -1,7 +1,7 @@
-"""Relations between the fields of one stored object, which `limits` cannot express for single fields.
+"""Violations of relations between the fields of a stored object, which `limits` cannot express.
 
-For each kind of object, a function here, or beside the struct if that is in a higher layer, yields the violations.
-`codec` calls it for every object that it reads or writes.
+`codec` calls `find_violations` for each object that it reads or writes. Structs of higher layers register their checks
+beside their definitions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
 class Wrong(NamedTuple):
-    """A field whose value contradicts other fields of the same object."""
+    """A field whose value contradicts other fields of its object."""
 
     field: str
     """Path of the field: `inputs['by-aircraft'].consumed`."""
@@ -27,7 +27,7 @@ class Wrong(NamedTuple):
 
 @singledispatch
 def relations(value: Any) -> Iterator[Wrong]:
-    """Yield the fields of a stored value that contradict others; the first is reported."""
+    """Yield the fields of a stored value that contradict other fields."""
     return iter(())
 
 
@@ -101,7 +101,7 @@ def _(value: AppInfo) -> Iterator[Wrong]:
 
 
 def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
-    """Yield an error if a field holds no valid store root; empty is valid."""
+    """Yield a violation if a field is no valid store root; an empty root is valid."""
     try:
         check_root(root)
     except Usage:
@@ -182,7 +182,6 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
 
 
 def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
-    """Yield SST fields that contradict other fields. All SSTs are checked at once first: there may be thousands."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
@@ -233,13 +232,12 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
-    """Yield an error if a checksum is not hexadecimal, because it becomes part of file names."""
+    """Yield a violation if a checksum, which becomes part of file names, is not hexadecimal."""
     if not _is_hexadecimal(checksum):
         yield Wrong(field, checksum, "a checksum of hexadecimal digits")
 
 
 def _names(value: Manifest) -> Iterator[Wrong]:
-    """Yield the fields for a stage's present, former and next names that contradict each other."""
     if value.called and (not value.retired or value.called == value.stage):
         yield Wrong("called", value.called, "empty, or the new name of a retired stage")
     if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):

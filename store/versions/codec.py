@@ -1,16 +1,16 @@
-"""Encoding of structs: JSON with a format version, so that an old program rejects what it cannot read.
+"""Encodes structs as JSON with a checksum and a format version, and stores folders of small JSON objects.
 
 An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added, and
 readers ignore unknown fields. A field that readers must not ignore, or must carry on into the next manifest, needs the
-next format. The checksum covers all bytes after it.
+next format. An old program rejects a format that it cannot read. The checksum covers all bytes after it.
 
 A valid checksum does not make the content valid: a faulty program, or somebody with a key to the bucket, may have
 written it. So each field is checked against its limits (`limits`) and against other fields (`checks`) before use, and
 an object above the size limit is not read into memory.
 
-Notes are small objects beside an app's history: snapshots, requests, the log of operations, heartbeats, migrations and
-boundaries, each kind in its own folder. The content of a note determines its key, so an object under another key is
-reported as corrupt.
+A `JsonFolder` has small objects beside an app's history: snapshots, requests, the log of operations, heartbeats,
+migrations and boundaries each have a folder. The content of an object determines its key, so an object under another
+key is reported as corrupt.
 """
 
 import re
@@ -32,7 +32,6 @@ from . import checks, keys
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
 FORMAT = 1
-"""Format that this program writes, and the newest that it reads."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 Kind = TypeVar("Kind")
@@ -43,12 +42,9 @@ _registered: set[object] = set()
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
-"""Beginning of an object that this program wrote."""
 _MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
 _MOST_BEFORE = 100
-"""Upper bound of the bytes of format and checksum."""
 _MOST_SHOWN = 60
-"""Most characters of a value that an error shows."""
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -58,9 +54,9 @@ class _Header(msgspec.Struct):
 
 
 def learned(kind: Kind) -> Kind:
-    """Return the type after registering it, and its nested types, with msgspec.
+    """Register the type and its nested types with msgspec, one at a time, and return the type.
 
-    Registers one type at a time: msgspec 0.22 crashes if two threads register a type at once.
+    msgspec 0.22 crashes if two threads register types concurrently.
     """
     if kind not in _registered:
         with _learning:
@@ -75,10 +71,10 @@ def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """Return the bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
+    """Return a struct's bytes. Equal values give equal bytes.
 
-    Raises `Unstorable` if the bytes could not be read again, or not as the same value. The check takes about a
-    millisecond for 1,000 SSTs.
+    Raises `Unstorable` if the bytes could not be read back as an equal value. The check takes about a millisecond for
+    1,000 SSTs.
     """
     name, failure = f"this {type(value).__name__}", "could not be read again"
     body = _encoder.encode(value)
@@ -101,11 +97,11 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T], str] | None = None) -> T:
-    """Read the value stored under a key. `under` returns the key that belongs to a value, by its content.
+    """Read the value stored under a key. `key_of` returns the key at which a value belongs, by its content.
 
     Raises:
         ObjectNotFound: there is no such object.
-        Corruption: see `decode`; or the object exceeds the size limit, or belongs under another key.
+        Corruption: see `decode`; or the object is too large, or belongs at another key.
         Unavailable: storage did not answer.
     """
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
@@ -118,21 +114,20 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T],
 
 
 def damaged(key: str, reason: str) -> Corruption:
-    """Return the error for an object that is not what was written; `reason` continues the sentence after the key."""
+    """Return the error for a damaged object. `reason` continues a sentence that starts with the key."""
     return Corruption(
         f"object {key!r} {reason}", object_key=key, hint="restore the object from a backup or an older object version"
     )
 
 
 def _values(data: bytes) -> int:
-    """Return an upper bound of the number of JSON values; 0 for an object too small to have too many."""
     return data.count(b",") if len(data) > MAX_OBJECT_VALUES else 0
 
 
 def decode(data: bytes, as_type: type[T], *, key: str) -> T:
-    """Decode an object's bytes; `key` names the object in errors.
+    """Decode an object's bytes. `key` names the object in errors.
 
-    Raises `Corruption` if the bytes were changed, are not this type's JSON, or have a format too new for this program.
+    Raises `Corruption` if the bytes were changed, are not JSON of this type, or have a newer format.
     """
     # Decoding the whole object for one field would take a third of the time of decoding all fields.
     start = _START.match(data)
@@ -168,10 +163,6 @@ def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) 
 
 
 def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    """Return a message about the first invalid field, with its value and the expected type, or else the error's text.
-
-    Decodes value by value, and holds only references into `data`.
-    """
     return _first_wrong(msgspec.Raw(data), as_type, "") or str(error)
 
 
@@ -180,7 +171,6 @@ def _shown(wrong: checks.Wrong) -> str:
 
 
 def _short(value: object) -> str:
-    """Return a value shortened for an error, without control characters."""
     if isinstance(value, str):
         return ascii(value[:_MOST_SHOWN]) + ("…" if len(value) > _MOST_SHOWN else "")
     return _cut(ascii(value[:_MOST_SHOWN]) if isinstance(value, tuple | list) else ascii(value))
@@ -191,9 +181,9 @@ def _cut(text: str) -> str:
 
 
 def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
-    """Return a message about the first invalid value, at a path like `inputs['by-aircraft'].offsets[0]`.
+    """Return a message about the first invalid value, with its path: `inputs['by-aircraft'].offsets[0]`.
 
-    Returns "" if the object itself is invalid, and None if all is valid.
+    Returns "" if the object itself is invalid, and None if all values are valid.
     """
     try:
         msgspec.json.decode(raw, type=kind)
@@ -215,7 +205,7 @@ def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
 
 
 def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.Raw, str, Any]]:
-    """Yield the nested values, with their paths and types; none if the JSON has another shape."""
+    """Yield the nested values, with paths and types; none if the JSON has another structure than the type."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -244,7 +234,6 @@ def _decoded(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
 
 
 def find(store: ObjectStore, key: str, kind: type[T], *, under: Callable[[T], str] | None = None) -> T | None:
-    """Return the object under a key; None if there is none. Raises `Corruption` and `Unavailable`."""
     try:
         return read(store, key, kind, under=under)
     except ObjectNotFound:
@@ -256,7 +245,7 @@ def put(store: ObjectStore, key: str, note: Struct) -> None:
 
 
 def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | None = None) -> T:
-    """Create an object unless one exists, and return the stored one. Raises `Corruption` and `Unavailable`."""
+    """Create an object unless one exists, and return the stored object. Raises `Corruption`."""
     data = encode(note)
     while True:
         try:
@@ -270,55 +259,52 @@ def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | No
 
 @dataclass(frozen=True, slots=True)
 class Notes(Generic[T]):
-    """One kind of note. The arguments `of` of its methods are those of `folder`: an app, or a stage's sink."""
+    """A folder of small JSON objects of one type. The arguments `of` of its methods are passed to `prefix_of`."""
 
     kind: type[T]
     folder: Callable[..., str]
-    """Function that returns the prefix of the keys."""
+    """Function that returns the prefix of the keys, from an app or from a stage's sink."""
     name: Callable[[T], str | int]
-    """Function that returns a note's name in the folder. Integers sort numerically."""
+    """Function that returns an object's name in the folder. Integer names sort numerically."""
     app: Callable[[T], str] | None = None
-    """Function that returns the folder's owner from a note, for kinds that contain it."""
 
     def key(self, note: T, *of: str) -> str:
         return keys.note(self.folder(*((self.app(note),) if self.app is not None else of)), self.name(note))
 
     def put(self, store: ObjectStore, note: T, *of: str) -> None:
-        """Write or overwrite a note. Costs one request."""
         put(store, self.key(note, *of), note)
 
     def add(self, store: ObjectStore, note: T, *of: str) -> T:
-        """Create a note unless one of its name exists, and return the stored one. Costs one or two requests."""
+        """Create an object unless one of its name exists, and return the stored one. Costs one or two requests."""
         return add(store, self.key(note, *of), note, under=lambda existing: self.key(existing, *of))
 
     def remove(self, store: ObjectStore, name: str | int, *of: str) -> None:
-        """Delete a note; no error if it does not exist. Costs one request."""
         store.delete(keys.note(self.folder(*of), name))
 
     def find(self, store: ObjectStore, name: str | int, *of: str) -> T | None:
-        """Return the note of that name, or None. Costs one request. Raises `Corruption` if it cannot be read."""
+        """Return the object of that name, or None. Costs one request. Raises `Corruption`."""
         return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
 
     def listed(self, store: ObjectStore, *of: str, after: str | int = "") -> tuple[ObjectInfo, ...]:
-        """Return the listing of the notes by name; with `after`, only of those whose name sorts after it."""
+        """Return the listing of the objects, sorted by name; with `after`, only of names that sort after it."""
         folder = self.folder(*of)
         return tuple(documents(store, folder, keys.note(folder, after) if after else ""))
 
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
-        """Yield the listed notes, in order, without notes deleted since the listing. Costs one request each.
+        """Yield the listed objects in order; skips objects deleted since the listing. Costs one request for each.
 
-        Raises `Corruption` if a note cannot be read, or belongs under another key.
+        Raises `Corruption` if an object cannot be read, or belongs at another key.
         """
         for info in listed:
             with suppress(ObjectNotFound):
                 yield read(store, info.key, self.kind, under=lambda note: self.key(note, *of))
 
     def all(self, store: ObjectStore, *of: str, since_ms: int = 0) -> tuple[T, ...]:
-        """Return all notes written at `since_ms` or later, by storage's clock. Costs a listing and one request each."""
+        """Return all objects written at `since_ms` or later, by storage's clock. A listing and one request for each."""
         return tuple(self.read(store, (info for info in self.listed(store, *of) if info.modified_ms >= since_ms), *of))
 
     def newest(self, store: ObjectStore, *of: str, after: str | int = "") -> T | None:
-        """Return the note whose name sorts last, above `after`, or None. Costs a listing and at most a read."""
+        """Return the object whose name sorts last, above `after`, or None. Costs a listing and at most one read."""
         while listed := self.listed(store, *of, after=after):
             for note in self.read(store, listed[-1:], *of):
                 return note
@@ -326,6 +312,6 @@ class Notes(Generic[T]):
         return None
 
     def sweep(self, store: ObjectStore, listed: Iterable[ObjectInfo], is_old: Callable[[ObjectInfo], bool]) -> None:
-        """Delete the listed notes that are old. Costs one request each."""
+        """Delete the listed objects for which `is_old` returns True. Costs one request for each."""
         for info in filter(is_old, listed):
             store.delete(info.key)

@@ -1,4 +1,4 @@
-"""Parser of column types in manifests, into one tree: tables use Arrow's names, channels use Spark DDL.
+"""Parser of column types in manifests, into one tree: Arrow's names in tables, Spark DDL in channels.
 
 Both write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is a
 name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits
@@ -19,27 +19,23 @@ from . import limits
 _TIMES = ("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]")
 _NAMES = ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", *_TIMES)
 _PLAIN = frozenset((*_NAMES, "date32"))
-"""Arrow's names of the types of table columns, except decimals."""
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}), ?(\d{1,2})\)")
 _KNOWN = ", ".join([*_NAMES, "decimal128(p, s)"])
 # Spark does not quote field names in a struct, even with spaces.
 _TOKEN = re.compile(r"`(?:[^`]|``)*`|(?!\s)(?:\[us, tz=UTC\]|[^<>(),:`])+(?:\([\d, ]*\))?|\S")
 _NESTED = {"struct": "struct", "map": "map", "list": "list", "array": "list"}
 _MAX_DEPTH = 64
-"""Deepest nesting of types, so that a damaged manifest cannot exhaust the stack."""
 _MAX_CACHED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A type by its name, with its nested types."""
+    """A column type and its nested types."""
 
     name: str
-    """`struct`, `map`, `list`, or the name of a plain type as written."""
     inside: tuple["Type", ...] = ()
     """Types of a struct's fields, of a map's key and value, or of a list's elements."""
     fields: tuple[str, ...] = ()
-    """Names of a struct's fields."""
 
 
 @lru_cache(maxsize=1024)
@@ -56,10 +52,7 @@ def parse(name: str) -> Type:
 
 
 def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
-    """Parse the columns of "`name` type, `name` type", as Spark's `simpleString` writes them, of any types.
-
-    Raises `ValueError` for other text.
-    """
+    """Parse "`name` type, `name` type", as Spark's `simpleString` writes it. Raises `ValueError`."""
     return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
 
@@ -75,7 +68,7 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
 
 
 def in_backticks(name: str) -> str:
-    """Return a name quoted for Spark's SQL, DDL and `F.col`, where a dot without quotes means a field."""
+    """Return a name quoted for Spark's SQL, DDL and `F.col`, in which an unquoted dot means a field."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -143,19 +136,18 @@ def _check_storable(name: str, kind: Type) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Return True for Arrow's name of a plain type that state tables support."""
     return name in _PLAIN or (name.startswith("decimal128") and decimal(name) is not None)
 
 
 def decimal(name: str) -> tuple[int, int] | None:
-    """Return precision and scale of `decimal128(p, s)` or `decimal(p,s)`; None for any other or an invalid type."""
+    """Return precision and scale of a decimal type's name; None if the name is no valid decimal type."""
     match = _DECIMAL.fullmatch(name)
     precision, scale = (int(match[1]), int(match[2])) if match else (0, 0)
     return (precision, scale) if 1 <= precision <= 38 and scale <= precision else None
 
 
 def check_field_names(type_name: str, names: Sequence[str]) -> None:
-    """Raise `Usage` for a struct that Parquet or DuckDB cannot store."""
+    """Raise `Usage` for field names of a struct that Parquet or DuckDB cannot store."""
     if not names or not all(names) or len({name.casefold() for name in names}) < len(names):
         raise Usage(
             f"type {type_name!r} cannot be a column of a state table: "
@@ -171,17 +163,16 @@ def unknown(name: str) -> Usage:
 
 
 class FieldSource(Struct, frozen=True):
-    """A field of an input's records from which a column's values are computed."""
+    """A field of an input's records from which a column is computed."""
 
     input: limits.Topic
-    """The input's name as declared."""
     field: limits.Line = ""
-    """Path in a record, as read by `snapshot.query.fields`; empty if only the program knows."""
+    """Path in a record (`snapshot.query.fields`); empty if only the program knows the field."""
     by: Annotated[tuple[limits.Line, ...], limits.RENAMES] = ()
-    """SQL names of the functions applied to the field's value, innermost first."""
+    """SQL functions applied to the field's value, innermost first."""
     format: limits.Line = ""
-    """Decoding of the bytes, as written by `pipeline.messages.decode.described`; empty for JSON and text."""
+    """Decoding of the record (`pipeline.messages.decode.described`); empty for JSON and text."""
 
 
 Lineage: TypeAlias = dict[limits.Line, tuple[FieldSource, ...]]
-"""Sources by column name. Missing columns may depend on anything."""
+"""Sources by column name. A column that is missing here may depend on anything."""

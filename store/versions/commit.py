@@ -1,4 +1,4 @@
-"""Committing a version: compare-and-swap on its number, and fencing by epoch.
+"""Commits versions by compare-and-swap on their numbers, and fences former writers by epoch.
 
 Version N is committed by creating manifest N by put-if-absent; the creator wins. Numbers have no gaps, because a writer
 only tries the number after the newest that it has seen. A writer takes a stage over by committing a claim: a version of
@@ -28,11 +28,11 @@ _S = TypeVar("_S", bound=Struct)
 def successor(
     head: Manifest, *, kind: VersionKind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
 ) -> Manifest:
-    """Return the version after `head` with nothing changed yet; the writer replaces what it changes.
+    """Return the version after `head` with nothing changed yet.
 
-    Carries on state, offsets, open snapshots and `totals`, and not what `head` itself read, wrote and cost (`carried`).
-    `time_ms` is `now_ms`, or one more than `head`'s if that is later. Raises `Fenced` if `head` has a newer epoch, and
-    `Refused` if the stage was renamed, or is retired and `kind` does not bring it back.
+    Carries on state, offsets, open snapshots and `totals`, without the fields about `head` alone. `time_ms` is
+    `now_ms`, or one more than `head`'s if that is later. Raises `Fenced` if `head` has a newer epoch, and `Refused` if
+    the stage was renamed, or is retired and `kind` does not bring it back.
     """
     check_epoch(head, epoch)
     if head.retired and (head.called or not KINDS[kind].follows_retiring):
@@ -50,30 +50,28 @@ def successor(
 
 
 def carried(value: _S) -> _S:
-    """Return a manifest, or a part of one, without the fields about this version alone (`limits.Own`)."""
+    """Return a manifest, or a part of one, with the fields about one version alone (`limits.OneVersion`) reset."""
     own = _own(type(value))
     parts = {name: _carried_value(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
     return replace(value, **own, **parts)
 
 
 def without_snapshots(manifest: Manifest) -> Manifest:
-    """Return the manifest without its part in snapshots that are being taken."""
     return replace(manifest, recorded={}, awaited={}, captured={})
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Create the manifest of a version, durably. Costs one request, unless the number is taken.
 
-    Costs two more requests, a listing and a read of one byte, if this process has not seen the number free within the
-    last half minute: a writer that was suspended could otherwise re-create a number that was used, and then collected
-    or removed with its app.
+    Costs a listing and a read of one byte more if this process has not seen the number free within the last half
+    minute: after a suspension, the writer could re-create a number that was used and then collected.
 
     Raises:
-        Fenced: a writer with a newer epoch took the number, or took it and it was collected; this writer must stop.
+        Fenced: a writer with a newer epoch took the number, even if it was collected since; this writer must stop.
         CommitConflict: another commit took the number; read the head and retry.
-        Unavailable: storage did not answer; call again with the same manifest to find out if it was committed.
+        Unavailable: storage did not answer; call again with an equal manifest to find out if it was committed.
         Corruption: the number is taken by an unreadable object.
-        ValueError: version or epoch is not at least 1, or the manifest could not be read again; nothing was put.
+        ValueError: version or epoch is below 1, or the manifest could not be read again; nothing was put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
@@ -98,7 +96,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
-    """Raise `Fenced` if the stage was taken over from the writer with this epoch."""
+    """Raise `Fenced` if a newer epoch than the writer's took over the stage."""
     if head.epoch <= epoch:
         return
     done, hint = head.traits.fate, head.traits.next_step
@@ -125,7 +123,6 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
 
 
 def is_retired(head: Manifest) -> Refused:
-    """Return the error to raise for a change of this retired or renamed stage."""
     if head.called:
         return Refused(
             f"stage {head.app}/{head.stage} was renamed at v{head.version}: its name is {head.called} now",
@@ -150,7 +147,7 @@ def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
 
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
-    """Undo a commit, and raise `Fenced`, if its number was used and collected while this writer was suspended."""
+    """Undo a commit, and raise `Fenced`, if its number was used and collected before."""
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)
@@ -184,7 +181,6 @@ def _carried_value(part: Any) -> Any:
 
 @cache
 def _own(kind: type[Struct]) -> dict[str, Any]:
-    """Return the fields about one version alone, with their default values."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: field.default if field.default is not NODEFAULT else field.default_factory()

@@ -1,14 +1,14 @@
-"""Forgotten keys: the index of objects rewritten without them, and the note of a forget in progress.
+"""Forgotten keys: an app's index of objects that were rewritten without them, and the journal of a running forget.
 
-The index maps an old object's key to the new object, or None.
+The index maps the key of an old object to the new object, or to None.
 
 Manifests and snapshots are never changed. The objects that they name are looked up here when they are read (`history`,
 `snapshot.cut.stored`), so all versions change at once when the app's index gets its next number. An index is created by
-put-if-absent, and the newest has all entries. It covers the objects that the app's own manifests name, also those in
-the folder of another app whose SSTs a clone shares.
+put-if-absent, and the newest has all entries. It covers the objects that the app's own manifests name, including those
+in the folder of another app whose SSTs a clone shares.
 
-A process reads an app's index when it first reads one of its manifests with SSTs (one listing if nothing was
-forgotten), and again if a manifest requires a newer one (`Manifest.forgotten`).
+A process reads an app's index when it first reads one of the app's manifests with SSTs (one listing if nothing was
+forgotten), and again if a manifest requires a newer index (`Manifest.forgotten`).
 
 While a forget is in progress, operations that would copy its keys wait, or are refused.
 """
@@ -34,16 +34,15 @@ class RecordsLeft(Struct, frozen=True):
     """Remaining part of an object with in-flight records."""
 
     key: limits.Key | None
-    """Key of the object with the remaining records; None if none are left."""
+    """Key of the object with the remaining records; None if no record is left."""
     rows: limits.Bytes = 0
     bytes: limits.Bytes = 0
     checksum: limits.Checksum = ""
     gone: limits.Counts = ()
-    """Number of forgotten records, by Kafka partition, since the object was captured."""
 
 
 class ForgottenIndex(Struct, frozen=True):
-    """Replacements of an app's objects: key of an object with forgotten keys to the object without them, or None.
+    """Maps keys of an app's objects with forgotten keys to their replacements, or to None.
 
     No replacement has a replacement itself.
     """
@@ -53,11 +52,9 @@ class ForgottenIndex(Struct, frozen=True):
     time_ms: limits.TimeMs
     by: limits.Line
     ssts: dict[limits.Key, Sst | None] = {}
-    """Entry of the new SST by the old key; partition and level are taken from the manifest's entry of the old SST."""
+    """New SST by old key. Partition and level are taken from the manifest's entry of the old SST."""
     records: dict[limits.Key, RecordsLeft] = {}
-    """In-flight records that snapshots keep, by the old key."""
     snapshots: dict[limits.Name, limits.TimeMs] = {}
-    """Snapshots that had forgotten keys, with the time of the last removal."""
 
     def sst(self, sst: Sst) -> Sst | None:
         """Return the SST with the remaining rows of `sst`: its replacement or itself; None if no row is left."""
@@ -69,20 +66,20 @@ class ForgottenIndex(Struct, frozen=True):
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Keys of the objects to delete, in this store and in copies of it.
+        """Keys of the objects to delete from this store and its copies.
 
-        A copy may delete them when it has this index and the objects that it names.
+        A copy may delete them when it has this index and the objects that the index names.
         """
         return (*self.ssts, *self.records)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """Return a version with its SSTs replaced as the index says; the same object if none was replaced."""
+        """Return a version with replaced SSTs; the given object if none was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
         return each_sst(manifest, self.sst)
 
     def names(self, objects: Iterable[str]) -> tuple[str, ...]:
-        """Return the current keys of these SST objects: replacements where there are any, none where no row is left."""
+        """Return the current keys of SST objects; objects without remaining rows are left out."""
         return tuple(name for key in objects if (name := self._name(key)))
 
     def _name(self, name: str) -> str:
@@ -97,7 +94,7 @@ class ForgottenIndex(Struct, frozen=True):
         records: dict[str, RecordsLeft],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
-        """Return the index with further replacements; entries for a now replaced object follow. Pure."""
+        """Return the index with further replacements. Entries for an object replaced now are updated."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
@@ -115,12 +112,10 @@ class ForgottenIndex(Struct, frozen=True):
 
 
 def added(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sum of two counts by Kafka partition, of any lengths."""
     return tuple(has + more for has, more in zip_longest(first, second, fillvalue=0))
 
 
 INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda index: index.number, app=lambda index: index.app)
-"""Indexes of an app, by number; the newest has all entries."""
 
 
 @checks.relations.register
@@ -134,7 +129,6 @@ def _(value: ForgottenIndex) -> Iterator[Wrong]:
 
 
 def none_of(app: str) -> ForgottenIndex:
-    """Return the empty index of an app without forgotten keys. Such an index is not stored."""
     return ForgottenIndex(app, 0, 0, "")
 
 
@@ -145,7 +139,7 @@ _lock = Lock()
 
 
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
-    """Return an app's index as stored now. Costs a listing, and a read if there is one."""
+    """Return an app's stored index. Costs a listing, and a read if there is an index."""
     stored = INDEXES.newest(store, app) or none_of(app)
     with _lock:
         cached = _cached.setdefault(store, {})
@@ -156,9 +150,9 @@ def newest(store: ObjectStore, app: str) -> ForgottenIndex:
 
 
 def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
-    """Return an app's cached index; read the index if it is not cached or its number is below `at_least`.
+    """Return an app's cached index, or read it if it is not cached or its number is below `at_least`.
 
-    With `at_least` None, nothing is read: an app whose index is not cached gets an empty one.
+    With `at_least` None, nothing is read: the result is empty if no index is cached.
     """
     with _lock:
         cached = _cached.get(store, {}).get(app)
@@ -172,12 +166,12 @@ def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenI
 
 
 def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
-    """Delete the indexes that were replaced, if written at `before_ms` or earlier. Costs a listing, rarely more."""
+    """Delete replaced indexes written at `before_ms` or earlier. Usually costs only a listing."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
 def drop(store: ObjectStore, app: str) -> None:
-    """Forget the cached index of a removed app: a new app of its name may use the same numbers."""
+    """Drop the cached index of a removed app: a new app of its name may reuse the numbers."""
     with _lock:
         _cached.get(store, {}).pop(app, None)
         _looked_for.get(store, {}).pop(app, None)
@@ -189,9 +183,9 @@ _ATTEMPTS = 100
 def change(
     store: ObjectStore, app: str, update: Callable[[ForgottenIndex], ForgottenIndex | None], *, by: str, now_ms: int
 ) -> ForgottenIndex:
-    """Create the next index from the newest, by put-if-absent; repeat after a lost race. Returns the newest index.
+    """Create the next index by put-if-absent; after a lost race, retry on the newest. Returns the newest index.
 
-    `update` is pure, and returns None to change nothing. Raises `CommitConflict` if others keep winning the race, and
+    `update` is pure, and returns None to change nothing. Raises `CommitConflict` after many lost races, and
     `Unstorable` if the index would be too large.
     """
     for _ in range(_ATTEMPTS):
@@ -211,47 +205,43 @@ def change(
 
 
 class Taken(Struct, frozen=True):
-    """An object that had forgotten keys, and the number of removed rows."""
+    """An object that had forgotten keys, with the number of removed rows."""
 
     what: limits.Line
-    """Kind of the object, as in `operations.erasure.held.Held.what`."""
+    """Kind of the object (`operations.erasure.held.Held.what`)."""
     of: limits.Line
-    """Table, channel or topic."""
     fields: dict[limits.Line, limits.Count]
-    """Number of rows or records by the field that matched a key."""
     bytes: limits.Bytes
     written_bytes: limits.Bytes
-    """Bytes of the new object that replaces the old one."""
 
 
 class Forgetting(Struct, frozen=True):
-    """Note of a forget in progress, in the app and in each app that shares its SSTs."""
+    """Journal of a forget in progress, in the app and in each app that shares its SSTs."""
 
     id: limits.Ulid
     of: limits.Name
-    """App for which the forget was requested."""
     by: limits.Line
     time_ms: limits.TimeMs
     salt: limits.Line
     digest: limits.Checksum
-    """Salted digest of the keys, to recognise a repeated request. Deleted with the note."""
+    """Salted digest of the keys, which recognises a repeated request. Deleted with the journal."""
     message: limits.Line = ""
     taken: dict[limits.Key, Taken] = {}
-    """Objects that were or are about to be rewritten, by key, in the requested app. Contains no forgotten keys."""
+    """Objects of the requested app that were or will be rewritten, by key. Contains no forgotten keys."""
 
 
 def under_way(store: ObjectStore, app: str) -> Forgetting | None:
-    """Return the note of a forget in progress in an app, or None. Costs one request."""
+    """Return the journal of a forget in progress in an app, or None. Costs one request."""
     return codec.find(store, keys.forgetting(app), Forgetting)
 
 
 def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
-    """Write the note unless one exists, and return the stored one. Costs one or two requests."""
+    """Write the journal unless one exists, and return the stored one. Costs one or two requests."""
     return codec.add(store, keys.forgetting(app), note)
 
 
 def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
-    """Add objects to the note before they are rewritten, for the report of a resumed forget. Costs two requests."""
+    """Record objects in the journal before they are rewritten. Costs two requests."""
     if rewritten and (note := under_way(store, app)) is not None and not rewritten.items() <= note.taken.items():
         codec.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
 

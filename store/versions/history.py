@@ -1,4 +1,4 @@
-"""Reading a stage's versions: the newest, one by number, those that follow, and the version at a time.
+"""Reads a stage's versions: the newest, one by number, ranges, and the newest at a time.
 
 Manifests are immutable, and their numbers have no gaps from a stage's first version on; before that, garbage collection
 may have kept single versions (`horizon`). So the newest is found by asking which numbers exist: by a listing for few
@@ -23,11 +23,8 @@ from .manifest import Manifest
 from .side_tables import all_ssts
 
 _PAGE = 1000
-"""Keys in one page of an S3 listing."""
 _STEPS = 4
-"""Versions tried one by one after a hint, before searching."""
 _RECENT = 256
-"""Manifests cached for each store."""
 
 # Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
@@ -35,10 +32,10 @@ _lock = Lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
-    """Return the newest version, or None if the stage has none. Raises `Corruption` if its manifest is not readable.
+    """Return the newest version, or None. Raises `Corruption`.
 
     `hint` is a version that the caller has seen within the last half hour. With it, this costs one request, and one for
-    each version since (one more if that manifest is not cached). Without it, or many versions later: a listing and a
+    each version since (one more if that manifest is not cached). Without it, or after many versions: a listing and a
     read, and at 100,000 versions two more listings and about 13 requests of a byte each.
     """
     low = 0
@@ -56,7 +53,7 @@ def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest
 
 
 def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return one version. Raises `NotFound`, with the existing versions, `Corruption` and `Unavailable`."""
+    """Return one version. Raises `NotFound`, which lists the existing versions, and `Corruption`."""
     manifest = find(store, app, stage, version)
     if manifest is not None:
         return manifest
@@ -78,7 +75,7 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
-    """Return one version, or None. Costs at most one request. Raises `Corruption` and `Unavailable`."""
+    """Return one version, or None. Costs at most one request. Raises `Corruption`."""
     with _lock:
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
@@ -88,17 +85,16 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Read one version from storage. Raises `ObjectNotFound`, `Corruption` and `Unavailable`."""
+    """Return one version, read from storage and not from the cache. Raises `ObjectNotFound`."""
     return _current(store, read_stored(store, app, stage, version))
 
 
 def _current(store: ObjectStore, manifest: Manifest) -> Manifest:
-    """Return a version with the SSTs that replaced those with forgotten keys. Raises `Corruption` and `Unavailable`."""
     return forgotten.cached(store, manifest.app, manifest.forgotten).of(manifest) if all_ssts(manifest) else manifest
 
 
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return one version as written: SSTs with keys forgotten since have been replaced (`forgotten`).
+    """Return one version as written, including SSTs that were replaced when keys were forgotten.
 
     Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or another version's.
     """
@@ -115,7 +111,7 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
 
 
 def forget(store: ObjectStore, app: str) -> None:
-    """Remove a deleted app's manifests from the cache: a new app of its name may use the same version numbers."""
+    """Drop a deleted app's manifests from the cache: a new app of its name may reuse the version numbers."""
     with _lock:
         if (recent := _recent.get(store)) is not None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
@@ -124,16 +120,16 @@ def forget(store: ObjectStore, app: str) -> None:
 
 
 def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
-    """Yield the versions after `version`, oldest first, up to the newest. Costs one request each, and one more."""
+    """Yield the versions after `version`, oldest first, up to the newest. One request for each, and one more."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
 
 
 def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
-    """Yield the versions above `after` on which `manifest` is based, itself last; skips versions undone by rewinds.
+    """Yield the versions above `after` on which `manifest` is based, itself last, without versions undone by rewinds.
 
-    Costs one request each. Raises `NotFound` for a missing version, `Corruption` and `Unavailable`.
+    Costs one request for each. Raises `NotFound` for a missing version.
     """
     for versions in manifest.follows(after):
         for version in versions:
@@ -142,29 +138,19 @@ def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Man
 
 
 def between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
-    """Yield the versions above `after` on which version `up_to` is based, itself last; none unless `up_to` > `after`.
-
-    Costs one request each.
-    """
+    """Yield the versions above `after` on which version `up_to` is based, itself last. One request for each."""
     if up_to > after:
         yield from followed(store, read(store, app, stage, up_to), after)
 
 
 def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
-    """Return the version before this one, or None if the stage's kept history begins here.
-
-    Raises `Corruption` and `Unavailable`.
-    """
     if manifest.version == 1 or manifest.begins:
         return None
     return find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
 def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield this version and those before it, newest first, until one is missing.
-
-    Raises `Corruption` and `Unavailable`.
-    """
+    """Yield this version and the versions before it, newest first, until one is missing."""
     earlier: Manifest | None = manifest
     while earlier is not None:
         yield earlier
@@ -172,11 +158,11 @@ def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
-    """Return the newest version committed at `time_ms` or before, or None if all are later.
+    """Return the newest version committed at or before `time_ms`, or None.
 
-    A binary search, since commit times increase with versions. Costs the requests of `head`, and one for each
-    step. Versions kept from before the complete history are skipped: only a boundary's `moments` tell which
-    of them form a cut.
+    A binary search, as commit times increase with versions. Costs the requests of `head`, and one for each step.
+    Versions kept from before the complete history are skipped: only a boundary's `moments` tell which of them form a
+    cut.
     """
     newest = head(store, app, stage)
     if newest is None:
@@ -191,10 +177,10 @@ def newest_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> Manifest | None:
-    """Return the newest of a stage's versions, from `first` up to `newest`, for which `holds` returns True, or None.
+    """Return the newest version, from `first` up to `newest`, for which `holds` returns True; None if there is none.
 
-    A binary search: `holds` must be true up to some version and false after it. `newest` itself is not read. `read` may
-    return None for a version that was collected meanwhile, together with all versions before it.
+    A binary search: `holds` must be True up to some version and False after it. `newest` itself is not read. `read` may
+    return None for a version that was collected meanwhile, together with all earlier versions.
     """
     if holds(newest):
         return newest
@@ -213,30 +199,29 @@ def first_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> int:
-    """Return the number of a stage's oldest version for which `holds` returns True, as it must for `newest`.
+    """Return the number of the oldest version for which `holds` returns True. It must be True for `newest`.
 
-    A binary search (`newest_where`): `holds` must be false up to some version and true after it.
+    A binary search (`newest_where`): `holds` must be False up to some version and True after it.
     """
     previous = newest_where(read, first, newest, lambda manifest: not holds(manifest))
     return previous.version + 1 if previous is not None else first(newest.stage)
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
-    """Return the version from which the history is complete, 0 if the stage has none. Costs two or three requests."""
+    """Return the version from which the history is complete, or 0. Costs two or three requests."""
     if whole_from := horizon.newest(store, app).first.get(stage):
         return whole_from
     return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
-    """Return all versions that were not collected, ascending. Costs one request per 1,000, and two for the boundary."""
+    """Return all uncollected versions, ascending. Costs one request per 1,000, and two for the boundary."""
     limit = horizon.newest(store, app)
     # A collectable version may still exist, or exist again, for a while.
     return tuple(version for version, _ in list_manifests(store, app, stage) if limit.allows(stage, version))
 
 
 def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[tuple[int, ObjectInfo]]:
-    """Yield the stored manifests after `version`, by version, ascending, collectable ones included."""
     for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
         # Ignore foreign files in the folder.
         with suppress(ValueError):
@@ -244,7 +229,7 @@ def list_manifests(store: ObjectStore, app: str, stage: str, version: int = 0) -
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Return the app's stages, in order; none if the app does not exist.
+    """Return the app's stages in order; none if the app does not exist.
 
     Raises `Refused` if the app is being removed, or is an unfinished clone.
     """
@@ -254,7 +239,6 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
 
 
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
-    """Return the largest version, given that `low` exists or is 0."""
     # On a disk, a look-up takes microseconds, but listing a long history takes 0.2 s.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
@@ -271,7 +255,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
-    """Return an existing version that is at most `within` below a missing one; `low` must exist or be 0."""
+    """Return an existing version at most `within` below a missing one. `low` is an existing version or 0."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):
         low += step

@@ -1,4 +1,4 @@
-"""Horizon of an app's history: the versions that may exist, written before garbage collection deletes any.
+"""Boundaries: the versions of an app that may exist, written before garbage collection deletes any version.
 
 A boundary has, for each stage, the version from which the history is complete, and the older versions that are kept.
 All other versions are collectable: deleted already, or about to be. Boundaries are numbered and created by
@@ -26,25 +26,27 @@ from . import checks, keys, limits
 from .codec import Notes
 
 MIN_AGE_MS = HOUR_MS
-"""Age by storage's clock below which a version is never collected."""
+"""Age, by storage's clock, below which no version is collected."""
 
 _UNCHECKED_S = 30.0
-"""Time after seeing a free number in which no other process can have taken it and deleted it again."""
+"""Time after seeing a free number in which no other process can have used and deleted it."""
 
 SETTLED_MS = 45_000
-"""Minimum life of a version that takes a stage over to remove the stage. More than `_UNCHECKED_S`, because two clocks
-that measure intervals differ by less than half."""
+"""Minimum age at which the version that begins a stage's removal is deleted. Exceeds `_UNCHECKED_S`,
+because two clocks that measure intervals differ by less than half.
+"""
 
 
 class KeptCut(Struct, frozen=True):
-    """A consistent cut older than the complete history, kept by thinning or because a snapshot pins it."""
+    """A consistent cut older than the complete history, kept by retention or by a snapshot."""
 
     time_ms: limits.TimeMs
-    """Commit time of the newest version in the cut."""
     stages: dict[limits.Name, limits.Version]
     until_ms: limits.TimeMs = 0
-    """Last time at which the app was in this state, from `time_ms` on; later times refer to another moment. 0 if the
-    app never was in exactly this state, or that is unknown."""
+    """Last time at which the app was in this state; later times refer to another moment.
+
+    0 if the app never was in exactly this state, or that is unknown.
+    """
 
 
 class Boundary(Struct, frozen=True):
@@ -56,14 +58,10 @@ class Boundary(Struct, frozen=True):
     first: dict[limits.Name, limits.Version] = {}
     """Version from which a stage's history is complete. Stages without deleted versions are left out."""
     kept: dict[limits.Name, tuple[limits.Version, ...]] = {}
-    """Kept versions before the first, by stage, ascending."""
     moments: tuple[KeptCut, ...] = ()
-    """Cuts formed by the kept versions, oldest first."""
     by: limits.Line = ""
-    """Author of the collection, user@host."""
 
     def allows(self, stage: str, version: int) -> bool:
-        """Return True if the version may exist."""
         if version >= self.first.get(stage, 0):
             return True
         versions = self.kept.get(stage, ())
@@ -71,7 +69,7 @@ class Boundary(Struct, frozen=True):
         return index < len(versions) and versions[index] == version
 
     def before(self, stage: str, version: int) -> int:
-        """Return the next lower version that may exist; 0 for none."""
+        """Return the largest version below `version` that may exist; 0 if none."""
         if version > self.first.get(stage, 1):
             return version - 1
         versions = self.kept.get(stage, ())
@@ -83,12 +81,10 @@ class Boundary(Struct, frozen=True):
         return all(versions.get(stage, 0) >= first for stage, first in self.first.items())
 
     def at(self, time_ms: int) -> KeptCut | None:
-        """Return the newest kept cut at that time or before, or None."""
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
 
 
 BOUNDARIES = Notes(Boundary, keys.boundaries, lambda boundary: boundary.number)
-"""Boundaries of an app, by number; the newest is in effect."""
 NOTHING_COLLECTED = Boundary(0, final=True)
 
 
@@ -108,15 +104,12 @@ def _(value: Boundary) -> Iterator[checks.Wrong]:
 
 
 def newest(store: ObjectStore, app: str) -> Boundary:
-    """Return the boundary in effect, or `NOTHING_COLLECTED`. Costs a listing and at most a read.
-
-    Raises `Corruption`.
-    """
+    """Return the boundary in effect, or `NOTHING_COLLECTED`. Costs a listing and at most one read."""
     return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 
 def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
-    """Return the stored boundaries in order: the last final one and a proposal, rarely more. Raises `Corruption`."""
+    """Return the stored boundaries in order, usually the last final one and perhaps a proposal."""
     listed = BOUNDARIES.listed(store, app)
     while len(boundaries := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
         listed = BOUNDARIES.listed(store, app)  # one was replaced since the listing
@@ -134,7 +127,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
 
 
 def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
-    """Write a final boundary, and delete those before it. Raises `Refused` if another collection was first."""
+    """Write a final boundary, and delete earlier boundaries. Raises `Refused` if another collection was first."""
     propose(store, app, boundary)
     number = BOUNDARIES.key(boundary, app)
     BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
@@ -157,22 +150,22 @@ def _seconds() -> float:
 class Freshness:
     """Times at which this process last saw that a stage's next number was free.
 
-    A version can only be collected when it is `MIN_AGE_MS` old, and removed with its app when it is `SETTLED_MS` old.
-    So a writer that saw the number free less than half a minute ago cannot re-create a deleted version; other writers
-    must check after their create. A runner checks every few seconds.
+    A version is collected at an age of `MIN_AGE_MS` or more, and removed with its app at `SETTLED_MS` or more. So a
+    writer that saw the number free less than half a minute ago cannot re-create a deleted version; other writers must
+    check after their create. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = _seconds) -> None:
         self.now = clock
-        """Clock for the start of a request, in seconds; it continues while the machine sleeps."""
+        """Clock in seconds, which continues while the machine sleeps."""
         self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
     def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
-        """Record that this version number of the stage was free at the time `at` or later."""
+        """Record that a version number was free at the time `at`."""
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:
-        """Return True if the number was seen free so recently that it cannot have been used and collected since."""
+        """Return True if the number was seen free too recently to have been used and collected since."""
         seen, at = self._free.get((app, stage), (0, 0.0))
         return seen == version and self.now() - at < _UNCHECKED_S
 
@@ -181,5 +174,4 @@ _freshness: WeakKeyDictionary[ObjectStore, Freshness] = WeakKeyDictionary()
 
 
 def freshness(store: ObjectStore) -> Freshness:
-    """Return the free numbers that this process saw through this store."""
     return _freshness.setdefault(store, Freshness())

@@ -1,4 +1,4 @@
-"""Keys of objects under a store root. Only this module knows the layout."""
+"""Keys of objects under a store root. No other module knows the layout."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -7,36 +7,29 @@ from functools import lru_cache
 from ...errors import Usage
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
-"""Grammar of names in keys: apps, stages, snapshots, repartition topics."""
 NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a digit"
 TOPIC = r"[a-zA-Z0-9._-]{1,249}"
-"""Kafka's grammar of topic names."""
 TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"(?!\.)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
-"""Grammar of column names. Arrow reads a name with a leading dot as a path."""
+"""Pattern of column names. Arrow reads a name with a leading dot as a path."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters, the first of them no dot"
 RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
-"""Names of internal columns of SSTs and queries. DuckDB ignores case in names."""
+"""Names of internal columns of SSTs and queries, in lower case."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 
 NAMES = "_names"
-"""Folder of the notes about promoted names: no app can have this name."""
 TOKENS = "_serve/tokens/"
-"""Prefix of API tokens: no app can have the name of this folder."""
 INSTANCES = "_serve/instances/"
-"""Prefix of the heartbeats of instances that serve the store."""
 NAMING = "_serve/naming/"
-"""Prefix of the secrets, one a day, with which serving instances pseudonymise hidden values."""
 REMOVING = "_removing"
-"""Folder among an app's stages that marks an unfinished removal: no stage can have this name."""
+"""Folder among an app's stages that shows an unfinished removal. No stage can have this name."""
 CLONING = "_cloning"
-"""Folder among an app's stages that marks an unfinished clone."""
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is usable in an object key and a topic name. Raises `Usage`, which names the `kind`."""
+    """Return `name` if it is valid in object keys and topic names. Raises `Usage`, which mentions the `kind`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         near = re.sub(r"[^a-z0-9_-]+", "-", str(name).lower()).strip("-_")[:63]
         hint = f"for example {near!r}" if _NAME.fullmatch(near) else ""
@@ -45,14 +38,13 @@ def check_name(kind: str, name: str) -> str:
 
 
 def check_topic(name: str) -> str:
-    """Return `name` if a Kafka topic may have it. Raises `Usage`."""
     if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise Usage(f"topic name {name!r} is not usable: expected {TOPIC_IN_WORDS}")
     return name
 
 
 def check_columns(subject: str, names: Iterable[str], reserved: Collection[str] = RESERVED_COLUMNS) -> None:
-    """Raise `Usage`, beginning with `subject`, if a column's name is not usable, or two differ only in case."""
+    """Raise `Usage`, beginning with `subject`, for an invalid column name or names that differ only in case."""
     seen: dict[str, str] = {}
     for name in names:
         if not _COLUMN.fullmatch(name):
@@ -102,12 +94,11 @@ stages = _in_app("stages/")
 
 
 def names(name: str) -> str:
-    """Return the prefix of the notes about promotions of a name."""
     return f"{NAMES}/{name}/"
 
 
 def note(folder: str, name: str | int) -> str:
-    """Return the key of a small JSON object in its folder; numbers are padded so that keys sort like numbers."""
+    """Return the key of a small JSON object in a folder; integers are padded so that keys sort numerically."""
     return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
 
 
@@ -124,12 +115,11 @@ def version_of(manifest_key: str) -> int:
 
 
 def edit_rows(app: str, ulid: str) -> str:
-    """Return the key of the object with the rows of an edit request."""
     return f"{edits(app)}{ulid}.arrow"
 
 
 def published(app: str, stage: str, sink: str) -> str:
-    """Return the prefix of a sink's published places."""
+    """Return the prefix of a sink's published positions."""
     return f"{app}/stages/{stage}/sinks/{sink}/"
 
 
@@ -143,39 +133,32 @@ def sst(app: str, stage: str, ulid: str) -> str:
 
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
-    """Return the pattern of a stage's SST keys, each followed by a newline; a clone's SSTs are in other apps' folders.
+    """Return the pattern of a stage's SST keys, each followed by a newline, in this app's or another app's folder.
 
-    `names` are the present and former names of the stage: SSTs keep the key under which they were written. Possessive
-    (`+`) to avoid backtracking: this is the slowest check when a manifest is read.
+    `names` are the stage's present and former names: SSTs keep their keys. Possessive (`+`) to avoid backtracking, as
+    this is the slowest check when a manifest is read.
     """
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
 def snapshot_objects(app: str, name: str) -> str:
-    """Return the prefix of the objects that belong to a named snapshot, besides the snapshot's own document."""
     return f"{app}/snapshots/{name}/"
 
 
 def captured(app: str, name: str, ulid: str) -> str:
-    """Return the key of an object with in-flight records of a named snapshot."""
     return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
 
 
 def archive_folder(topic: str, incarnation: int) -> str:
-    """Return the folder of a topic's archive; `incarnation` counts re-creations of the topic, from 1.
-
-    Topic names contain no '@'.
-    """
+    """Return the folder of a topic's archive. `incarnation` is 1 plus the number of the topic's re-creations."""
     return topic if incarnation == 1 else f"{topic}@{incarnation}"
 
 
 def archive(app: str, folder: str) -> str:
-    """Return the prefix of the archive of a user's topic, by its folder."""
     return f"{archives(app)}{folder}/"
 
 
 def archive_indexes(archive: str) -> str:
-    """Return the prefix of an archive's indexes; `archive` is the archive's own prefix."""
     return f"{archive}index/"
 
 

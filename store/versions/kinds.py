@@ -1,6 +1,6 @@
-"""Kinds of versions, each declared once with all its properties.
+"""Kinds of versions, with all their properties.
 
-Code that treats kinds differently asks `Manifest.traits`. A new kind is a name in `VersionKind` and a declaration.
+Code that treats kinds differently asks `Manifest.traits`. A new kind needs a name in `VersionKind` and a declaration.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ VersionKind = Literal[
     "claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "rewind",
     "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
-"""Name of a kind, as stored in manifests."""
 
 GO_ON = "let the newer runner continue, or stop it and start this one again"
 _FROM_THERE = "start this one again: it continues from there"
@@ -23,54 +22,42 @@ class Traits:
 
     name: VersionKind
     noun: str
-    """Name of the kind in a sentence, with its article."""
     verbs: tuple[str, ...] = ()
     """CLI verbs that commit this kind, the usual one first; empty for kinds that only runners commit."""
 
     fences: bool = True
-    """True if the version takes the stage over: it has the next epoch, and the current writer's next commit fails."""
+    """True if the version takes the stage over with the next epoch, so that the current writer's commits fail."""
     beside_batches: bool = False
-    """True if others commit the version between two batches, in the epoch of the writer, which continues."""
+    """True if others commit the version between two batches, in the epoch of the writer, who continues."""
     fate: str = "taken over"
-    """Event that the fenced writer reports."""
+    """Past participle for the fenced writer's error: the stage was `fate`."""
     next_step: str = GO_ON
-    """Next step for the operator of the fenced writer; `{name}` and `{back}` are those of the promotion."""
+    """Hint for the operator of the fenced writer; `{name}` and `{back}` come from the promotion."""
 
     may_begin: bool = False
-    """True if the version may be a stage's version 1."""
     retires: bool = False
-    """True if the stage is retired from this version on."""
     follows_retiring: bool = False
-    """True if the version may follow one that retires the stage: it revives the stage, or rewinds further."""
     for_next_program: bool = False
     """True if the version belongs to the program of the next claim."""
 
     claims: bool = False
-    """True if a runner takes the stage over with the version, which names the program."""
     reads_records: bool = False
-    """True for a batch, which read records of the stage's inputs and can be replayed."""
     writes_rows: bool = False
-    """True if the version writes rows, with a `_seq` of their own."""
     changes_rows: bool = True
-    """True if the version may change rows of the table, apart from expiry."""
     brings_rows: bool = False
     """True if the version begins the stage with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
-    """Reason why a history may begin with this kind above version 1: clone, or rename of a stage; else empty."""
+    """Reason for which a history may begin with this kind above version 1; empty if it may not."""
     restarts: bool = False
-    """True if the version may add or remove inputs, channels and sinks, and skip lost records."""
     sets_sinks: bool = False
-    """True if the version may add or remove sinks."""
     sets_offsets: bool = False
-    """True if the version changes the offsets of users' topics."""
     ends_replays: bool = False
-    """True if later batches can be replayed only on the rows that the version left."""
+    """True if later batches can be replayed only on this version's rows."""
     shows_reading: bool = False
-    """True if the log shows the version's number of rows read and its duration."""
+    """True if the log shows how many rows the version read, and its duration."""
 
     @property
     def by_runner(self) -> bool:
-        """True if only a runner commits this kind."""
         return self.claims or self.reads_records
 
 
@@ -86,7 +73,6 @@ CLAIM: Final = Traits(
 )
 BATCH: Final = Traits("batch", "a batch", fences=False, reads_records=True, writes_rows=True, shows_reading=True)
 EDIT: Final = Traits("edit", "an edit by hand", ("edit",), fences=False, writes_rows=True, ends_replays=True)
-"""Rows changed by hand: by the stage's runner, between two batches, or by the CLI."""
 
 INIT: Final = Traits(
     "init", "a table's first rows, from elsewhere", ("init", "adopt"), may_begin=True, brings_rows=True
@@ -176,7 +162,6 @@ DEMOTE: Final = Traits(
 FORGET: Final = Traits(
     "forget", "a forget", ("forget",), fences=False, beside_batches=True, changes_rows=False, ends_replays=True
 )
-"""Keys forgotten in the stage, and in all earlier versions."""
 
 KINDS: Final[Mapping[VersionKind, Traits]] = {
     kind.name: kind

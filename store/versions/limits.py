@@ -18,30 +18,26 @@ MAX_OBJECT_BYTES = 64 << 20
 """Largest stored JSON object. An SST takes half a kilobyte of its manifest, so this allows 130,000 SSTs: two for each
 state partition of the largest table."""
 MAX_OBJECT_VALUES = 1 << 21
-"""Most JSON values in an object, which bound memory whatever its bytes. An SST has about 18."""
+"""Largest number of JSON values in an object, which bounds memory. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16
 MAX_TASKS = 1 << 12
 """Most state partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
 MAX_KAFKA_PARTITIONS = 1 << 18
-"""Partitions of a Kafka topic: more than a whole cluster can hold."""
 MAX_LINE = 1 << 12
-"""Most characters of an author's name or a reason."""
 MAX_MERGE_RUNS = 1 << 20
-"""Largest value of policy options that count sorted runs."""
 MIN_FILE_BYTES = 1 << 8
 """Smallest value of policy options for the size of SSTs and levels; less would make an SST for each row."""
 MAX_FILE_BYTES = 1 << 45
-"""Largest SST, and largest size of a level. The sum over a manifest's SSTs is still a 64-bit integer."""
+"""Largest SST or level; the sum over a manifest's SSTs still fits into 64 bits."""
 MAX_TTL_MS = 1_000_000 * DAY_MS
-"""Longest time to live. Added to any time in a column, it is still a 64-bit integer."""
+"""Longest time to live; added to any time in a column, it still fits into 64 bits."""
 FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
-"""A table of a TiB has some 150 levels by the one, and two by the other."""
+"""A table of one TiB has about 150 levels with the minimum, and two with the maximum."""
 AMPLIFICATION_MOST = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16
 _MAX_COLUMNS = 1 << 16
 _COUNT = (1 << 53) - 1
-"""Largest integer that every JSON reader represents exactly."""
 _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
 YEAR_1_MS = -62_135_596_800_000
@@ -49,7 +45,7 @@ YEAR_1_MS = -62_135_596_800_000
 OWN = "of one version alone"
 _T = TypeVar("_T")
 Own = Annotated[_T, OWN]
-"""A field about one version alone, which the next version does not carry on (`commit.carried`)."""
+"""Type of a field about one version alone, which the next version does not carry on (`commit.successor`)."""
 
 
 def _from(least: float, most: float, description: str) -> Meta:
@@ -60,7 +56,6 @@ Count = Annotated[int, _from(0, _COUNT, "a count from 0 to 2^53")]
 Version = Annotated[int, _from(1, _COUNT, "a version's number, from 1 to 2^53")]
 Epoch = Annotated[int, _from(1, _COUNT, "an epoch, from 1 to 2^53")]
 Seq = Annotated[int, _from(0, _COUNT, "the number of a version, from 0 to 2^53")]
-"""A version's number, or 0 for none."""
 Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
 TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _from(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
@@ -85,15 +80,13 @@ Fanout = Annotated[float, _from(FANOUT_LEAST, FANOUT_MOST, f"a factor from {FANO
 TtlMs = Annotated[int, _from(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]
 
 Name = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})\Z", description=keys.NAME_IN_WORDS)]
-"""Name of an app, a stage, a snapshot, or a repartition topic."""
 Topic = Annotated[str, Meta(pattern=rf"\A(?:{keys.TOPIC})\Z", description=keys.TOPIC_IN_WORDS)]
 ColumnName = Annotated[str, Meta(pattern=rf"\A(?:{keys.COLUMN})\Z", description=keys.COLUMN_IN_WORDS)]
 Id = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z", description="an id: 1 to 64 letters, digits, '_' and '-'")]
 Ulid = Annotated[str, Meta(pattern=r"\A[0-7][0-9A-HJKMNP-TV-Z]{25}\Z", description="a ULID: 26 digits and capitals")]
 Checksum = Annotated[str, Meta(max_length=64, description="a checksum of hexadecimal digits")]
-"""Hexadecimal digits; `checks` verifies that, for all checksums at once."""
+"""Hexadecimal digits; `checks` verifies the digits of all checksums at once."""
 Key = Annotated[str, Meta(min_length=1, max_length=1024, description="the key of an object, 1 to 1,024 characters")]
-"""Object key; `checks` verifies the allowed form."""
 NameOrNone = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})?\Z", description=f"nothing, or {keys.NAME_IN_WORDS}")]
 ColumnOrNone = Annotated[
     str, Meta(pattern=rf"\A(?:{keys.COLUMN})?\Z", description=f"nothing, or {keys.COLUMN_IN_WORDS}")

@@ -1,9 +1,9 @@
-"""Progress of publishing each sink: small objects beside a stage's versions, of which the newest counts.
+"""Published positions of sinks: small objects beside a stage's versions, of which the newest counts.
 
-A place is stored under the number of its version, and older ones are deleted after it, so a publisher that was
-suspended and resumes cannot move the place back. For a Kafka sink, Kafka's own transactions record what was published,
-and the place follows within seconds; garbage collection, `status` and the deletion of internal records use the place,
-and all tolerate a place that lags. For a function, the place itself is the record.
+A position is stored under the number of its version, and older ones are deleted afterwards, so a publisher that was
+suspended and resumes cannot move the position back. For a Kafka sink, Kafka's own transactions record what was
+published, and the position follows within seconds; garbage collection, `status` and the deletion of internal records
+use the position, and all tolerate a position that lags. For a function, the position itself is the record.
 """
 
 from msgspec import Struct
@@ -16,42 +16,40 @@ from .manifest import Manifest, Sink
 
 
 class Place(Struct, frozen=True, order=True):
-    """Publishing progress of a sink: all versions up to this one are published."""
+    """Published position of a sink: all versions up to `version` are published."""
 
     version: limits.Version
     offset: limits.Offset
     """Next message of the internal topic to publish."""
     rows: limits.Count
-    """Rows published since the sink began."""
 
 
 PLACES = Notes(Place, keys.published, lambda place: place.version)
-"""Places of a sink of a stage of an app."""
 
 
 def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
-    """Return the stored place of a sink's publisher; None before its first start.
+    """Return the stored position of a sink; None before its publisher's first start. Costs a listing and a read.
 
-    Costs a listing, and a read. Ignores the place of an earlier sink with the same name.
+    Ignores the position of an earlier sink with the same name.
     """
     place = PLACES.newest(store, head.app, head.stage, sink)
     return place if place is not None and place.version >= head.sinks[sink].since else None
 
 
 def note(store: ObjectStore, head: Manifest, sink: str, place: Place, previous: Place | None) -> None:
-    """Write a place, and delete the `previous` one. Costs two requests. Raises `Unavailable`."""
+    """Write a position, and delete the `previous` one. Costs two requests."""
     PLACES.put(store, place, head.app, head.stage, sink)
     if previous is not None and previous.version < place.version:
         PLACES.remove(store, previous.version, head.app, head.stage, sink)
 
 
 def behind(sink: Sink, place: Place | None) -> int:
-    """Return the number of rows written to a sink that its publisher has not published yet."""
+    """Return the number of rows written to a sink and not published yet."""
     return sink.sent - (place.rows if place else 0)
 
 
 def check(store: ObjectStore, head: Manifest) -> None:
-    """Raise `Refused` if sinks of a stage have unpublished rows, before the stage stops publishing under this name."""
+    """Raise `Refused` if a stage that is about to stop publishing under this name has unpublished rows."""
     for name, place in places(store, head).items():
         if unpublished := behind(head.sinks[name], place):
             raise Refused(
@@ -62,9 +60,9 @@ def check(store: ObjectStore, head: Manifest) -> None:
 
 
 def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
-    """Return the place of each sink of a stage's newest version; no sinks if a withdrawn promotion had added them.
+    """Return the position of each sink of a stage's newest version. Costs a listing and a read for each sink.
 
-    Costs a listing and a read for each sink.
+    Returns no sinks if they were added by a promotion that was withdrawn.
     """
     promotion = head.promotion
     if head.sinks and promotion is not None and promotion.to == head.app and apps.outcome(store, promotion) is False:
@@ -73,5 +71,5 @@ def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
 
 
 def needed(store: ObjectStore, head: Manifest) -> dict[str, int]:
-    """Return, by sink, the first version whose output is still needed for publishing."""
+    """Return, by sink, the first version whose output must still be published."""
     return {name: place.version if place else head.sinks[name].since for name, place in places(store, head).items()}

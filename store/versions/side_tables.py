@@ -1,4 +1,4 @@
-"""Tables that a stage has beside its own, such as `<stage>_rejected` for rejected records.
+"""Side tables of a stage, such as `<stage>_rejected` for rejected records.
 
 They are part of the stage's manifest, so they change with its table in one commit, and have the same history and
 retention. Readers get each side table as a manifest with it as the main table, so code that reads tables needs no
@@ -17,21 +17,17 @@ REJECTED = "rejected"
 
 
 def table_name(stage: str, name: str) -> str:
-    """Return the full name of a side table."""
     return f"{stage}_{name}"
 
 
 class SideManifest(Manifest, frozen=True):
-    """A version of a stage with a side table as its main table, under that table's name."""
+    """A stage's version, shown with a side table as its main table and under that table's name."""
 
     owner_stage: str = ""
-    """Name of the stage; `stage` is the name of the table."""
     name: str = ""
-    """Suffix of the table's name after the stage's name."""
 
 
 def stage_of(manifest: Manifest) -> str:
-    """Return the stage of a version, which may be one of `tables_of`."""
     return manifest.owner_stage if isinstance(manifest, SideManifest) else manifest.stage
 
 
@@ -46,14 +42,14 @@ def owner(table: str, stages: Mapping[str, Manifest]) -> str:
 
 
 def may_have(table: str, stages: Iterable[str]) -> tuple[str, ...]:
-    """Return the stages that may have a table of this name, judged by names alone; `owner` decides by their heads."""
+    """Return the stages that may have a table, judged by names alone."""
     return tuple(stage for stage in stages if table == stage or table.startswith(f"{stage}_"))
 
 
 def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
-    """Return a stage's tables by name, its own first, each as a manifest whose main table is this table.
+    """Return a stage's tables by name, its own first, each as a manifest with this table as its main table.
 
-    `stage` is the stage's current name, empty for that in the manifest.
+    `stage` is the stage's current name; empty for the name in the manifest.
     """
     name = stage or manifest.stage
     own = {name: manifest} if manifest.table is not None else {}
@@ -61,13 +57,12 @@ def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
 
 
 def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
-    """Return the declarations of all tables of stages, by table name; `stages` has the names to use for stages."""
+    """Return the declarations of all tables, by table name. `stages` maps current stage names to manifests."""
     groups = (tables_of(manifest, stage) for stage, manifest in stages.items())
     return {name: version.table for tables in groups for name, version in tables.items() if version.table is not None}
 
 
 def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
-    """Return the stage's side tables, each as a manifest whose main table is the side table."""
     if not manifest.side_tables:
         return ()
     only = asdict(manifest) | {"clock_ms": 0, "side_tables": {}, "owner_stage": stage_of(manifest)}
@@ -80,7 +75,7 @@ def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
 
 
 def table_of(manifest: Manifest, table: str) -> Manifest:
-    """Return the version with the table of this name as its main table, or with no table (see `tables_of`)."""
+    """Return the version with this table as its main table; with no table if it does not have the table."""
     if table == manifest.stage:
         return manifest
     side = next((candidate for candidate in side_manifests(manifest) if candidate.stage == table), None)
@@ -88,7 +83,7 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
 
 
 class Rejected(NamedTuple):
-    """Counts of the records that a stage rejected."""
+    """Counts of records rejected by a stage."""
 
     rows: int
     total: int
@@ -97,18 +92,16 @@ class Rejected(NamedTuple):
 
 
 def rejected_of(manifest: Manifest) -> Rejected:
-    """Return the numbers of records that a stage has rejected at a version."""
     side = manifest.side_tables.get(REJECTED)
     return Rejected(side.rows, side.total, side.waiting) if side is not None else Rejected(0, 0, 0)
 
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
-    """Return the SSTs of all tables of a version."""
     return (*manifest.ssts, *(sst for side in manifest.side_tables.values() for sst in side.ssts))
 
 
 def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
-    """Return the manifest with `change` applied to each SST of its tables; None removes the SST."""
+    """Return the manifest with `change` applied to each SST of its tables; the result None removes the SST."""
 
     def changed(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
         return tuple(sst for sst in map(change, ssts) if sst is not None)
@@ -118,7 +111,6 @@ def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifes
 
 
 def without_ssts(manifest: Manifest) -> Manifest:
-    """Return the manifest with its tables as declared, and no SSTs."""
     return each_sst(manifest, lambda _sst: None)
 
 

@@ -1,1 +1,1 @@
-"""Renderers of pages and results: HTML for files and notebooks, and Markdown."""
+"""Renderers of documents: HTML for report files and notebooks, and Markdown."""

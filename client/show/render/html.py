@@ -17,7 +17,7 @@ _NUMBER = ("", ' class="number"')
 
 
 def render(page: Page) -> str:
-    """Return a page as an HTML file, made from `page.html`, whose style sheet has no `url` and no `@import`."""
+    """Return a page as HTML, from the template `page.html`, whose style sheet loads nothing."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     sections = ""
     for section in page.sections:
@@ -33,7 +33,7 @@ def render(page: Page) -> str:
 
 
 def notebook(blocks: Iterable[Block]) -> str:
-    """Return blocks as HTML for a notebook, without a style of their own."""
+    """Return blocks as HTML for a notebook, which brings its own style."""
     return f"<div>{''.join(map(_block, blocks))}</div>"
 
 

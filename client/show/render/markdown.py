@@ -1,4 +1,4 @@
-"""Renderer of a document as GitHub Markdown, for a pull request. Pictures are omitted, since tables repeat them."""
+"""Renderer of a document as GitHub Markdown, for a pull request. Pictures are omitted: tables repeat them."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~&$@]")
 
 
 def render(page: Page) -> str:
-    """Return a page as Markdown."""
     parts = [f"## {_line(page.sentence)}", *_block(page.facts)]
     for section in page.sections:
         parts += (f"### {_words(section.title)}", *(text for block in section.blocks for text in _block(block)))

@@ -1,4 +1,4 @@
-"""Replays of a verdict's bad batch under assumptions: other records, another program, or other rows before it."""
+"""Replays of a verdict's bad batch with changed records, another program, or other table rows before the batch."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ..replay.stage_replay import StageReplay
 from ..replay.what_if import BadBatch
 
 _LOOKED_AT = 16
-"""Number of versions after the bad one among which the next batches are searched."""
+"""Maximum number of versions after the bad one that are searched for later batches."""
 
 
 @dataclass(frozen=True)
 class BadCommit:
-    """Evaluates the bad moment of a verdict, and later moments, under assumptions."""
+    """Evaluates the predicate at the bad moment of a verdict, and at later moments, under assumptions."""
 
     program: LoadedProgram
     verdict: Verdict
@@ -43,48 +43,37 @@ class BadCommit:
 
     @property
     def commit(self) -> Manifest:
-        """The bad commit."""
         return self.verdict.bad.stages[self.verdict.stage]
 
     @cached_property
     def batch(self) -> BadBatch:
-        """The bad batch. Raises the errors of `StageReplay.of`."""
         verdict = self.verdict
         return BadBatch.of(self.program, self.predicate, verdict.bad, verdict.stage, verdict.keys)
 
     @cached_property
     def line(self) -> Line:
-        """The app's line."""
         return line_of(self.program.store, self.verdict.app)
 
     def bad_with(self, manifest: Manifest, cut: Cut | None = None) -> bool:
-        """Return True if the bad moment, or `cut`, is still bad with `manifest` as the version of its stage."""
+        """Return True if the bad moment, or `cut`, is bad when `manifest` replaces the version of its stage."""
         cut, heads = cut or self.verdict.bad, self.line.heads.stages
         moment = dataclasses.replace(cut, stages={**cut.stages, manifest.stage: manifest}).under_names_of(heads)
         return bool(self.predicate.rows(Context(self.program.store, self.program.cache, moment, heads), 1).num_rows)
 
     def replay(self, stage: str, version: int, channel: str = "") -> StageReplay:
-        """Return the replay of a version, for one of its channels or its table.
-
-        Raises the errors of `StageReplay.of`.
-        """
         after = history.read(self.program.store, self.verdict.app, stage, version)
         return self.batch.batches.of(after).of_output(channel)
 
     def without(self, record: Address) -> Manifest:
-        """Return the version that the bad batch would have committed without a record.
-
-        Raises the errors of `BadBatch.find`.
-        """
         chosen = dict(self.batch.source_records())
         part, number = self.batch.find(record)
         chosen[part] = np.setdiff1d(chosen[part], [number])
         return Choice(self.batch.batches, chosen, self.batch.root).manifest(self.batch.root)
 
     def turns_bad_after(self, manifest: Manifest, batches: int) -> tuple[bool, int]:
-        """Return True if a later batch turns bad when `manifest` replaces the bad version; and the number of replays.
+        """Return True if a later batch turns bad when `manifest` replaces the bad version, and the number of replays.
 
-        Replays at most `batches` later batches, in their order. Raises the errors of a replay.
+        Replays at most `batches` later batches, oldest first. Raises the errors of a replay.
         """
         store, current, count = self.program.store, manifest, 0
         later = history.after(store, self.verdict.app, self.commit.stage, self.commit.version)
@@ -104,7 +93,7 @@ class BadCommit:
         return False, count
 
     def addresses(self, guilty: Guilty) -> tuple[Address, ...]:
-        """Return the addresses of records that are bad by themselves, in the app's order; empty if unknown."""
+        """Return addresses of records that are bad by themselves, in the app's order; empty if they are not known."""
         if guilty.records is None:
             return ()
         alone = guilty.records.filter(guilty.records["alone"])
@@ -112,9 +101,9 @@ class BadCommit:
         return tuple(Address(**row) for row in rows)
 
     def source_of(self, replay: StageReplay, number: int) -> Address | None:
-        """Return the record of a user's topic from which a batch's record was made; None if stages mix records.
+        """Return the source record, in a user's topic, of a record of a batch; None if a stage mixes records.
 
-        If several records are equal, one of them is returned. Raises the errors of a replay.
+        If several source records are equal, one of them is returned. Raises the errors of a replay.
         """
         name, upstream, version = replay.sender(number)
         if not upstream:
@@ -144,22 +133,19 @@ def number_of(replay: StageReplay, address: Address) -> int | None:
 
 
 MAX_BATCHES = 24
-"""Maximum number of batches that are replayed for one result."""
 
 
 Step = tuple[str, int]
-"""A batch, by its stage and version."""
 
 
 @dataclass
 class OtherBatches:
-    """Replays with another program or state. Inputs change only where an upstream batch sends different rows."""
+    """Replays batches with another program or table; inputs change if a sender then sends other rows."""
 
     program: LoadedProgram
     instead: Mapping[str, LoadedProgram] = field(default_factory=lambda: MappingProxyType({}))
-    """Programs to replace those that ran, by the checksum of the program that ran; `program` replaces all others."""
+    """Replacement programs, by the checksum of the program that ran; `program` replaces programs not listed here."""
     upon: Mapping[Step, Manifest] = field(default_factory=lambda: MappingProxyType({}))
-    """Versions whose rows replace the state before a batch, by batch."""
     through: Collection[Step] | None = None
     """Upstream batches to replay; None for all batches that sent rows to a replayed batch."""
     count: int = 0
@@ -167,7 +153,7 @@ class OtherBatches:
     def manifest(self, after: Manifest) -> Manifest:
         """Return the version that a batch would have committed.
 
-        Raises `Refused` if more than `MAX_BATCHES` batches are involved, and the errors of `StageReplay.of`.
+        Raises `Refused` if it needs more than `MAX_BATCHES` replays, and the errors of `StageReplay.for_version`.
         """
         self.count = 0
         replay = self._replay(after)
@@ -193,7 +179,7 @@ class OtherBatches:
         return replay.rows(), step in self.upon or _program_differs(replay)
 
     def _input(self, replay: StageReplay, name: str, records: Records) -> tuple[pa.Table, bool]:
-        """Return the rows that a batch receives on one input, and True if the original batch received others."""
+        """Return the rows that a batch receives on one input, and True if the original batch received other rows."""
         rows, differs = records.rows, False
         for version in np.unique(records.versions).tolist() if records.upstream else ():
             if not version or (self.through is not None and (records.upstream, version) not in self.through):
@@ -214,13 +200,11 @@ class OtherBatches:
 
 
 def _program_differs(replay: StageReplay) -> bool:
-    """Return True if the replaying program is known to differ from the program that committed the batch."""
     ran, now = replay.after.program, program_of(replay.program.app)
     return ran is not None and now is not None and ran.checksum != now.checksum
 
 
 def upon_rows_of(manifest: Manifest, other: Manifest) -> Manifest:
-    """Return `manifest` with the rows of `other`."""
     return replace(manifest, ssts=other.ssts, clock_ms=other.clock_ms)
 
 

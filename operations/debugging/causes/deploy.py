@@ -1,4 +1,4 @@
-"""Program changes as the cause: replays with the old program, or of earlier batches with the new program."""
+"""Tests if a program change caused a bad commit, by replays with the old program or of earlier batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .bad_commit import BadCommit, OtherBatches
 Flags = npt.NDArray[np.bool_]
 
 NEAREST = 2
-"""Maximum number of nearest earlier batches to replay with the new program, whatever keys they changed."""
+"""Maximum number of preceding batches to replay with the new program, whatever keys they changed."""
 REACHING = 3
 """Maximum number of earlier batches to replay because they changed the bad keys."""
 
@@ -37,19 +37,16 @@ class Deploys:
     """Findings about program changes before a bad commit."""
 
     cause: Cause | None
-    """Program change, if that is the cause; else None."""
     note: str = ""
-    """Remark about a program change that is not the cause, or not proved to be; empty for none."""
 
 
 def is_given(program: LoadedProgram, other_programs: Sequence[LoadedProgram], change: ProgramChange) -> bool:
-    """Return True if the program that ran before the change is `program` or one of `other_programs`."""
     ran = [program_of(loaded.app) for loaded in (program, *other_programs)]
     return any(stored is not None and stored.checksum == change.before.checksum for stored in ran)
 
 
 def of_deploy(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: Guilty) -> Deploys:
-    """Test if a program change is the cause; `other_programs` are the given programs besides the current one."""
+    """Test if a program change is the cause. `other_programs` may have run before `bad.program`."""
     changes = _changes(bad, guilty)
     if not changes:
         return Deploys(None)
@@ -65,7 +62,7 @@ def of_deploy(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: G
 
 
 def with_program_before(bad: BadCommit) -> Cause | None:
-    """Return the program change as the cause if `bad` has the old program, and the batch is good with it; else None."""
+    """Return the program change as the cause if `bad.program` is the old program, and the batch is good with it."""
     now, change = program_of(bad.program.app), change_before(bad.program.store, bad.commit)
     if now is None or change is None or now.checksum != change.before.checksum:
         return None
@@ -76,7 +73,6 @@ def with_program_before(bad: BadCommit) -> Cause | None:
 
 
 def _changes(bad: BadCommit, guilty: Guilty) -> list[ProgramChange]:
-    """Return the last program change of each stage on the path to the record, without duplicates."""
     store, app = bad.program.store, bad.verdict.app
     steps = [(hop.stage, hop.version) for hop in guilty.hops] or [(bad.commit.stage, bad.commit.version)]
     changes: dict[tuple[str, str], ProgramChange] = {}
@@ -88,7 +84,6 @@ def _changes(bad: BadCommit, guilty: Guilty) -> list[ProgramChange]:
 
 
 def _with_both(bad: BadCommit, change: ProgramChange, older: LoadedProgram) -> Deploys:
-    """Replay the bad batch with the old program; if the result is good, the change is the cause."""
     note = f"the program changed at {change}"
     try:
         swapped = OtherBatches(bad.program, {change.after.checksum: older})
@@ -102,7 +97,6 @@ def _with_both(bad: BadCommit, change: ProgramChange, older: LoadedProgram) -> D
 
 
 def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
-    """Replay earlier batches with the new program, and compare the results with the committed rows."""
     note = f"the program changed at {change}"
     keys = _keys(bad, guilty)
     replayed = 0
@@ -138,7 +132,6 @@ def _with_new(bad: BadCommit, change: ProgramChange, guilty: Guilty) -> Deploys:
 
 
 def _keys(bad: BadCommit, guilty: Guilty) -> pa.Table | None:
-    """Return the keys that the record changed, or else the keys that turned bad; None if neither is known."""
     for changes in (guilty.keys, bad.verdict.keys):
         if changes is not None and len(changes):
             return changes.keys
@@ -146,7 +139,7 @@ def _keys(bad: BadCommit, guilty: Guilty) -> pa.Table | None:
 
 
 def _earlier(bad: BadCommit, change: ProgramChange, keys: pa.Table | None) -> Iterator[Manifest]:
-    """Yield earlier batches of the bad stage, newest first: the nearest batches, then those that wrote the keys."""
+    """Yield earlier batches of the bad stage: the preceding ones, newest first, then those that wrote the keys."""
     store, commit = bad.program.store, bad.commit
     own = change_before(store, commit)
     last = own.last if own is not None and own.before == change.before else commit.version - 1
@@ -178,7 +171,6 @@ def _seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> Numbers:
 
 
 def _rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table:
-    """Return the rows of the keys at a version; empty if no key is known."""
     if keys is None:
         return pa.table({"_there": pa.array([], pa.bool_())})
     values, flags, _ = _look_up(bad, manifest, keys)
@@ -186,7 +178,7 @@ def _rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table
 
 
 def _look_up(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> tuple[pa.Table, Flags, Numbers]:
-    """Return the rows of keys at a version, flags for existing rows, and the `_seq` of each row."""
+    """Return the rows of keys at a version, flags for keys that have a row, and the `_seq` of each row."""
     assert manifest.table is not None  # noqa: S101  it has keys
     columns = keys.cast(arrow_schema(manifest.table.key))
     program = bad.program

@@ -1,4 +1,4 @@
-"""Time as the cause: rows that expired or fell due without a record, late records, and movers of the watermark."""
+"""Tests if event time caused a bad commit: expired rows, rows that fell due, late rows, an advanced watermark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .bad_commit import BadCommit
 
 
 def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
-    """Return the cause of a batch that is bad with none of its records. Raises the errors of a replay."""
+    """Return the cause of a batch that is bad even without its records. Raises the errors of a replay."""
     after = history.read(bad.program.store, bad.verdict.app, finding.stage, finding.version)
     if finding.expired.num_rows:
         table = after.table
@@ -38,9 +38,9 @@ def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
 
 
 def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return a `time` cause: rows expired as event time advanced. None if the batch is bad with the old clock too.
+    """Return a `time` cause if rows expired because event time advanced; None if the old clock gives a bad batch too.
 
-    The old clock is that of the previous version. The suspected record is the one that advanced it.
+    The old clock is the clock of the previous version. The suspected record is the one that advanced event time.
     """
     commit = bad.commit
     previous = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
@@ -99,7 +99,7 @@ def _time(at_ms: int | None) -> str | None:
 
 
 def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return the cause of a late row that the predicate selects; None if no stage on the path has late rows."""
+    """Return a `watermark` cause if the predicate selects late rows; None if no stage on the path outputs late rows."""
     if guilty.message is None:
         return None
     for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
@@ -113,7 +113,7 @@ def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def of_dropped(bad: BadCommit) -> Cause | None:
-    """Return a `watermark` cause: rows of the batch were dropped as late. None if the batch is bad with them too."""
+    """Return a `watermark` cause if dropped late rows make the batch bad; None if it is bad with these rows too."""
     commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
@@ -129,7 +129,6 @@ def of_dropped(bad: BadCommit) -> Cause | None:
 
 
 def _late_of(replay: StageReplay) -> pa.Table:
-    """Return the late rows of a batch."""
     return replay.step.split_late(replay.rows())[1]
 
 
@@ -164,7 +163,7 @@ def _late_cause(
 
 
 def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
-    """Return the end of the first late row's window, or its event time; None if the row has neither."""
+    """Return the window end, or event time, of the first late row in milliseconds; None if the row has neither."""
     if RECORD in late.column_names and late.num_rows:
         late = late.filter(pc.equal(late[RECORD], int(np.min(late[RECORD].to_numpy()))))
     ends = []
@@ -178,20 +177,18 @@ def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """The record and version that moved the watermark."""
+    """The version that advanced a watermark or an expiry clock, and the record that made it advance."""
 
     stage: str
-    """Stage whose function defines the watermark."""
     version: int
     record: Address | None
-    """First record of the version whose event time moved the watermark to the time; None if not known."""
 
 
 def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
     """Return the record and version that moved a stage's watermark to a time; None if no longer known.
 
-    Searches versions up to `version`. Follows the watermark upstream to the stage whose function defines it, and
-    replays the version found there. Reads a few manifests by binary search.
+    Searches versions up to `version` by binary search, which reads a few manifests. Follows the watermark upstream to
+    the stage whose function defines it, and replays the version found there.
     """
     store, app = bad.program.store, bad.verdict.app
     read, first = partial(history.find, store, app), partial(history.first_version, store, app)
@@ -210,7 +207,6 @@ def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> 
 
 
 def _mover(bad: BadCommit, after: Manifest, previous: Manifest | None, to_ms: int) -> Mover | None:
-    """Return the mover of a version's watermark: from the input whose own watermark was the last to pass the time."""
     shape = bad.program.shapes[after.stage]
     for name in sorted(shape.timed):
         current, earlier = after.inputs.get(name), previous.inputs.get(name) if previous is not None else None
@@ -226,13 +222,11 @@ def _mover(bad: BadCommit, after: Manifest, previous: Manifest | None, to_ms: in
 
 
 def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address | None:
-    """Return the first record of a batch whose watermark reaches that time."""
     bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
     try:
         replay = bad.replay(moved.stage, moved.version)
 
         def movers(rows: pa.Table) -> pa.Table:
-            """Return the rows whose event time moves the watermark to `to_ms` or beyond."""
             is_mover = np.zeros(rows.num_rows, bool)
             for watermark in replay.shape.watermarks:
                 for column in watermark.columns if name in watermark.inputs else ():

@@ -1,4 +1,4 @@
-"""Search for the cause of a bad commit by replays: first causes that involve no record, then the record."""
+"""Entry point of the search for a cause: tests each class of causes by replays, then names the bad record."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def find_cause(
 ) -> Behind:
     """Return the cause of a verdict, as far as replays prove it.
 
-    `other_programs` are programs that may have run before. An error in a replay is reported as a reason. A class of
-    cause whose test fails with an error is skipped.
+    `other_programs` are programs that may have run before. An error in a replay is reported as the cause's reason. A
+    class of causes is skipped if its test fails with an error.
     """
     bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
@@ -59,7 +59,6 @@ def find_cause(
 
 
 def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
-    """Return a cause that names one bad record, or several."""
     assert guilty.message is not None  # noqa: S101
     first, alone = guilty.message.address, bad.addresses(guilty)
     num_tied = len(guilty.tied)
@@ -96,7 +95,7 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
 
 
 def _bad_without(bad: BadCommit, record: Address) -> bool:
-    """Return True if the batch is known to be bad without this record."""
+    """Return True if a replay shows that the batch is bad without this record; False also if the replay fails."""
     try:
         return bad.bad_with(bad.without(record))
     except Exception:
@@ -104,13 +103,10 @@ def _bad_without(bad: BadCommit, record: Address) -> bool:
 
 
 def _including(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
-    """Return the records, preceded by `first` if they lack it."""
     return records if first in records else (first, *records)
 
 
 def _causes_besides_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    """Yield tests for causes that involve no record, or a record other than the suspected one."""
-
     def absent() -> Cause | None:
         verdict, program = bad.verdict, bad.program
         return of_absence(bad, guilty, untouched(program.store, program.cache, verdict))
@@ -122,7 +118,6 @@ def _causes_besides_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Calla
 
 
 def _causes_of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    """Yield tests for reasons why the record was bad, given an unchanged program."""
     yield partial(of_edit, bad, guilty)
     yield partial(of_dropped, bad)
     yield partial(of_duplicate, bad, guilty)
@@ -132,7 +127,6 @@ def _causes_of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[
 def _first_cause(
     classes: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
 ) -> tuple[Cause | None, list[str]]:
-    """Return the first cause whose test succeeds, and the errors of earlier tests that failed."""
     failed: list[str] = []
     for test in classes:
         try:
@@ -148,7 +142,6 @@ def _deployed(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: G
 
 
 def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | None:
-    """Return a guess that a new program is the cause if the old program was not given; else None."""
     try:
         change = change_before(bad.program.store, bad.commit)
         if change is None or is_given(bad.program, other_programs, change):

@@ -1,4 +1,4 @@
-"""Input as the cause: a missing record, a duplicate, records that a reset read again, or an earlier edit of a row."""
+"""Tests if input caused a bad commit: a missing or duplicate record, a reset that re-read it, an edit by hand."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FOLLOWING = 2
 
 
 def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
-    """Return an `absence` cause for the bad keys; None if the suspected record caused the change.
+    """Return an `absence` cause (the bad keys lack a record); None if the suspected record caused the change.
 
-    An `absence` means that a record for the bad keys is missing. It is proved if the moment still turns bad without the
-    suspected record, which is of another key: in the same batch or in one of the next. Raises the errors of a replay.
+    The suspected record has another key. The cause is proved if the moment turns bad without this record too, in the
+    bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
     """
     if guilty.message is None:
         return None
@@ -59,7 +59,7 @@ def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """Return an `unknown` cause if the query returns no key and other records could replace the suspect; else None.
 
     This holds if the rows that the suspected record wrote are bad only in combination with other rows of the table, and
-    other records turn the moment bad without that record. Raises the errors of a replay.
+    if other records turn the moment bad without the suspected one. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
     if guilty.message is None or (named is not None and named.named) or not hop.alone:
@@ -81,7 +81,6 @@ def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def _untouched_keys(bad: BadCommit, guilty: Guilty) -> Untouched | None:
-    """Return the bad keys if the suspected record changed none of their rows; else None."""
     named, of_record = bad.verdict.keys, guilty.keys
     if named is None or not named.named or not len(named) or of_record is None:
         return None
@@ -89,7 +88,6 @@ def _untouched_keys(bad: BadCommit, guilty: Guilty) -> Untouched | None:
 
 
 def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
-    """Return True if the suspected record is the last one that its batch read."""
     top = guilty.hops[-1]
     replay = bad.replay(top.stage, top.version)
     return number_of(replay, top.record) == replay.count - 1
@@ -98,7 +96,6 @@ def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
 MAX_CHANGES = 64
 """Maximum number of earlier changes of the key, newest first, whose input is searched."""
 MAX_RECORDS = 500_000
-"""Maximum size of a window that is searched, in records."""
 
 
 def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
@@ -141,7 +138,7 @@ def _in_batch(bad: BadCommit, address: Address) -> bool:
 
 
 def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
-    """Yield windows of the record's topic: those that the bad commit read, then those of the key's earlier changes."""
+    """Yield windows of the record's topic that the bad commit read, then those of earlier changes of the key."""
     copy = guilty.message
     for window in bad.verdict.lineage.sources:
         if copy is not None and window.topic == copy.address.topic:
@@ -169,7 +166,6 @@ def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
 
 
 def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
-    """Yield the records of a window, other than `copy`, that have the payload of `copy`."""
     program, at = bad.program, copy.address
     if window.end - window.start > MAX_RECORDS:
         return
@@ -185,7 +181,7 @@ def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterat
 def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
     """Return the reset that made the app read the suspected record again; None if the record was read once.
 
-    The record is bad only as a repetition: had it been bad when it was first read, that commit would be the bad one.
+    Such a record is bad only as a repetition: otherwise, the commit that read it first would be the bad one.
     """
     if guilty.message is None:
         return None
@@ -204,7 +200,7 @@ def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
-    """Return the edit of the row into which the record was merged; None if the batch is bad without it as well."""
+    """Return the edit of the row into which the record was merged; None if the batch is bad without the edit too."""
     keys = bad.verdict.keys
     if guilty.message is None or keys is None or not keys.named:
         return None
@@ -234,6 +230,5 @@ def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
 
 
 def _edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
-    """Return the edit that wrote rows with this `_seq`; None if a batch wrote the rows."""
     manifest = history.find(bad.program.store, bad.verdict.app, stage, seq) if seq else None
     return manifest if manifest is not None and manifest.edited is not None and manifest.row_seq == seq else None

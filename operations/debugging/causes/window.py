@@ -1,8 +1,8 @@
-"""Search for the likely record behind a bad batch of an attached Spark query, among the records of its window.
+"""Search for the record behind a bad batch of an attached Spark query, among the records that the batch read.
 
-The query's operator is not known, so nothing is replayed. A function from the source's rows to the operator's input
-shows which records of the window have a key that turned bad. If there are several, the record whose values are nearest
-to the change is returned as a guess.
+The query's operator is not known, so nothing is replayed. The user gives a function from the source's rows to the
+operator's input, which shows the records that have a key that turned bad. If there are several, the record whose
+values are nearest to the change is returned as a guess.
 """
 
 import tempfile
@@ -41,7 +41,7 @@ Function = Callable[[DataFrame], DataFrame]
 def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
     """Return a cause with the record of the bad batch's window that has the bad keys.
 
-    The function that `code` names returns the keys of a record.
+    `code` is `FILE:FUNCTION`; the function turns source rows into rows with the keys of the table.
     """
     guilty = find_in_window(kafka, verdict, function_of(code))
     if guilty.message is None:
@@ -55,7 +55,7 @@ def cause_in_window(kafka: Kafka, verdict: Verdict, code: str) -> Behind:
 
 
 def function_of(code: str) -> Function:
-    """Return the function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` if the file fails."""
+    """Load the function that `FILE:FUNCTION` names. Raises `Usage`, `NotFound`, and `Refused` if the file fails."""
     file, colon, name = code.rpartition(":")
     if not colon or not file or not name.isidentifier():
         raise Usage(
@@ -103,7 +103,6 @@ def find_in_window(kafka: Kafka, verdict: Verdict, function: Function) -> Guilty
 
 
 def _window(kafka: Kafka, previous: Manifest | None, after: Manifest) -> pa.Table:
-    """Return the messages that a version read, with the columns of Spark's Kafka source."""
     parts = list[pa.RecordBatch]()
     for name, end in sorted(after.inputs.items()):
         start = previous.inputs.get(name) if previous is not None else None
@@ -116,7 +115,6 @@ def _window(kafka: Kafka, previous: Manifest | None, after: Manifest) -> pa.Tabl
 
 
 def kafka_has(kafka: Kafka, topic: str) -> bool:
-    """Return True if the topic exists; a query may also have sources that are not topics."""
     try:
         kafka.offsets(topic)
     except NotFound:
@@ -125,7 +123,6 @@ def kafka_has(kafka: Kafka, topic: str) -> bool:
 
 
 def _rows(read: pa.Table, function: Function) -> pa.Table:
-    """Return the function's rows for these messages, each with the number of its message as `RECORD`."""
     with (
         tempfile.TemporaryDirectory(prefix="slackwater-window-", ignore_cleanup_errors=True) as folder,
         spark_session("slackwater bisect", master="local[*]", conf=REPLAY_CONF) as spark,
@@ -140,10 +137,6 @@ def _rows(read: pa.Table, function: Function) -> pa.Table:
 
 
 def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the indexes of rows that have one of the keys, and the index of each row's key.
-
-    Rows and keys are compared in the columns that both have.
-    """
     named = {name.casefold(): name for name in rows.column_names}
     shared = [name for name in keys.column_names if name.casefold() in named]
     if not shared:
@@ -156,9 +149,9 @@ def _with_keys(rows: pa.Table, keys: pa.Table) -> tuple[npt.NDArray[np.int64], n
 
 
 def _nearest(rows: pa.Table, key_row: npt.NDArray[np.int64], changed: KeyChanges) -> int | None:
-    """Return the index of the row whose number is nearest to the change of its key's table row; None for a tie.
+    """Return the index of the row that has the number nearest to the change of its key's table row; None for a tie.
 
-    Of the key's numeric columns, the one with the largest relative change is used.
+    The change is taken from the key's numeric column with the largest relative change.
     """
     sides = [np.array([*_numbers(side)]) for side in (changed.before, changed.after)]
     if not sides[0].size:

@@ -1,4 +1,4 @@
-"""Determinism check: replay past versions in different arrangements, and compare the results.
+"""Determinism check: replay past versions in different arrangements of their records, and compare the results.
 
-The arrangements (`arrangements.py`) and the comparison (`differences.py`) need no Spark.
+The arrangements (`arrangements.py`) and the comparison (`outcomes.py`) start no Spark job.
 """

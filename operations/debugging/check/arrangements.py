@@ -1,4 +1,4 @@
-"""Other valid arrangements of a past batch's records, computed without Spark.
+"""Alternative arrangements of a past batch's records (order and batch boundaries), computed without Spark.
 
 Guaranteed orders are kept. Records of one partition of a user's topic keep their order; rows of a repartition topic
 keep the order of the versions that sent them, and have no order within one version.
@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.int64]
-"""Row numbers of one input's records, in the order in which a batch receives them."""
+"""Indexes of one input's records, in the order in which a batch receives them."""
 Batch = Mapping[str, Rows]
-"""Row numbers of one batch, by input."""
+"""Indexes of the records of one batch, by input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """Origin of one input's records: arrays in the order in which the records were read."""
+    """Origins of one input's records; each array has one element per record, in the order in which Kafka was read."""
 
     partitions: npt.NDArray[np.int64]
     """int64[records], Kafka partition of each record; records of one partition are adjacent."""
@@ -66,7 +66,7 @@ def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple
 def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
     """Return up to three batches of whole partitions, last partitions first; one batch if there is one partition.
 
-    Of two records in different partitions, the later one is never in a later batch.
+    Of two records in different partitions, the one read later is in an earlier batch or in the same batch.
     """
     spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
     number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}
@@ -76,7 +76,6 @@ def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
 
 
 def _batches(number: Mapping[str, npt.NDArray[np.int64]]) -> tuple[Batch, ...]:
-    """Return the non-empty batches in order; `number` has the batch number of each record."""
     count = max((int(numbers.max(initial=-1)) for numbers in number.values()), default=-1) + 1
     batches = ({name: np.flatnonzero(numbers == at) for name, numbers in number.items()} for at in range(count))
     return tuple(batch for batch in batches if any(map(len, batch.values())))
@@ -100,6 +99,5 @@ def in_another_order(inputs: Mapping[str, Came]) -> Batch:
 
 
 def _spans(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the start and end of each run of equal values."""
     edges = np.flatnonzero(np.diff(values)) + 1
     return [(int(first), int(last)) for first, last in zip([0, *edges], [*edges, len(values)], strict=True) if last]

@@ -1,11 +1,11 @@
-"""Determinism check of a program: replay each version in several ways, and report what differs.
+"""Determinism check of a program: run each version several times in different ways, and report what differs.
 
-All runs except one use the same time, so that a clock makes no difference between them, and each is compared with the
-first. The first run that differs names the most likely dependence: a plain repetition, another Python process, another
-time, another order, other batch boundaries, or other partitions.
+All runs except one use a fixed time, so that a clock makes no difference between them, and each is compared with the
+first run. The first run that differs names the most likely dependence: randomness, the Python process, the clock, the
+order of records, batch boundaries, or state partitions.
 
 If the plan shows that each row is computed from one record by deterministic Spark expressions, the function runs once,
-and the rows of each arrangement are picked from its output. Else each batch needs one Spark job.
+and the rows of each arrangement are picked from its output. Otherwise each batch needs one Spark job.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ from .outcomes import Differences, RunOutcome, committed, differences, outcome
 
 _SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
 _FEW, _MOST_PARTS = 7, 100
-"""Minimum number of records per part, and maximum number of parts, if `Arrangement.apart` is set."""
+"""Minimum number of records per part if `Arrangement.in_small_tasks` is set; `_MAX_PARTS` is the maximum of parts."""
 
 
 def came(replay: StageReplay) -> dict[str, Came]:
-    """Return the origin of a version's records, by input. Raises the errors of reading the records."""
     return {name: Came(records.partitions, records.versions) for name, records in replay.records.items()}
 
 
@@ -56,7 +55,6 @@ class FunctionRows:
     """The two times at which the function runs, milliseconds since 1970 UTC."""
 
     def of(self, arrangement: Arrangement, at_ms: int) -> tuple[pa.Table, ...]:
-        """Return the function's rows for each batch."""
         if self._plain is None:
             return tuple(self._made(batch, at_ms, arrangement) for batch in arrangement.batches)
         numbers = self._plain[RECORD].to_numpy()
@@ -72,12 +70,10 @@ class FunctionRows:
 
     @cached_property
     def impurities(self) -> Impurities:
-        """Nondeterministic parts of the function's plan."""
         return self._looked_at[0]
 
     @cached_property
     def _numbers(self) -> dict[str, Rows]:
-        """Numbers of each input's records, in the order in which they were read."""
         counts = [records.rows.num_rows for records in self.replay.records.values()]
         ends = np.cumsum([0, *counts])
         return {
@@ -124,7 +120,7 @@ class FunctionRows:
 
     @contextmanager
     def _rerun(self, batch: Batch, at_ms: int, few: int | None = None) -> Iterator[Rerun]:
-        """Run the function over a batch; with `few`, process at most that many records together."""
+        """Prepare a run of the function over a batch, with at most `max_records` records per task and Arrow batch."""
         replay, size = self.replay, {"batch_rows": few} if few is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
@@ -152,15 +148,15 @@ class FunctionRows:
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
-"""Most likely dependence of a program besides its input; `outside` is anything that has changed since."""
+"""Most likely dependence of a program besides its input; `outside` is anything that has changed since the commit."""
 _TIME_SHIFT_MS = (397 * 24 * 60 + 13 * 60 + 17) * 60_000 + 23_456
-"""Difference between the two times of `FunctionRows.times_ms`, which changes each part of a date and time."""
+"""Difference between the two times of `FunctionRunner.times_ms`; it changes each part of a date and time."""
 FIRST, COMMITTED = "as it was", "as committed"
 
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """Two runs of a version that differ."""
+    """A dependence of the program besides its input, shown by two runs of a version that differ."""
 
     stage: str
     version: int
@@ -168,24 +164,21 @@ class Dependence:
     runs: tuple[str, str]
     different: Differences
     plan: Impurities
-    """Nondeterministic parts of the function's plan that may explain why the runs differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedVersion:
-    """Result of checking one version."""
+    """Result of the determinism check of one version."""
 
     app: str
     stage: str
     version: int
     records: int
     runs: tuple[str, ...]
-    """Names of the runs after the first."""
     found: tuple[Dependence, ...]
 
     @property
     def ref(self) -> str:
-        """A ref to the version."""
         return f"{self.app}/{self.stage}@v{self.version}"
 
 
@@ -200,7 +193,7 @@ class PassedOver:
 def check(
     program: LoadedProgram, versions: Sequence[Manifest], on_version: Callable[[Manifest], None] = lambda _version: None
 ) -> Iterator[CheckedVersion | PassedOver]:
-    """Yield a result for each of these versions, which must all be batches; calls `on_version` before each."""
+    """Yield a result for each of `versions`, which must all be batches; calls `on_version` before each check."""
     at_ms = max((manifest.time_ms for manifest in versions), default=0)
     now = program_of(program.app)
     for after in versions:
@@ -220,7 +213,7 @@ class _Version:
     compare_committed: bool
 
     def checked(self) -> CheckedVersion:
-        """Run all arrangements and compare. Raises an error if the version cannot be replayed at all."""
+        """Run all arrangements and compare the outcomes. Raises an error if the version cannot be replayed at all."""
         after, first = self.replay.after, self._first
         dependences: list[Dependence] = []
         titles: list[str] = []
@@ -242,7 +235,6 @@ class _Version:
         )
 
     def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
-        """Yield the arrangements to run, without those that equal an earlier arrangement."""
         replay, first = self.replay, self._as_read
         yield "random", "again", first, self.at_ms
         if any(function.impurities.python for function in self._functions.values()):
@@ -262,7 +254,7 @@ class _Version:
 
     @property
     def _late_meet(self) -> bool:
-        """True if batch boundaries may decide if a late row finds its match: the program allows late rows."""
+        """True if batch boundaries may decide if a late row finds its match: no row of the stage is dropped as late."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 
@@ -277,7 +269,7 @@ class _Version:
 
     @cached_property
     def _functions(self) -> dict[str, FunctionRows]:
-        """Runs of the user's function by output, if each output has its own rows; else one entry under ""."""
+        """Runners of the user's function by output, if each output has its own rows; else one runner under ""."""
         replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
         names = (
             [output.name for output in replay.stage.writes]

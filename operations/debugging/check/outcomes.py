@@ -1,4 +1,4 @@
-"""Result of one run of a version (the table and the sent rows), and differences between the results of two runs.
+"""Outcome of one run of a version (table rows and sent rows), and the comparison of the outcomes of two runs.
 
 Lateness, due rows and expiry stay as they were in the original batch, whatever the number of batches in the run: they
 depend on batch boundaries, which the version records.
@@ -36,22 +36,17 @@ from ..replay.stage_replay import StageReplay
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """Result of one run of a version."""
+    """Sent rows and table of one run of a version."""
 
     sent: Mapping[str, tuple[pa.Table, ...]]
-    """Rows of each batch, by output; outputs whose rows are not known are missing."""
     keys: pa.Table | None = None
     """`_hash` and key of the rows written, possibly with duplicates; None for a stage without a table."""
     ssts: tuple[Sst, ...] = ()
-    """SSTs of the table after the run."""
     largest: float = 0.0
-    """Largest absolute value of all floats in the function's rows."""
 
 
 @dataclass(frozen=True)
 class _StepAt(Step):
-    """Step of a batch whose state function sees a fixed time as the current one."""
-
     at_ms: int = 0
 
     @property
@@ -73,7 +68,7 @@ class _Called(Bound):
 def outcome(
     replay: StageReplay, rows_by_output: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int
 ) -> RunOutcome:
-    """Return the result of a run, given the function's rows of each batch, by output.
+    """Return the outcome of a run, given the rows that the function returned for each batch, by output.
 
     For a stage with state, all rows are under "". Raises `Refused` if the state's function fails, and the errors of
     look-ups in the state.
@@ -151,7 +146,6 @@ class _Run:
 
 
 def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
-    """Return the original result of the version."""
     sent_tables = {name: (sent_rows.rows,) for name, sent_rows in sent.items() if sent_rows.rows is not None}
     if replay.shape.bound is None:
         return RunOutcome(sent_tables)
@@ -174,21 +168,18 @@ def _keys(replay: StageReplay) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """Differences between two runs of a version; empty if there are none."""
+    """Differences between two runs of a version; false if there are none."""
 
     keys: KeyChanges | None = None
-    """Keys whose rows differ, with the rows after the first run and after the second; None if no key differs."""
     sent: dict[str, UnlikeRows] = field(default_factory=dict)
-    """Differing rows by output."""
     failed: str = ""
-    """Error of the second run; empty if the run succeeded."""
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.sent or self.failed)
 
 
 def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
-    """Return the differences of two runs that the guarantees do not allow.
+    """Return the differences between two runs that the guarantees do not allow.
 
     Floats are compared by `snapshot.diff.equality`. If the second run has several batches, emitted rows are compared by
     the state's kind (`Kind.emission`). Emitted rows that are rows of the table are compared only in the table. If a
@@ -250,7 +241,6 @@ def _sent(
 
 
 def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
-    """Return the rows of each key from the last batch that sent any."""
     parts = [batches[-1]]
     for rows in reversed(batches[:-1]):
         parts.append(rows.filter(pa.array(_without_match(rows, pa.concat_tables(parts), key))))
@@ -258,7 +248,6 @@ def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Tabl
 
 
 def _without_match(rows: pa.Table, other_rows: pa.Table, key: Sequence[str]) -> Flags:
-    """Return flags for the rows whose key is not a key of `other_rows`."""
     if not key:
         return np.full(rows.num_rows, not other_rows.num_rows)
     hashes = [hash_keys(normalise_keys(side.select(list(key)), key), key) for side in (rows, other_rows)]

@@ -1,8 +1,8 @@
-"""Batches between a bad commit and users' topics, and their results for a chosen subset of records.
+"""Results of a bad batch and the batches upstream of it for a subset of their records.
 
-A batch received its records in parts: from a user's topic, or from one version of an upstream stage, whose batch can be
-replayed too. A choice says which records are present; a downstream batch receives what the upstream replays then send.
-The clock and the watermark of each batch are those in its manifest, for any choice.
+A batch received its records in parts: from a user's topic, or from one version of an upstream stage, whose batch can
+be replayed too. A `SubsetReplay` says which records are present; a downstream batch receives what the upstream replays
+then send. The clock and the watermark of each batch are those in its manifest, for any subset.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from .program import LoadedProgram
 from .stage_replay import StageReplay
 
 Place = tuple[int, int, int]
-"""Place of a commit on the app's line."""
+"""Position of a commit on the app's line."""
 _KEY = ["topic", "partition", "offset", "row"]
-"""Key of the table of rejected records."""
 
 
 @dataclass(eq=False)
@@ -44,17 +43,14 @@ class InputPart:
 
     batch: ReplayBatch = field(repr=False)
     name: str
-    """Declared name of the input."""
     upstream: str
-    """Stage that sent the records; empty for a user's topic."""
     version: int
-    """Version of that stage; 0 for a user's topic, and if not known."""
     numbers: Numbers
     """Record numbers in the batch, ascending."""
     sender: ReplayBatch | None = None
-    """Batch that sent the records, after `Batches.expand` has replayed it; else None."""
+    """Batch that sent the records, after `OpenBatches.replay_sender` has replayed it; else None."""
     trace: tuple[Numbers, Numbers] | None = None
-    """Numbers of records in this batch, and of the sender's record that each was made from.
+    """Numbers of records in this batch, and for each the number of its source record in the sender's batch.
 
     None if records were made from several records, or if the numbers are not known.
     """
@@ -98,12 +94,10 @@ class ReplayBatch:
 
     @property
     def count(self) -> int:
-        """Number of records that the batch read, rejected ones included."""
         return len(self.inputs)
 
     @cached_property
     def parts(self) -> tuple[InputPart, ...]:
-        """Records of the batch, by their origin."""
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[InputPart]:
@@ -114,11 +108,9 @@ class ReplayBatch:
                 yield InputPart(self, name, records.upstream, version, numbers[versions[numbers] == version])
 
     def column(self, name: str) -> Numbers:
-        """Return a column of `place`, by record number."""
         return np.asarray(self.place[name].to_numpy(), np.int64)
 
     def address(self, number: int) -> Address:
-        """Return the Kafka address of a record."""
         records = list(self.replay.records.values())[int(self.inputs[number])]
         partition, offset, row = (int(self.place[name][number].as_py()) for name in ADDRESS)
         return Address(records.topic, partition, offset, row if records.upstream else None)
@@ -152,7 +144,6 @@ class ReplayBatch:
         return self.place.select(ADDRESS).add_column(0, "_topic", topics.take(pa.array(self.inputs)))
 
     def side_tables(self, chosen: Numbers) -> dict[str, SideTable]:
-        """Return the side tables as this batch would have left them with only these records."""
         previous, after, program = self.replay.before, self.replay.after, self.replay.program
         tables = dict(after.side_tables)
         for name, (rows, numbers) in self.side_rows.items():
@@ -172,21 +163,24 @@ class ReplayBatch:
 
 @dataclass
 class Batches:
-    """Opened batches of an app, for replays."""
+    """Batches of an app that were opened for replays."""
 
     program: LoadedProgram
     known: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
     _sources_by_version: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
 
     def of(self, after: Manifest) -> ReplayBatch:
-        """Return the batch that committed a version. Raises the errors of `StageReplay.of` and of reading records."""
+        """Return the batch that committed a version, opened once.
+
+        Raises the errors of `StageReplay.for_version` and of reading records.
+        """
         place = after.stage, after.version
         if place not in self.known:
             self.known[place] = ReplayBatch(StageReplay.of(self.program, after))
         return self.known[place]
 
     def before(self, batch: ReplayBatch) -> ReplayBatch | None:
-        """Return the newest opened batch of the same stage that is earlier than `batch`; None if there is none."""
+        """Return the newest opened batch that precedes `batch` in its stage; None if there is none."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
         earlier = [other for of, other in self.known if of == stage and other < version]
         return self.known[stage, max(earlier)] if earlier else None
@@ -194,7 +188,7 @@ class Batches:
     def expand(self, part: InputPart) -> ReplayBatch:
         """Replay the batch that sent a part, and check that it sends the rows that were received.
 
-        Raises `CannotProve` if the rows differ, and the errors of `of`.
+        Raises `CannotProve` if the rows differ, and the errors of `open`.
         """
         if part.sender is not None:
             return part.sender
@@ -228,7 +222,7 @@ class Batches:
     def clusters(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
         """Return clusters of parts in the app's order, the order of the commits that read their source records.
 
-        Source records are those of users' topics. Parts whose source records come from the same commits, or from
+        Source records are records of users' topics. Parts whose source records come from the same commits, or from
         interleaving commits, form one cluster.
         """
         if len(parts) == 1:
@@ -270,7 +264,6 @@ class Batches:
             )
 
     def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
-        """Return the commits, as places on the line, that read the records from which a version is made."""
         if (stage, version) not in self._sources_by_version:
             self._sources_by_version[stage, version] = frozenset(self._places_of(app, stage, version))
         return self._sources_by_version[stage, version]
@@ -294,7 +287,7 @@ def _span_key(span: tuple[Place, Place, InputPart]) -> tuple[Place, Place]:
 
 
 def sent_as(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
-    """Return the rows that a stage sends, given its function's rows, with the columns of the received rows."""
+    """Return the rows that a stage sends, given its function's rows, cast to the columns of the received rows."""
     return replay.sent(rows).select(received.column_names).cast(received.schema)
 
 
@@ -312,11 +305,11 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
 
 
 class Choice:
-    """Results of batches for a chosen subset of records.
+    """Results of batches if only a subset of their records is present.
 
-    `chosen` has record numbers of some parts, and `more` has extra rows for these parts. Other parts have the records
-    that their senders send in the replay, or none if the senders were not replayed. `only` limits the records of
-    `root`.
+    `chosen` has record numbers of some parts, and `extra_rows` has additional rows for these parts. Other parts have
+    the records that their senders send in the replay, or none if the senders were not replayed. `only` limits the
+    records of `root`.
     """
 
     def __init__(
@@ -349,19 +342,15 @@ class Choice:
         return part.sender is not None and self.is_whole(part.sender)
 
     def numbers(self, batch: ReplayBatch) -> Numbers:
-        """Return the numbers of a batch's original records that this choice includes."""
         return self._present(batch)[0]
 
     def of_part(self, part: InputPart) -> Numbers:
-        """Return the numbers of a part's original records that this choice includes."""
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
     def is_known(self, batch: ReplayBatch) -> bool:
-        """Return True if a batch has only original records, with no extra rows."""
         return not self._present(batch)[1]
 
     def _present(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
-        """Return the numbers of the original records that this choice includes, and new rows by input."""
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
             for part in batch.parts:
@@ -399,7 +388,6 @@ class Choice:
         return replay.based_on(self.manifest(previous))
 
     def rows(self, batch: ReplayBatch, output: str = "") -> pa.Table:
-        """Return the rows that the stage's function makes of the records that this choice includes."""
         key = batch, "" if batch.replay.shape.bound is not None else output
         if key not in self._rows:
             replay, (numbers, new) = batch.of_output(key[1]), self._present(batch)
@@ -418,7 +406,6 @@ class Choice:
         return self._rows[key]
 
     def manifest(self, batch: ReplayBatch) -> Manifest:
-        """Return the version that the batch would have committed with this choice of records."""
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after
             if replay.shape.bound is not None:

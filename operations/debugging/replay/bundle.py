@@ -1,9 +1,9 @@
-"""Bundles: one batch with everything that its replay needs, in memory and as a file.
+"""Bundles: one batch with everything that its replay needs, in memory and as a zip file.
 
 A bundle has no settings: no secret, store, broker or host, except what the program's file contains.
 
-The file is a zip of an index in JSON, Arrow streams, and the program. The zip is untrusted input: only members with
-known names are read, into memory and up to a size limit, and each is validated against the index. There is no pickle.
+The zip has an index in JSON, Arrow streams, and the program, and is untrusted input: only members with known names are
+read, into memory and up to a size limit, and each is validated against the index. There is no pickle.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from ....store.versions.manifest import EventTime, Manifest, Table
 from .inputs import PLACE, Records
 
 FORMAT = 1
-"""Format version of bundles that are written; also the newest version that can be read."""
+"""Format version of bundles that are written, and the newest version that can be read."""
 MAX_BYTES = 1 << 30
 """Maximum uncompressed size of all members together."""
 THERE = "_there"
 """Column of `Bundle.before`: True if the key had a row."""
 FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.py\Z"
-"""Pattern of the program's file name in a bundle."""
 
 _INDEX = "index.json"
 _PROGRAM = "program.py"
@@ -50,21 +49,19 @@ _FileName = Annotated[str, Meta(pattern=FILE_NAME, description="the name of a Py
 
 
 class BundledInput(Struct, frozen=True):
-    """An input of the stage."""
+    """An input of the bundled stage."""
 
     name: limits.Topic
     topic: limits.Topic
     upstream: limits.NameOrNone
-    """Stage that wrote the input; empty for a user's topic."""
 
 
 class BundledOutput(Struct, frozen=True):
-    """A channel that the stage writes."""
+    """A channel that the bundled stage writes."""
 
     name: limits.Topic
     key: Annotated[tuple[limits.ColumnName, ...], limits.SOME_COLUMNS]
     known: bool
-    """True if the bundle has the rows that were sent on this channel."""
 
 
 class Index(Struct, frozen=True, kw_only=True):
@@ -74,18 +71,14 @@ class Index(Struct, frozen=True, kw_only=True):
     stage: limits.Name
     version: limits.Version
     time_ms: limits.TimeMs
-    """Commit time of the version."""
     program: _FileName
-    """Name of the program's file."""
     inputs: Annotated[tuple[BundledInput, ...], _Names]
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
     table: Table | None
-    """Table of the version; None for a stage without one."""
     seq: limits.Version
-    """`_seq` of the rows that the version wrote."""
     before_clock_ms: limits.SpanMs
     clock_ms: limits.SpanMs
-    """Clock by which rows expire at this version; `before_clock_ms` is that of the previous version."""
+    """Clock by which rows expire at this version; `before_clock_ms` is the clock of the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
     """Limit beyond which event times were too far in the future to move the watermark.
@@ -95,7 +88,7 @@ class Index(Struct, frozen=True, kw_only=True):
     before_due_ms: limits.SpanMs | None
     next_due_ms: limits.SpanMs | None
     due_ms: limits.SpanMs | None
-    """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are those of the previous version."""
+    """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are values of the previous version."""
     wall_ms: limits.EventMs | None = None
     """Wall clock at the start of the batch, if it decides which rows of the table fall due; else None."""
     some_keys: bool
@@ -103,7 +96,6 @@ class Index(Struct, frozen=True, kw_only=True):
 
     @property
     def after(self) -> Manifest:
-        """The version that the batch committed, without its SSTs."""
         return Manifest(
             app=self.app,
             stage=self.stage,
@@ -122,7 +114,6 @@ class Index(Struct, frozen=True, kw_only=True):
 
     @property
     def before(self) -> Manifest:
-        """The previous version, without its SSTs."""
         times = EventTime(
             self.before_watermark_ms, bound_ms=self.bound_ms, due_ms=self.before_due_ms, next_due_ms=self.next_due_ms
         )
@@ -131,14 +122,14 @@ class Index(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One batch.
+    """A batch with everything that its replay needs.
 
     Attributes:
         index: Description of the batch and the bundle's members.
         program: Source of the program.
         records: Records that the batch read, by the input's declared name.
         before: Keys that were written or fell due, the value columns of their previous rows as in SSTs, and a flag for
-            existing rows (`THERE`); None without a table.
+            existing rows (`EXISTED`); None without a table.
         committed: Rows that the version wrote, as in SSTs but without `_prev_seq`; None without a table.
         sent: Rows that the version sent, by channel, if known.
     """
@@ -152,13 +143,11 @@ class Bundle:
 
 
 def committed_schema(table: Table) -> pa.Schema:
-    """Return the columns of `Bundle.committed`."""
     schema = sst_schema(table)
     return schema.remove(schema.get_field_index(PREV))
 
 
 def before_schema(table: Table) -> pa.Schema:
-    """Return the columns of `Bundle.before`."""
     return pa.schema([*arrow_schema(table.key), *arrow_schema(table.values), pa.field(THERE, pa.bool_())])
 
 
@@ -167,10 +156,10 @@ class _OnlyFormat(Struct):
 
 
 def encode(bundle: Bundle) -> bytes:
-    """Return the bytes of the zip, which are the same for equal bundles.
+    """Return the bytes of the zip; equal bundles have equal bytes.
 
     Raises:
-        Refused: The bundle is larger than `MAX_BYTES`, which `read` would refuse.
+        Refused: The bundle is larger than `MAX_BYTES`, the limit of `read`.
     """
     index = msgspec.to_builtins(bundle.index)
     members = {_INDEX: msgspec.json.format(msgspec.json.encode({"format": FORMAT, **index})), _PROGRAM: bundle.program}
@@ -219,7 +208,6 @@ def read(path: Path) -> Bundle:
 
 
 def _tables(bundle: Bundle) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the tables with the names of their members."""
     for number, bundled_input in enumerate(bundle.index.inputs):
         records = bundle.records[bundled_input.name]
         columns, fields = [*records.rows.columns, *records.place.columns], [*records.rows.schema, *PLACE]

@@ -1,4 +1,4 @@
-"""Converts a replay to a bundle, and a bundle to a replay that needs neither Kafka nor the app's store."""
+"""Conversion of a replay to a bundle, and of a bundle to a replay that needs neither Kafka nor the app's store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BundledReplay(StageReplay):
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        """Like `StageReplay.merged`, but raise `Refused` for keys whose previous rows are not in the bundle."""
+        """Merge rows like `StageReplay.merge`; raise `Refused` for keys whose previous rows are not in the bundle."""
         assert self.known is not None  # noqa: S101  a stage without a table merges nothing
         known_hashes = hash_keys(self.known, self.known.column_names)
         new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
@@ -61,9 +61,9 @@ def capture(
 ) -> Bundle:
     """Return the bundle of a replayed batch.
 
-    `comparison` is the result of `compare` with the same `sent` and `only`. `only` has key columns, and restricts the
-    bundle to these keys: records that do not lead to one of them are left out if that can be decided. Raises `Refused`
-    if the program has no file, and the errors of look-ups in the state.
+    `only` has key columns, and restricts the bundle to these keys: records that do not lead to one of them are left out
+    if that can be decided. `comparison` is the result of `compare` for this `sent` and `only`. Raises `Refused` if the
+    program has no file, and the errors of look-ups in the state.
     """
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
@@ -156,7 +156,6 @@ def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
 
 
 def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
-    """Write rows of any state partition as one SST and return it; no SST if there are no rows."""
     if not rows.num_rows:
         return ()
     whole = replace(table, partitions=1)
@@ -164,7 +163,6 @@ def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> t
 
 
 def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
-    """Raise `Refused` unless the stage's function accepts the bundle's records."""
     for name in (bundled_input.name for bundled_input in bundle.index.inputs):
         if name not in replay.schemas:
             raise Refused(

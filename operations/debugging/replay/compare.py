@@ -1,4 +1,4 @@
-"""Comparison of the replay of a whole batch with the version's table rows and sent rows."""
+"""Comparison of the replay of a whole batch with the rows that its version committed and sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnlikeRows:
 
     @classmethod
     def of(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
-        """Compare rows of the same columns, in any order, by `snapshot.diff.equality`."""
+        """Compare rows with equal columns, in any order, by `snapshot.diff.equality`."""
         missing, added = unlike(first, second, largest)
         return cls(first.filter(pa.array(missing)), second.filter(pa.array(added)))
 
@@ -61,13 +61,10 @@ class ChannelComparison:
     committed: SentRows
     replayed: pa.Table
     missing: pa.Table
-    """Rows that the version sent and the replay does not send, duplicates included."""
     added: pa.Table
-    """Rows that the replay sends and the version did not."""
 
     @property
     def same(self) -> bool:
-        """True if no difference is known."""
         return not self.missing.num_rows and not self.added.num_rows
 
 
@@ -79,13 +76,10 @@ class Comparison:
     stage: str
     version: int
     time_ms: int
-    """Commit time of the version."""
     read: tuple[tuple[str, int], ...]
-    """Topic and number of replayed records of each input."""
     committed: pa.Table | None
     """Rows that the version wrote, as in its SSTs; None for a stage without a table."""
     num_replayed: int
-    """Number of keys that the replay writes."""
     keys: KeyChanges | None
     """Keys that either side writes, with their visible rows as committed (`before`) and as replayed (`after`)."""
     hidden: int
@@ -95,24 +89,21 @@ class Comparison:
 
     @property
     def different(self) -> KeyChanges | None:
-        """The changes in `keys` whose visible rows differ."""
         return self.keys.changed() if self.keys is not None else None
 
     @property
     def same(self) -> bool:
-        """True if no difference between the replay and the version is known."""
         return not self.different and not self.hidden and all(channel.same for channel in self.channels)
 
     @property
     def ref(self) -> str:
-        """Ref of the version."""
         return f"{self.app}/{self.stage}@v{self.version}"
 
 
 def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | None = None) -> Comparison:
-    """Replay a batch and compare: one Spark job, or one for each output of a stage without state.
+    """Replay a batch and compare the result: one Spark job, or one job per output of a stage without state.
 
-    `sent` is the result of `sent_rows`. With key columns in `only`, only the rows of these keys are merged and
+    `sent` is the result of `read_sent_rows`. With key columns in `only`, only the rows of these keys are merged and
     compared, and no channel is. Raises `Refused` if the user's code fails, and the errors of reading records and state.
     """
     after = replay.after
@@ -146,7 +137,7 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
 
 
 def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
-    """Return the rows that the version sent on each channel of its stage, from Kafka.
+    """Read the rows that the version sent on each channel of its stage from Kafka.
 
     Raises the errors of `read_input`.
     """
@@ -180,12 +171,11 @@ def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelCompariso
 
 
 def without_record(rows: pa.Table) -> pa.Table:
-    """Return the rows of a stage's function without record numbers."""
     return rows.drop_columns([RECORD]) if RECORD in rows.column_names else rows
 
 
 def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Return rows of an output, cast to the columns of `schema`. Raises `Refused` if the columns differ."""
+    """Cast rows of an output to the columns of `schema`. Raises `Refused` if the columns differ."""
     rows = without_record(rows)
     try:
         if set(rows.column_names) != set(schema.names):

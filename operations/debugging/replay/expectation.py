@@ -20,12 +20,12 @@ from ....store.sst.arrow_types import python_rows
 from .compare import Comparison
 
 _MOST = 10
-"""Maximum number of keys in the test; also the maximum number of rows of a channel."""
+"""Maximum number of keys in the test, and of rows of a channel."""
 _MODULES = ("datetime", "decimal", "math")
 
 
 def check_beside(path: Path, bundle: Path) -> None:
-    """Raise `Usage` unless the test is a Python file in the same folder as its bundle."""
+    """Raise `Usage` unless the test is a Python file in the folder of its bundle."""
     if path.suffix != ".py":
         raise Usage(f"a test is a Python file: expected a name that ends with .py, found {path}")
     if path.resolve().parent != bundle.resolve().parent:
@@ -35,10 +35,11 @@ def check_beside(path: Path, bundle: Path) -> None:
 
 
 def write_test(path: Path, bundle: Path, program: Path | None, comparison: Comparison) -> None:
-    """Write a test that replays a bundle in the same folder, and expects the committed rows.
+    """Write a test that replays a bundle in the test's folder, and expects the committed rows.
 
-    `check_beside` checks the folder. `program` is the file that the test runs; None for the program in the bundle. The
-    test lists the keys that differ, or all written keys if none differ. Raises `Refused` if the file cannot be written.
+    `check_same_folder` checks the folder. `program` is the file that the test runs; None for the program in the bundle.
+    The test lists the keys that differ, or all written keys if none differ. Raises `Refused` if the file cannot be
+    written.
     """
     file = None if program is None else _relative(program, path)
     with whole_file(path, "name") as temporary:
@@ -70,7 +71,7 @@ def {name}() -> None:
 def comparable(value: Any) -> Any:
     """Return a value for comparisons in tests, with each NaN replaced by the object `math.nan`.
 
-    Python's rows compare objects by identity first, so the same NaN object equals itself within a row.
+    Python's containers compare elements by identity first, so one NaN object equals itself within a row.
     """
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
@@ -82,7 +83,6 @@ def comparable(value: Any) -> Any:
 
 
 def sorted_rows(rows: pa.Table) -> list[dict[str, object]]:
-    """Return rows in a fixed order, for comparisons in tests."""
     return sorted(map(comparable, python_rows(rows)), key=repr)
 
 

@@ -1,8 +1,8 @@
 """Search for the first bad record of a batch: the last record of the shortest bad prefix in the app's order.
 
-The order is that of the commits that read records of users' topics, and within a batch that of `order.py`. Each test
-evaluates the bad moment with only some of these records, through all stages between. First whole batches are tried,
-stage by stage upstream, then records.
+The order is that of the commits that read records of users' topics, and within a batch that of `sort_records`. Each
+test evaluates the bad moment with only some of these records, through all stages between. Whole batches are tried
+first, stage by stage upstream, then records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCANNED = 8
 This finds the first bad item even if longer prefixes are good again.
 """
 _LANES = 16
-"""Maximum number of other partitions for which a different order of records with the same time is tried."""
+"""Maximum number of other partitions for which a different order of records with equal times is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,13 @@ class Queue:
 
     parts: tuple[InputPart, ...]
     of: Numbers
-    """Index in `parts` of each record's part."""
     numbers: Numbers
-    """Number of each record in its part's batch."""
     order: Ordered | None
     """Order of the records and their ties; None unless one batch read all of them from users' topics."""
 
     @classmethod
     def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
-        """Return all records of these parts, whose batches are in the app's order."""
+        """Return all records of `parts`, whose batches must be in the app's order."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
             indexes = [at for at, part in enumerate(parts) if part.batch is batch]
@@ -64,12 +62,10 @@ class Queue:
         return self.parts[int(self.of[place])], int(self.numbers[place])
 
     def chosen(self, positions: Numbers) -> dict[InputPart, Numbers]:
-        """Return the record numbers at these positions, by part."""
         of, numbers = self.of[positions], self.numbers[positions]
         return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
 
     def places(self, some: Mapping[InputPart, Numbers]) -> Numbers:
-        """Return the positions of records in the queue, ascending."""
         parts_found = [np.empty(0, np.int64)]
         for at, part in enumerate(self.parts):
             if part in some:
@@ -82,9 +78,7 @@ class Level:
     """Step of the search upstream: batches of one stage, or of several stages whose records interleave."""
 
     parts: tuple[InputPart, ...]
-    """Parts of the downstream batch with which the moment turns bad."""
     replays: int
-    """Number of choices tried to find `parts`."""
 
 
 @dataclass
@@ -93,15 +87,10 @@ class FirstRecord:
 
     part: InputPart
     number: int
-    """Number of the record in its part's batch."""
     before: Chosen
-    """All earlier records in the app's order."""
     until: Chosen
-    """All earlier records in the app's order, and this record."""
     earlier: list[Item]
-    """Earlier records that may be involved."""
     candidates: Chosen
-    """Records of the batch that may be involved."""
     proved: bool
     """True if, in replays with all earlier records, the moment is bad with this record and good without it."""
     alone: bool = True
@@ -118,14 +107,13 @@ class RecordSearch(BadBatch):
     """True to find the last record that changed the result, False to find the first bad one."""
     levels: list[Level] = field(default_factory=list)
     reason: str = ""
-    """Reason why batches further upstream were not replayed; empty if they were."""
     nothing: NoRecord | None = None
-    """Rows that expired or fell due, if the moment is bad with no record at all; else None."""
+    """Rows that expired or fell due, if the moment is bad even without any record; else None."""
     fixed: dict[InputPart, Numbers] = field(default_factory=dict)
     """Earlier parts, which the search includes with all their records."""
 
     def run(self) -> FirstRecord | None:
-        """Return the record; None if the moment is bad with no record at all (`nothing`).
+        """Return the first bad record; None if the moment is bad even without any record (`no_record_finding`).
 
         Raises the errors of replays.
         """
@@ -171,7 +159,6 @@ class RecordSearch(BadBatch):
         return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED, suspects=suspects)
 
     def _reached(self, queue: Queue, targets: Numbers | None) -> Numbers | None:
-        """Return queue positions of the records that lead to `targets` in the bad batch; None if not known."""
         reached = {part: self.reach(part, targets) for part in queue.parts}
         known_parts = {part: some for part, some in reached.items() if some is not None}
         return queue.places(known_parts) if len(known_parts) == len(reached) else None
@@ -222,7 +209,6 @@ class RecordSearch(BadBatch):
         return record
 
     def _alone(self, result: FirstRecord) -> None:
-        """Test if the record is bad without the earlier records, and otherwise find which of them it needs."""
         record = (result.part, result.number)
         if not result.earlier and not any(len(numbers) for numbers in self.fixed.values()):
             return
@@ -266,14 +252,13 @@ class Ordered:
     """Records in the app's order. Arrays have one element per record."""
 
     order: Numbers
-    """Index of each record in the input arrays."""
     times_ms: Numbers
     """Sort key: the latest time in the record's partition up to the record."""
     lanes: Numbers
     """Lane of each record: a number of its topic partition. Equal times in different lanes have no order."""
 
     def tied(self, at: int) -> dict[int, Numbers]:
-        """Return, by lane, the positions of records with the same time as the record at `at`, its own lane included."""
+        """Return, by lane, the positions of records with the sort time of the record at `at`, its own lane included."""
         same = np.flatnonzero(self.times_ms == self.times_ms[at])
         return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
 

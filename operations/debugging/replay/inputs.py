@@ -1,4 +1,4 @@
-"""Records that one version read from Kafka, with their addresses and times, and which of them were processed.
+"""Reader of the records that one version read from Kafka, with their addresses, times and rejections.
 
 In a user's topic, a record is a message; in a repartition topic, a record is a row. A version processes the records
 that it reads except those that it rejects, and also the rejected records that it retries.
@@ -35,7 +35,7 @@ _VERSION = "_version"
 PLACE = pa.schema(
     [*zip(ADDRESS, (pa.int32(), pa.int64(), pa.int32()), strict=True), (_TIME, pa.int64()), (_VERSION, pa.int64())]
 )
-"""Columns with the origin of a record: see `Records.place`."""
+"""Columns with the origin of a record: see `InputRecords.origin`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Records:
         topic: The Kafka topic.
         upstream: Stage that wrote the records; empty for a user's topic.
         rows: Rows as the stage's function receives them.
-        place: `ADDRESS` of each record (row 0 for a message), the time of its message in ms, and the version of the
+        origin: `ADDRESS` of each record (row 0 for a message), the time of its message in ms, and the version of the
             upstream stage that sent the record (0 for a user's topic).
     """
 
@@ -56,28 +56,23 @@ class Records:
     place: pa.Table
 
     def take(self, rows: npt.NDArray[np.int64]) -> Records:
-        """Return the records at these indexes, in this order."""
         chosen = pa.array(rows)
         return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
 
     @property
     def none(self) -> Records:
-        """Empty `Records` of the same topic."""
         return Records(self.topic, self.upstream, self.rows.slice(0, 0), self.place.slice(0, 0))
 
     @property
     def times_ms(self) -> npt.NDArray[np.int64]:
-        """Timestamps of the records' messages."""
         return np.asarray(self.place[_TIME].to_numpy(), np.int64)
 
     @property
     def partitions(self) -> npt.NDArray[np.int64]:
-        """Kafka partition of each record."""
         return np.asarray(self.place[ADDRESS[0]].to_numpy(), np.int64)
 
     @property
     def versions(self) -> npt.NDArray[np.int64]:
-        """Upstream version that sent each record."""
         return np.asarray(self.place[_VERSION].to_numpy(), np.int64)
 
 
@@ -94,7 +89,7 @@ def read_input(
         AnotherTopic: The topic was deleted and recreated since, and no archive has the records.
         Corruption: A repartition topic does not match its writer's manifests.
         NotFound: A manifest upstream was collected.
-        Refused: The program reads other columns than were sent; or a topic cannot be read.
+        Refused: The columns that were sent are not those that the program reads; or a topic cannot be read.
         Unavailable: The broker has been away for longer than `program.patience_s`.
     """
     no_offsets = (0,) * len(end.offsets)
@@ -139,8 +134,6 @@ def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> di
 def _of_channel(
     program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
 ) -> Records:
-    """Return the rows of a repartition topic that attempts in `senders` sent, with the version of each row."""
-
     def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
         for message in messages:
             for rows in decode_addressed([message], frozenset(senders)):
@@ -170,7 +163,7 @@ def as_taken(
 ) -> tuple[dict[str, Records], dict[str, Records]]:
     """Return the records that a version processed, retried ones included, and the records that it rejected.
 
-    Reads no SST if the version rejected and retried nothing.
+    Reads no SST if the version neither rejected nor retried a record.
     """
     rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(previous).waiting
     if not rejected.rows and retried >= 0:
@@ -184,7 +177,6 @@ def as_taken(
 
 
 def _split(records: Records, rejected: pa.Table) -> tuple[Records, Records]:
-    """Return the processed records, and the rejected ones."""
     rejected_places = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
     if not rejected_places.num_rows:
         return records, records.none

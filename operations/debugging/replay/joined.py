@@ -1,8 +1,8 @@
 """Search for the bad one of two joined records, since the record found first may only have triggered the join.
 
 A joined row is bad because of some of its columns. Each column is set to null in turn, and the row is replayed through
-the downstream stages. A column is at fault if the moment is good without its value, and the row reaches the same keys.
-Each column belongs to one side of the join.
+the downstream stages. A column is at fault if the moment is good without its value, and the row reaches the same keys
+as before. Each column belongs to one side of the join.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ class Met:
     """The record with the bad values on the other side of a join."""
 
     at: int
-    """Index in the path of the row that the join made."""
     key: pa.Table
-    """Join key, one row."""
     records: Numbers
-    """Records of the join's batch with the bad values; empty if the values waited in the join's table."""
     batch: ReplayBatch
     version: int
     """Version that wrote the waiting row with the bad values; 0 if not known, or if `records` is not empty."""
@@ -45,7 +42,7 @@ class Met:
 def met(search: RecordSearch, record: FirstRecord, way: Sequence[Item]) -> Met | None:
     """Return the joined record with the bad values; None if the found record itself has them, or if unknown.
 
-    `way` has the records from the bad batch upstream to the found record.
+    `path` has the records from the bad batch upstream to the found record.
     """
     for at, (part, number) in enumerate(way[:-1]):
         batch = part.sender
@@ -68,9 +65,9 @@ def is_joined(way: Sequence[Item]) -> bool:
 
 
 def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
-    """Return the columns of a row that make it bad.
+    """Return the columns that make a row bad: with null in such a column, the moment is good.
 
-    Setting one of them to null makes the moment good, and the row still reaches the same keys.
+    A column counts only if the row with the null still reaches the keys of the original row.
     """
     replays_before = search.replays
     without = Choice(search.batches, record.before).of_part(part)
@@ -94,7 +91,6 @@ def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: p
 
 
 def _of_batch(present: Numbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table) -> Numbers:
-    """Return the records of a join's batch that supplied one side of a joined row."""
     replay = batch.replay
     if not replay.knows_records:
         return present[:0]
@@ -107,7 +103,7 @@ def _of_batch(present: Numbers, batch: ReplayBatch, bound: BoundJoin, side: Join
 
 
 def _waited(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
-    """Return the version that wrote the waiting row that one side of a joined row comes from; 0 if not known."""
+    """Return the version that wrote the waiting row from which one side of a joined row comes; 0 if not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
     current: Manifest | None = batch.replay.before

@@ -135,7 +135,7 @@ def open_programs(
 ) -> Iterator[list[LoadedProgram]]:
     """Load files as programs of the verdict's app; the program that ran the bad batch comes first.
 
-    The checksum in the bad commit identifies that program; if none matches, the first file counts as the program.
+    The checksum in the bad commit identifies that program; if no file has this checksum, the first file comes first.
     Raises the errors of `load_app`, `open_program` and `shapes`.
     """
     ran = verdict.bad.stages[verdict.stage].program

@@ -4,7 +4,7 @@ The approach is BigSift's (Gulzar et al., 2017): restrict the records by provena
 predicate. `first.py` finds the record: the shortest bad prefix of the records in the app's order ends with it. This
 module adds the path from the commit to the record, the changes that the record made, and other bad records.
 
-For the search behind a change of a key, a moment counts as bad if the key's row is the committed one.
+In the search for the cause of a change of a key, a moment counts as bad if the key's row is the committed one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def behind(
     """Return the record that caused the last commit of `bad`, the moment that ends with this commit.
 
     The commit `changed` keys of `stage`, and read these `windows`. With `last`, the result is the last record that
-    changed the result, else the first bad record. Errors are reported in the result's `reason`.
+    changed the committed rows, otherwise the first bad record. Errors are reported in the result's `reason`.
     """
     hops, reason = list[Hop](), ""
     search: RecordSearch | None = None
@@ -112,7 +112,6 @@ def behind(
 
 
 def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int, reason: str) -> Guilty:
-    """Return the path with the source message at its end, or with the reason why there is none."""
     address = part.batch.address(number)
     source_message: SourceMessage | None = None
     if part.upstream and not reason:
@@ -129,7 +128,6 @@ def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int
 
 
 def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
-    """Return the findings for the record that the found one met in a join, if that has the bad values; else None."""
     if (other := met(search, first, way)) is None:
         return None
     program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.at + 1]
@@ -158,7 +156,7 @@ def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, w
 def _open_search(
     program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None, *, last: bool
 ) -> RecordSearch:
-    """Open the search after a check that a replay gives the committed result. Raises `CannotProve` if it does not."""
+    """Open the search after a check that a replay gives the committed rows. Raises `CannotProve` if it does not."""
     after = bad.stages[stage]
     if predicate.channels:
         raise CannotProve("the predicate reads in-flight records, which a replay does not have")
@@ -182,7 +180,6 @@ def _open_search(
 
 
 def _no_record(search: RecordSearch) -> str:
-    """Return a sentence that explains why the batch is bad with none of its records."""
     nothing = search.nothing
     assert nothing is not None  # noqa: S101
     version_text = f"{nothing.stage}@v{nothing.version}"
@@ -196,7 +193,6 @@ def _no_record(search: RecordSearch) -> str:
 
 
 def _path_up(search: RecordSearch, first: FirstRecord) -> Iterator[Item]:
-    """Yield the records on the path from the commit upstream to the found record, each as its batch received it."""
     with_, without = (Choice(search.batches, chosen) for chosen in (first.until, first.before))
     for part in _path_to(search, first.part, with_, without):
         yield part, first.number if part is first.part else _received(search, part, with_, without)
@@ -218,10 +214,6 @@ def _candidates(search: RecordSearch, part: InputPart) -> int:
 
 
 def _path_to(search: RecordSearch, end: InputPart, with_: Choice, without: Choice) -> list[InputPart]:
-    """Return the path of parts from the bad batch upstream to `end`, each part sent by the next part's batch.
-
-    If a batch sent several parts, a part that contains the record is preferred.
-    """
     way = [end]
     while (batch := way[0].batch) is not search.root:
         every = [part for level in search.levels for part in level.parts if part.sender is batch]
@@ -230,12 +222,10 @@ def _path_to(search: RecordSearch, end: InputPart, with_: Choice, without: Choic
 
 
 def _gained(part: InputPart, with_: Choice, without: Choice) -> Numbers:
-    """Return the records of a part that are in choice `with_` and not in choice `without`."""
     return np.setdiff1d(with_.of_part(part), without.of_part(part))
 
 
 def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Choice) -> int:
-    """Return the record of a part that corresponds to the found record, or that a state made from the found record."""
     replays_before = search.replays
     gained = _gained(part, with_, without)
     if (reached := search.reach(part, search.relevant)) is not None and len(np.intersect1d(gained, reached)):
@@ -359,7 +349,6 @@ def _table(search: RecordSearch, items: Mapping[Item, bool]) -> pa.Table:
 
 
 def _rows(queue: Queue, positions: Numbers, alone: Mapping[InputPart, Numbers]) -> pa.Table:
-    """Return the records at these positions of a queue."""
     of, numbers, tables = queue.of[positions], queue.numbers[positions], [_RECORDS.empty_table()]
     for at, part in enumerate(queue.parts):
         part_numbers = numbers[of == at]
@@ -391,7 +380,7 @@ _RECORDS = pa.schema(
 
 
 def message_at(kafka: Kafka, address: Address, topic_id: str, patience_s: float) -> SourceMessage:
-    """Return the message at an address. Raises `Gone` if Kafka no longer has it."""
+    """Read the message at an address from Kafka. Raises `Gone` if Kafka no longer has it."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in kafka.read(*where, patience_s=patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
@@ -404,7 +393,7 @@ def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guil
 
     If several records of the batch reach the key (`Guilty.of_key`), the last record that changed the row is returned.
     `version` wrote the row, or removed it; `key` is one row of key columns, as `parse_key` returns it. Raises
-    `NotFound` if a version is gone.
+    `NotFound` if a version was collected.
     """
     store, cache, app = program.store, program.cache, program.app.name
     previous, after = (history.read(store, app, stage, number) for number in (version - 1, version))
@@ -431,7 +420,6 @@ class _IsAsCommitted(OfAllTables):
 
 
 def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:
-    """Return the key's stored row at a version; empty if there is none."""
     table = manifest.table
     if table is None:
         return key.slice(0, 0)

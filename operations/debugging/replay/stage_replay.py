@@ -42,13 +42,9 @@ class StageReplay:
 
     program: LoadedProgram
     before: Manifest
-    """The previous version."""
     after: Manifest
-    """The version that the batch committed."""
     output: str = ""
-    """Channel to replay; empty for the table."""
     read: dict[str, Records] | None = None
-    """Processed records, if already loaded; None to read them from Kafka."""
 
     def __post_init__(self) -> None:
         hint = "give the program that ran then with --code"
@@ -72,7 +68,7 @@ class StageReplay:
 
         Raises:
             NotFound: The previous version was collected, or the program has no such stage.
-            Refused: The version is not that of a batch, or another program made it.
+            Refused: The version reads no records, or the program declares a table that the version does not have.
         """
         if not after.traits.reads_records:
             raise Refused(f"{after.stage}@v{after.version} is {after.traits.noun}, which reads no records")
@@ -81,23 +77,19 @@ class StageReplay:
 
     @property
     def stage(self) -> Stage:
-        """The stage in the program."""
         return self.program.app.stages[self.after.stage]
 
     @property
     def shape(self) -> Shape:
-        """Schemas of the stage."""
         return self.program.shapes[self.after.stage]
 
     @property
     def table(self) -> Table:
-        """The stage's own table, as declared at the previous version; must exist."""
         assert self.before.table is not None  # noqa: S101
         return self.before.table
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
-        """Columns that the stage's function receives, by the input's declared name."""
         return {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
 
     def of_output(self, name: str) -> StageReplay:
@@ -105,11 +97,10 @@ class StageReplay:
         return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
 
     def based_on(self, version: Manifest) -> StageReplay:
-        """Return a copy whose previous version is `version`, which must have the same columns."""
+        """Return a copy whose previous version is `version`, which must have the columns of the original one."""
         return self._like(before=version)
 
     def _like(self, **changes: object) -> StageReplay:
-        """Return a copy with changed fields; None removes a cached value."""
         other = copy.copy(self)
         for name, value in changes.items():
             if value is None:
@@ -125,7 +116,6 @@ class StageReplay:
 
     @property
     def left_out(self) -> dict[str, Records]:
-        """Rejected records by the input's declared name. Raises the errors of `read_input`."""
         return self._records[1]
 
     @cached_property
@@ -141,7 +131,6 @@ class StageReplay:
 
     @cached_property
     def numbers(self) -> dict[str, Numbers]:
-        """Number of each processed record, by the input's declared name."""
         times = np.concatenate([records.times_ms for records in self.records.values()])
         numbers = np.empty(len(times), np.int64)
         numbers[np.argsort(times, kind="stable")] = np.arange(len(times))
@@ -150,11 +139,9 @@ class StageReplay:
 
     @property
     def count(self) -> int:
-        """Number of records processed."""
         return sum(map(len, self.numbers.values()))
 
     def address(self, number: int) -> Address:
-        """Return the Kafka address of a processed record."""
         _, records, at = self._find_record(number)
         partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
         return Address(records.topic, partition, offset, row if records.upstream else None)
@@ -168,17 +155,15 @@ class StageReplay:
         return name, records.upstream, int(records.versions[at])
 
     def _find_record(self, number: int) -> tuple[str, Records, int]:
-        """Return the input of a record, that input's records, and the record's index among them."""
         name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
-        """Return chosen records as the function receives them, ordered by number."""
+        """Return the chosen records as the function receives them, ordered by number."""
         rows = {name: np.intersect1d(numbers, chosen, return_indices=True)[1] for name, numbers in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
     def taken(self, chosen: Numbers) -> dict[str, Records]:
-        """Return chosen records with their addresses, in the order of the batch."""
         rows = {name: np.flatnonzero(np.isin(numbers, chosen)) for name, numbers in self.numbers.items()}
         return {name: records.take(rows[name]) for name, records in self.records.items()}
 
@@ -192,11 +177,10 @@ class StageReplay:
         return self._all[1]
 
     def record_of(self, rows: pa.Table) -> Numbers:
-        """Return the record number of each of the function's rows; requires `knows_records`."""
         return np.asarray(rows[RECORD].to_numpy(), np.int64)
 
     def rows(self, chosen: Numbers | None = None) -> pa.Table:
-        """Return the function's rows for these records, by default all. Runs a Spark job unless `knows_records`."""
+        """Return the function's rows for chosen records, by default all. Runs a Spark job unless `knows_records`."""
         all_rows, is_traceable = self._all
         if chosen is None:
             return all_rows
@@ -205,12 +189,10 @@ class StageReplay:
         return all_rows.filter(pa.array(np.isin(self.record_of(all_rows), chosen)))
 
     def run(self, inputs: Mapping[str, pa.Table]) -> pa.Table:
-        """Return the function's rows for any input rows. Runs one Spark job."""
         numbers = {name: np.zeros(rows.num_rows, np.int64) for name, rows in inputs.items()}
         return self._function(inputs, numbers)[0]
 
     def manifest(self, new: pa.Table) -> Manifest:
-        """Return the version that the stage would have committed with these new table rows."""
         table, program = self.table, self.program
         clock_ms = self.clock_ms
         written = []
@@ -225,7 +207,7 @@ class StageReplay:
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """Return the table rows to write, and the rows that the state emits.
 
-        The emitted rows are one table for all outputs, or one for each.
+        The emitted rows are one table for all outputs, or one table per output.
         """
         step = self.step
         result = step.made(step.split_late(rows)[0], self.stored)
@@ -235,7 +217,6 @@ class StageReplay:
 
     @property
     def step(self) -> Step:
-        """Rules by which the batch's rows were merged into the table."""
         bound, event_time = self.shape.bound, self.after.event_time
         assert bound is not None  # noqa: S101  a stage with a table has one
         lateness = None
@@ -245,12 +226,10 @@ class StageReplay:
 
     @property
     def stored(self) -> LookUps:
-        """Look-ups of the rows before the batch."""
         return LookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
 
     @property
     def due(self) -> Due | None:
-        """Rule for rows that fell due with the batch; None if rows of the table never fall due."""
         by, after = self.shape.due_by, self.after.event_time
         return due_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
 
@@ -266,7 +245,7 @@ class StageReplay:
     def differing_keys(self, written: pa.Table, new: pa.Table) -> Numbers:
         """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.
 
-        Rows are compared by `equality`, since a replay may sum floats in another order.
+        Rows are compared by `snapshot.diff.equality`, since a replay may sum floats in a different order.
         """
         key = arrow_schema(self.table.key)
         written = written.select([*key.names, *(column.name for column in self.table.values), OP])
@@ -276,7 +255,6 @@ class StageReplay:
         return np.unique(hash_keys(different.cast(key), key.names))
 
     def sent(self, rows: pa.Table) -> pa.Table:
-        """Return the rows that the stage sends on `output`, given its function's rows."""
         if self.shape.bound is None:
             return rows
         if self.stage.late is not None and self.output == self.stage.late.name:
@@ -286,7 +264,7 @@ class StageReplay:
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     def sent_records(self, rows: pa.Table) -> Numbers | None:
-        """Return the record of each row of `sent`; None if not known, or if a state made the rows."""
+        """Return the record number of each row of `sent_rows`; None if not known, or if a state made the rows."""
         if not self.knows_records:
             return None
         if self.shape.bound is None:
@@ -296,20 +274,14 @@ class StageReplay:
         return None
 
     def late(self, rows: pa.Table) -> pa.Table:
-        """Return the late rows with the columns that the program declares for them.
-
-        The program must declare an output for late rows.
-        """
         columns = self.shape.late
         return self.step.split_late(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
     @property
     def clock_ms(self) -> int:
-        """Clock by which rows of the table expire during the batch."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
 
     def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
-        """Return the function's rows with record numbers, and a flag, as `Rerun.table` does. Raises Spark's errors."""
         with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
             records = [
                 records_of(self.program.spark, rows, numbers[name], Path(folder) / name)

@@ -37,9 +37,7 @@ from .program import LoadedProgram
 from .stage_replay import StageReplay, of_keys
 
 Chosen = Mapping[InputPart, Numbers]
-"""Record numbers by part."""
 Item = tuple[InputPart, int]
-"""One record."""
 _TIME = pa.timestamp("ms", "UTC")
 
 
@@ -50,32 +48,29 @@ class BadBatch:
     batches: Batches
     predicate: Predicate
     bad: Cut
-    """First bad moment, which ends with the batch's commit."""
     root: ReplayBatch
     changed: KeyChanges | None = None
-    """Keys that turned bad; None if not known."""
     replays: int = 0
-    """Number of choices of records tried."""
 
     @classmethod
     def of(
         cls, program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None = None
     ) -> Self:
-        """Open the batch that committed a stage's version of the bad moment. Raises the errors of `StageReplay.of`."""
+        """Open the batch that committed a stage's version of the bad moment.
+
+        Raises the errors of `StageReplay.for_version`.
+        """
         batches = Batches(program)
         return cls(batches, predicate, bad, batches.of(bad.stages[stage]), changed)
 
     @property
     def everything(self) -> Chosen:
-        """All records of the batch."""
         return whole(self.root.parts)
 
     def cut(self, chosen: Chosen, only: Numbers | None = None) -> Cut:
-        """Return the moment with only the `chosen` records; `only` restricts the records of the batch itself."""
         return self.cut_of(Choice(self.batches, chosen, self.root, only).manifest(self.root))
 
     def cut_of(self, manifest: Manifest) -> Cut:
-        """Return the moment with `manifest` in place of the batch's version."""
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
@@ -92,19 +87,17 @@ class BadBatch:
             raise CannotProve("moments were judged by hand, and a replay cannot ask a person") from None
 
     def is_bad(self, chosen: Chosen, only: Numbers | None = None) -> bool:
-        """Return True if the moment is bad with only these records. Raises the errors of replays."""
         self.replays += 1
         return self.is_bad_at(self.cut(chosen, only))
 
     def with_none(self) -> NoRecord | None:
-        """Return what the batch did without any record; None if the moment is good without the records."""
+        """Return the batch's effects without any record; None if the moment is good without the records."""
         if not self.is_bad({}):
             return None
         return dataclasses.replace(no_record(self.root), keys=self.keys_between(self.before, self.cut({})))
 
     @property
     def before(self) -> Cut:
-        """The moment with the stage as it was before the batch."""
         return self.cut_of(self.root.replay.before)
 
     def find(self, address: Address) -> Item:
@@ -134,7 +127,6 @@ class BadBatch:
         return records
 
     def keys_between(self, earlier: Cut, later: Cut) -> KeyChanges | None:
-        """Return the keys whose rows differ between two moments, in the table that the predicate reads."""
         program, stage = self.batches.program, self.root.replay.after.stage
         before, after = (table_of(cut.stages[stage], self.table) for cut in (earlier, later))
         rows = pa.table({})
@@ -154,7 +146,6 @@ class BadBatch:
 
     @property
     def own_table(self) -> bool:
-        """True if the predicate reads the stage's own table, possibly with other tables."""
         return self.table == self.root.replay.after.stage
 
     @cached_property
@@ -173,11 +164,10 @@ class BadBatch:
 
     @cached_property
     def alone(self) -> Numbers | None:
-        """Records of the bad batch that are bad by themselves; None if only trials could tell."""
+        """Records of the bad batch that are bad by themselves; None if only replays could tell."""
         return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
 
     def reach(self, part: InputPart, targets: Numbers | None) -> Numbers | None:
-        """Return the records of a part that lead to the records `targets` of the bad batch; None if not known."""
         if targets is None:
             return None
         if part.batch is self.root:
@@ -195,12 +185,10 @@ class BadBatch:
 
 
 def whole(parts: Iterable[InputPart]) -> dict[InputPart, Numbers]:
-    """Return all records of these parts."""
     return {part: part.numbers for part in parts}
 
 
 def by_part(items: Iterable[Item]) -> dict[InputPart, Numbers]:
-    """Return the numbers of records by their part."""
     numbers_by_part: dict[InputPart, list[int]] = {}
     for part, number in items:
         numbers_by_part.setdefault(part, []).append(number)
@@ -214,7 +202,7 @@ def may_emit(batch: ReplayBatch) -> bool:
 
 
 def no_record(batch: ReplayBatch) -> NoRecord:
-    """Return what a batch did without any record: rows that expired, and rows that fell due."""
+    """Return a batch's effects without any record: rows that expired, and rows that fell due."""
     replay, after = batch.replay, batch.replay.after
     if replay.shape.bound is None:
         nothing = pa.table({"time": pa.array([], _TIME)})
@@ -233,7 +221,6 @@ def no_record(batch: ReplayBatch) -> NoRecord:
 
 
 def _expired(replay: StageReplay) -> pa.Table:
-    """Return the rows that the batch's clock made expire: key, and time of expiry."""
     program, table = replay.program, replay.table
     side = TableSide(program.store, program.cache, table, replay.before, replay.before.clock_ms)
     span = replay.before.clock_ms + 1, replay.clock_ms
@@ -250,7 +237,6 @@ def _expired(replay: StageReplay) -> pa.Table:
 
 
 def _fell_due(replay: StageReplay) -> pa.Table:
-    """Return the rows that fell due with the batch: key, and time."""
     key = TableSide(replay.program.store, replay.program.cache, replay.table, replay.before).no_rows()
     names = [column.name for column in replay.table.key]
     if (due := replay.due) is None or not due.pending:
@@ -260,7 +246,6 @@ def _fell_due(replay: StageReplay) -> pa.Table:
 
 
 def bad_beside(batch: ReplayBatch, predicate: Predicate) -> Numbers | None:
-    """Return the records that put rows into a side table that are bad by themselves; None if not known."""
     names = {table_name(batch.replay.after.stage, name): name for name in batch.side_rows}
     try:
         table, sql = row_local(predicate.sql, names)

@@ -1,4 +1,4 @@
-"""Export of a cut's tables as Iceberg tables: a plan for each table, a pin of the cut, a commit for each table.
+"""Export of a cut's tables as Iceberg tables: one plan per table, a pin of the cut, one commit per table.
 
 The order makes the export resumable: the cut is pinned before metadata names its SSTs, and a pin is removed when no
 table names it any more. A table's metadata names the pin of each Iceberg snapshot. An unchanged table gets no new
@@ -49,46 +49,33 @@ class WrittenTable:
 
     name: str
     location: str
-    """Address of the Iceberg table for readers."""
     version: int
-    """Version of the stage whose rows the table shows."""
     rows: int
-    """Number of visible rows."""
     files: int
-    """Number of data files."""
     bytes: int
-    """Total size of the data files."""
     hidden: int
     """Number of rows in data files that position deletes hide."""
     snapshot: int
-    """Id of the Iceberg snapshot."""
     moved: bool
     """True if the table got a new snapshot."""
     written_bytes: int
-    """Bytes written by this export."""
     copied: int
     """Number of data files that are copies of SSTs from before a migration that Iceberg cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """State of a table that the export is to commit."""
-
     table: IcebergTable
     manifest: Manifest
     head: Head | None
     snapshot: Snapshotted
-    """The planned snapshot; copies that are not written yet have no size."""
     copies: Mapping[str, tuple[Sst, Reading | None]]
     """Data files that are copies, by address: the SST, and how to read its rows."""
     rows: int
-    """Number of visible rows."""
     moved: bool
-    """True if a new snapshot is needed."""
 
     @property
     def pinned_by(self) -> str:
-        """Pin of the table's newest snapshot; empty without one."""
         if self.head is None or self.head.snapshot is None:
             return ""
         return self.head.pins.get(self.head.snapshot.snapshot_id, "")
@@ -101,11 +88,8 @@ class IcebergExport:
     store: ObjectStore
     cache: SstCache
     target: ObjectStore
-    """Root of the tables; each table has a folder of its name there."""
     by: str
-    """user@host, recorded in the pins."""
     keep_ms: int = KEEP_MS
-    """Time in milliseconds for which a replaced snapshot stays, for queries that still read it."""
     _tables: dict[str, IcebergTable] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -177,7 +161,6 @@ class IcebergExport:
         return None if is_read_alike(reading) else reading
 
     def _carry_out(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
-        """Commit a plan. After a concurrent commit, plan again and retry."""
         table, bytes_before = plan.table, plan.table.bytes_written
         for _ in range(_TRIES):
             if (head := self._commit(cut, plan, pins)) is not None:
@@ -228,7 +211,7 @@ class IcebergExport:
         return {f"{OWN}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
     def _copy(self, plan: _Plan, at: str) -> DataFile:
-        """Write a copy of an SST with the current columns, in the same order, with values that any reader accepts."""
+        """Write a copy of an SST with the current columns, in the SST's order, with values that any reader accepts."""
         (sst, reading), declared = plan.copies[at], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
@@ -249,7 +232,7 @@ class IcebergExport:
     def _release(self, app: str, now_ms: int, own: str = "") -> None:
         """Remove old pins that no table names. Recent pins stay, since a running export may need them.
 
-        Also removes `own`, the pin of a failed call, at any age.
+        Also removes `own_pin`, the pin of a failed call, at any age.
         """
         old = [name for name in self.pins(app) if name == own or _pinned_at_ms(name) <= now_ms - SWEEP_MS]
         named: set[str] = set()
@@ -268,7 +251,6 @@ class IcebergExport:
         return [name for name in names if name.startswith(self._prefix) and name[len(self._prefix) :].isdecimal()]
 
     def pin_name(self, now_ms: int) -> str:
-        """Return the name of a pin made at `now_ms`."""
         return f"{self._prefix}{now_ms}"
 
 
@@ -286,7 +268,6 @@ class _Pins:
         return name in self._known
 
     def new(self) -> str:
-        """Pin the cut on the first call. Return the pin's name."""
         if not self.new_name:
             export, names = self._export, map(self._export.pin_name, count(self.now_ms))
             name = next(candidate for candidate in names if candidate not in self._known)

@@ -1,4 +1,4 @@
-"""Iceberg's own files in an object store: their addresses, and pyiceberg's readers and writers over bytes in memory.
+"""Encoding of Iceberg's files and schemas: manifests and manifest lists in memory, addresses, read compatibility.
 
 pyiceberg encodes and decodes manifests and manifest lists in memory, and the store puts and gets the bytes, so these
 files have the retries, credentials and tests of all other objects.
@@ -47,8 +47,8 @@ def data_schema(table: Table) -> pa.Schema:
 def iceberg_schema(name: str, table: Table) -> Schema:
     """Return the columns that users see as an Iceberg schema.
 
-    int8 and int16 become int; a timestamp with a time zone becomes timestamptz. Raises `Refused` if two columns get the
-    same name: Iceberg names the field of a struct `struct.field`.
+    int8 and int16 become int; a timestamp with a time zone becomes timestamptz. Raises `Refused` if two columns get one
+    name: Iceberg names the field of a struct `struct.field`.
     """
     fields = data_schema(table)
     field_ids = list(_ids(pa.struct(fields)))
@@ -94,7 +94,7 @@ def _is_found(source: ColumnSource) -> bool:
 
 
 def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
-    """Return True if Iceberg reads values of `was` as `kind`; our migrations must be able to widen `was` to `kind`."""
+    """Return True if Iceberg reads stored values of type `was` as `kind`; our migrations can widen `was` to `kind`."""
     types = pa.types
     if types.is_decimal(was):
         return bool(was.scale == kind.scale)
@@ -130,11 +130,9 @@ class MemoryFile(InputFile, OutputFile):
         return True
 
     def open(self, seekable: bool = True) -> BytesIO:
-        """Return a reader of the bytes."""
         return BytesIO(self.data)
 
     def create(self, overwrite: bool = False) -> BytesIO:
-        """Return a writer that replaces the bytes when closed."""
         return _Sink(self)
 
     def to_input_file(self) -> "MemoryFile":
@@ -164,12 +162,10 @@ class _Deletes(ManifestWriterV2):
 
 
 def data_file(path: str, rows: int, size: int) -> DataFile:
-    """Return the manifest entry of a Parquet file with rows."""
     return _file(DataFileContent.DATA, path, rows, size)
 
 
 def delete_file(path: str, deletes: Deletes, size: int) -> DataFile:
-    """Return the manifest entry of a file of position deletes."""
     lower, upper = bounds(deletes)
     rows = sum(map(len, deletes.values()))
     return _file(DataFileContent.POSITION_DELETES, path, rows, size, lower_bounds=lower, upper_bounds=upper)
@@ -214,14 +210,12 @@ def write_manifest(
 def write_list(
     to: MemoryFile, snapshot_id: int, parent: int | None, sequence: int, manifests: list[ManifestFile]
 ) -> None:
-    """Write the manifest list of a snapshot."""
     with write_manifest_list(2, to, snapshot_id, parent, sequence, _CODEC) as writer:
         if manifests:
             writer.add_manifests(manifests)
 
 
 def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
-    """Return the entries of a manifest list."""
     return read_manifest_list(MemoryFile(path, data))
 
 

@@ -26,7 +26,7 @@ from ....store.versions.manifest import Manifest, Sst
 Positions = npt.NDArray[np.int64]
 """Ascending, distinct row positions in one file."""
 Deletes = Mapping[str, Positions]
-"""Hidden rows, by the address of their data file."""
+"""Positions of hidden rows, by the address of their data file."""
 
 PATH_ID, POS_ID = 2147483546, 2147483545
 _SCHEMA = pa.schema(
@@ -88,7 +88,6 @@ class DeletePlan:
     """Plan for a table's delete files."""
 
     remaining: tuple[str, ...]
-    """Addresses of the delete files that the snapshot keeps."""
     added: Deletes
     """Contents of a new delete file; empty for none."""
 
@@ -97,7 +96,7 @@ def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     """Plan which delete files a snapshot keeps and which deletes it adds, so that exactly `expected` is deleted.
 
     `expected` has all data files of the snapshot with hidden rows. A delete file is dropped if it has a delete that is
-    not in `expected`, or if most of its deletes are for dropped data files.
+    not in `expected`, or if at least half of its deletes are for dropped data files.
     """
     kept_files: list[tuple[int, str, dict[str, Positions]]] = []
     expected_rows = _Rows(expected)
@@ -119,7 +118,7 @@ def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
 
 
 class _Rows:
-    """Rows of data files as bitmaps: look-ups need no sorting."""
+    """Row positions of data files as bitmaps, for look-ups without sorting."""
 
     def __init__(self, deletes: Deletes) -> None:
         self._bits: dict[str, npt.NDArray[np.bool_]] = {}

@@ -52,14 +52,13 @@ SWEEP_MS = HOUR_MS
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Newest metadata of a table."""
+    """Newest metadata of an Iceberg table."""
 
     number: int
     metadata: TableMetadata
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Newest snapshot; None if the table has none."""
         return self.metadata.current_snapshot()
 
     @property
@@ -76,17 +75,14 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The files of a snapshot."""
+    """The files of an Iceberg snapshot."""
 
     data: Mapping[str, ManifestEntry] = field(default_factory=dict)
-    """Data files by address."""
     deletes: Mapping[str, ManifestEntry] = field(default_factory=dict)
     manifests: frozenset[str] = frozenset()
-    """Addresses of the snapshot's manifest list and manifests."""
 
     @property
     def addresses(self) -> frozenset[str]:
-        """Addresses of all files of the snapshot."""
         return self.manifests | self.data.keys() | self.deletes.keys()
 
 
@@ -96,10 +92,8 @@ class Snapshotted:
 
     schema: Schema
     data: Mapping[str, DataFile]
-    """All data files by address."""
     deletes: DeletePlan
     summary: Mapping[str, str]
-    """Summary properties of the snapshot except counters."""
 
 
 class IcebergTable:
@@ -235,7 +229,6 @@ class IcebergTable:
         )
 
     def _write(self, base: TableMetadata, new: Snapshotted, schema_id: int, time_ms: int) -> Snapshot:
-        """Write the files of a new snapshot, except its data files."""
         snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
         live, sequence = self.live(parent), base.next_sequence_number()
         deletes = self._new_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")

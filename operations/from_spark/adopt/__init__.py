@@ -1,5 +1,5 @@
-"""Adoption of a stopped Spark query as a stage of a program: its state and history, as that stage stores them.
+"""Adoption of a stopped Spark query as a stage of a program, with the query's state and history.
 
-`columns`, `buffers`, `mapping` and `grouped` map the query's columns, `adoption` makes versions of its batches, and
-`checksum` verifies the versions. `adopting`, `program_text` and `shadow` depend on Spark, Kafka and the program.
+`buffers`, `variables`, `mapping` and `grouped` map the query's columns to the stage's. `adoption` makes a version of
+each batch and verifies the last one. `adopting`, `program_text` and `shadow` depend on Spark, Kafka and the program.
 """

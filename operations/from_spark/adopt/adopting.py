@@ -1,4 +1,4 @@
-"""Preparation of an adoption: reads the checkpoint, the program and Kafka, and checks that these fit together."""
+"""Preparation of an adoption: checks that the query's checkpoint, the program and Kafka fit together."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,26 +31,21 @@ from .mapping import mapping_of
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The query to adopt, and the stage that it becomes."""
+    """Adoption request: the query's checkpoint, and the stage that the query becomes."""
 
     checkpoint: str
-    """Folder or URL of the checkpoint."""
     path: str
-    """Path of the program's file."""
     stage: str
     app: str = ""
-    """Name of the app; empty for the name in the program."""
     offsets: Sequence[str] = ()
-    """Offsets as `topic=where`, for topics that are missing in the query's offsets."""
     last_batch: int | None = None
-    """Last batch to adopt; None for the newest."""
     attached: str = ""
-    """An app, or `APP/STAGE`, that followed the query and has history that the checkpoint no longer has."""
+    """App, or `APP/STAGE`, that followed the query, and has history that the checkpoint has lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionPlan:
-    """Result of the dry run of an adoption."""
+    """Result of an adoption's dry run."""
 
     app: str
     stage: str
@@ -58,16 +53,14 @@ class AdoptionPlan:
     where: str
     batches: range
     of: tuple[str, ...]
-    """Kinds of the operators whose tables are adopted."""
     table: Table
     made: tuple[MappedColumn, ...]
     offsets: Mapping[str, tuple[int, ...]]
-    """First offsets that the stage reads, by topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """Adoption that is prepared, or already complete."""
+    """Adoption that is ready to run, or that an earlier call completed."""
 
     plan: AdoptionPlan | None
     adoption: Adoption | None
@@ -152,7 +145,6 @@ def opened(
 def _with_history(
     checkpoint: ReadableCheckpoint, attached: str, store: ObjectStore, cache: SstCache
 ) -> ReadableCheckpoint:
-    """Return the checkpoint, preceded by the history of an attached app."""
     if not attached:
         return checkpoint
     name, _, stage = attached.partition("/")
@@ -166,7 +158,7 @@ def _with_history(
 
 
 def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
-    """Return the batches that become versions. Raises `Refused` if batch `last` cannot be read."""
+    """Return the batches that become versions. Raises `Refused` if the batch `last` cannot be read."""
     committed, available = checkpoint.committed(), checkpoint.available(last)
     if not committed:
         raise Refused(f"the query of {checkpoint.where} has not committed a batch yet")

@@ -1,8 +1,8 @@
-"""Conversion of a query's checkpoint to a stage: a version with all rows of the oldest batch, then one for each batch.
+"""Conversion of a query's checkpoint to a stage: a version with the oldest state, then one for each batch.
 
-An object (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified
-against Spark's; then the app gets its identity and the mark is deleted. A repeated call resumes after the last version.
-If the adoption fails, everything that it wrote is deleted.
+A journal (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified
+against Spark's. Then the app gets its identity, and the journal is deleted. A repeated call resumes after the last
+version. If the adoption fails, everything that it wrote is deleted.
 """
 
 from __future__ import annotations
@@ -44,33 +44,32 @@ class AdoptedRows(Protocol):
 
     @property
     def states(self) -> Sequence[ReadableTable]:
-        """Tables of the query that are mapped."""
+        """Mapped tables of the query."""
 
     @property
     def columns(self) -> Sequence[MappedColumn]:
         """Columns and their sources, for reports."""
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
-        """Return all rows of the table, given the rows of `states` at the end of a batch.
+        """Return all rows of the table, given all rows of `states` at the end of a batch.
 
         Raises `Refused` for a value that does not fit.
         """
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
-        """Set the state before the first call of `changes` to the rows of `states` at the end of a batch."""
+        """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
 
     def changes(self, states: Sequence[pa.Table], /) -> pa.Table:
-        """Return a batch's changes with `DELETED`, given the changes of `states`. Batches come in order."""
+        """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedBatch:
-    """A committed version of an adoption."""
+    """Version that was committed for a batch."""
 
     manifest: Manifest
     batch: int
     rows: int
-    """Rows written, deletions included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,42 +79,37 @@ class Adopted:
     app: str
     stage: str
     version: int
-    """Last version that was adopted."""
     last_batch: int
     checksum: Checksum | None
     """Checksum of the stored rows, equal to that of Spark's rows; None if an earlier call verified the rows."""
     offsets: Mapping[str, tuple[int, ...]]
-    """First offsets that the stage reads, by topic."""
 
     @property
     def already(self) -> bool:
-        """True if an earlier call completed the adoption."""
         return self.checksum is None
 
 
 @dataclass(slots=True)
 class Adoption:
-    """Creates the stage's versions. All methods raise `Unavailable`; repeating the call resumes."""
+    """Creates the stage's versions. All methods raise `Unavailable`; a repeated call resumes."""
 
     store: ObjectStore
     cache: SstCache
     checkpoint: ReadableCheckpoint
     first: Manifest
-    """First version of the stage, kind "init", without rows, offsets and times."""
+    """First version of the stage, of kind `init`, without rows, offsets and times."""
     rows: Callable[[], AdoptedRows]
     _: KW_ONLY
     batches: range
-    """The batches to adopt, from the oldest whose whole state is available to the last."""
+    """Batches to adopt, from the oldest one with complete state files to the last."""
     rules: TimeRules
     info: AppInfo
-    """Identity of the app, stored or new."""
     channels: Callable[[], Mapping[str, Output]] = dict
-    """Function that creates missing channels that the stage writes, and returns their ends."""
+    """Function that creates missing channels that the stage writes, and returns their end offsets."""
     constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets by topic, the same in all versions, for topics that are missing in the query's offsets."""
+    """Offsets by topic, equal in all versions, for topics that are missing in the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _rows: AdoptedRows | None = field(default=None, init=False)
-    """Mapping of rows, in its state after the newest version."""
 
     def run(self) -> Adopted:
         """Create all versions, verify the last one, and complete the app.
@@ -152,7 +146,6 @@ class Adoption:
         return _adopted(head, checksum)
 
     def _begin(self) -> None:
-        """Put the object that marks the app as incomplete."""
         store, app = self.store, self.info.name
         if (note := apps.find_cloning(store, app)) is not None:
             self.info = note.info
@@ -167,7 +160,6 @@ class Adoption:
         codec.add(store, keys.cloning(app), note, under=lambda cloning: keys.cloning(cloning.info.name))
 
     def _resumable(self) -> Manifest | None:
-        """Return the last version of an earlier call, if this call would create the same versions."""
         store, app, stage = self.store, self.info.name, self.first.stage
         if (head := history.head(store, app, stage)) is None:
             return None
@@ -229,7 +221,7 @@ class Adoption:
         return manifest
 
     def _run_merges(self, head: Manifest) -> Manifest:
-        """Run all merges that are due, and return the newest version. A merge gets the time right after its batch."""
+        """Run all merges that are due. Returns the newest version. A merge gets the time right after its batch."""
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
@@ -238,7 +230,7 @@ class Adoption:
         return newest(self.store, self.info.name, self.first.stage, head) or head
 
     def _verify(self, head: Manifest) -> Checksum:
-        """Compare the last version's rows with Spark's. Return the checksum. Raises `Refused` if the rows differ."""
+        """Compare the last version's rows with Spark's. Returns the checksum. Raises `Refused` if the rows differ."""
         rows, table = self.rows(), self.first.table
         assert table is not None  # noqa: S101
         stored = of_version(self.store, self.cache, head)
@@ -254,7 +246,6 @@ class Adoption:
         return stored
 
     def _clock_ms(self) -> int:
-        """Return the clock for expiry: no row expires before the stage runs."""
         table = self.first.table
         by_write = table is not None and ttl.by_write_time(table.ttl)
         return self.checkpoint.batch(self.batches[-1]).committed_ms if by_write else ttl.first_clock_ms(None, table, 0)
@@ -268,10 +259,7 @@ class Adoption:
         return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
-        """Return the event times that a batch's version records.
-
-        As in Spark, rows fall due by the watermark of the previous batch.
-        """
+        """Return the event times for a batch's version. As in Spark, the previous batch's watermark makes rows due."""
         due_by = self.rules.due_by
         if due_by is None and not self.rules.timed:
             return None
@@ -293,12 +281,11 @@ class Adoption:
         return head.adopted.next_batch
 
     def _undo(self) -> None:
-        """Delete everything that a failed call wrote."""
         self._undo_versions()
         self.store.delete(keys.cloning(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage's versions, newest first, so that the versions left after a crash have no gaps."""
+        """Delete the stage's versions, newest first, so that a crash leaves no gaps."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))
@@ -308,7 +295,7 @@ class Adoption:
 
 
 def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adopted | None:
-    """Return the result of a completed adoption, or None. Two requests if the stage has no versions.
+    """Return the result of a completed adoption, or None. Makes two requests if the stage has no versions.
 
     Raises `Refused` if the stage has other versions, or another stage of the app is being adopted.
     """
@@ -348,7 +335,7 @@ def _identity(draft: Manifest) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Checksum of rows over all columns of a table, including internal ones."""
+    """Checksum of rows over all columns of a table, internal ones included."""
 
     rows: int = 0
     sum: int = 0
@@ -359,7 +346,6 @@ class Checksum:
 
 
 def of_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
-    """Return the checksum of rows with a table's columns."""
     schema, key = arrow_schema(table.columns), [column.name for column in table.key]
     count = total = 0
     for part in rows:
@@ -371,7 +357,6 @@ def of_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
 
 
 def of_version(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
-    """Return the checksum of a version's rows."""
     table = version.table
     assert table is not None  # noqa: S101  callers pass versions with a table
     partitions = range(table.partitions)

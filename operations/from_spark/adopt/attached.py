@@ -1,4 +1,4 @@
-"""History of an attached app, followed by the later batches that the query's checkpoint still has.
+"""Checkpoint interface over the versions of an attached app, continued by the batches of the query's checkpoint.
 
 An attached app has a version for each batch that it followed. Its history begins after its last gap.
 """
@@ -25,7 +25,7 @@ from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, Re
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """Checkpoint whose early batches come from an attached stage's versions, later ones from the query's checkpoint.
+    """Checkpoint whose early batches are versions of an attached stage; later ones are read from the query.
 
     Raises `Refused` if the stage is attached to another query, or has tables with other columns.
     """
@@ -36,9 +36,7 @@ class AttachedHistory:
     stage: str
     checkpoint: ReadableCheckpoint
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
-    """Versions by last batch, from the newest back to the first found that has several batches."""
     _names: dict[str, str] = field(default_factory=dict, init=False)
-    """Name of each side table, by the name of the query's table."""
 
     def __post_init__(self) -> None:
         head = history.head(self.store, self.app, self.stage)
@@ -60,7 +58,6 @@ class AttachedHistory:
 
     @property
     def where(self) -> str:
-        """Location of the checkpoint."""
         return self.checkpoint.where
 
     @property
@@ -72,13 +69,12 @@ class AttachedHistory:
         return self.checkpoint.tables
 
     def committed(self) -> range:
-        """Return the batches that the app or the checkpoint has."""
         in_checkpoint = self.checkpoint.committed()
         first = min([*self._versions, *in_checkpoint[:1]], default=0)
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the app's batches, extended by the checkpoint's if no batch is missing in between."""
+        """Return the app's batches, extended by the checkpoint's if no batch between them is missing."""
         own, in_checkpoint = sorted(self._versions), self.checkpoint.available(up_to)
         last = up_to if up_to is not None else max(self.committed(), default=-1)
         if not own or own[0] > last:
@@ -88,7 +84,6 @@ class AttachedHistory:
         return range(own[0], last + 1) if in_checkpoint and in_checkpoint[0] <= own[-1] + 1 else in_checkpoint
 
     def batch(self, batch: int, /) -> ReadableBatch:
-        """Return a batch, from its version or from the checkpoint."""
         version = self._versions.get(batch)
         if version is None:
             return self.checkpoint.batch(batch)
@@ -101,12 +96,10 @@ class AttachedHistory:
         return ReadableBatch(batch, offsets, version.watermark_ms, next_watermark_ms, version.time_ms)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
-        """Return the rows at the end of a batch, from its version or from the checkpoint."""
         version = self._versions.get(batch)
         return self.checkpoint.rows(table, batch) if version is None else self._rows(table, version)
 
     def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterator[pa.Table]:
-        """Yield the changes of batches, first from versions, then from the checkpoint."""
         for batch in range(after + 1, up_to + 1):
             if (version := self._versions.get(batch)) is None:
                 yield from self.checkpoint.changes(table, batch - 1, up_to)
@@ -121,7 +114,6 @@ class AttachedHistory:
                 yield from part.select(schema.names).cast(schema).combine_chunks().to_batches()
 
     def _changed(self, table: ReadableTable, version: Manifest) -> pa.Table:
-        """Return the rows of the SSTs that a version added: all puts and deletes of its batch."""
         previous = history.read(self.store, self.app, self.stage, version.version - 1)
         previous_objects = {sst.object for sst in self._table_version(table, previous).ssts}
         added = [sst for sst in self._table_version(table, version).ssts if sst.object not in previous_objects]

@@ -1,4 +1,4 @@
-"""Mapping of Spark's aggregation buffers to the columns of declared aggregates, by position.
+"""Mapping of Spark's aggregation buffers, by position, to the columns of declared aggregates.
 
 A buffer has the fields of each aggregate in the order of `agg(...)`, and names repeat. The fields `sum, count` may be a
 sum and a count, or an average; only the declaration can tell, so its aggregates are matched in order.
@@ -28,19 +28,16 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 @dataclass(frozen=True, slots=True)
 class MappedColumn:
-    """One column of a table, and its sources."""
+    """One column of a stage's table, and its sources."""
 
     column: str
     of: tuple[str, ...]
-    """Columns of the query's state from which the column is made."""
     make: Callable[[pa.Table], Array]
-    """Function that computes the column from rows with the source columns."""
     how: str = ""
-    """Description of the computation; empty if the source is copied."""
 
 
 def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
-    """Return the changes of a batch with the column `DELETED`: rows `put`, and keys `deleted` with null values."""
+    """Combine a batch's changed rows and deleted keys in one table with the column `DELETED`."""
     null_values = [pa.nulls(deleted.num_rows, value.type) for value in arrow_schema(table.values)]
     deleted_rows = pa.table([*deleted.columns, *null_values], schema=put.schema)
     flags = pa.array([False] * put.num_rows + [True] * deleted_rows.num_rows, pa.bool_())
@@ -49,18 +46,17 @@ def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
 
 @dataclass(slots=True)
 class ColumnSearch:
-    """Columns that are mapped so far, and problems of columns that cannot be mapped."""
+    """Mapped columns so far, and problems of columns that cannot be mapped."""
 
     columns: list[MappedColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def used(self) -> set[str]:
-        """Columns of the state that are mapped."""
         return {name for mapped in self.columns for name in mapped.of}
 
     def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
-        """Map a column to a column of the state if its type can store the values; otherwise add a problem."""
+        """Map a column to a state column if its type can store the values; otherwise add a problem."""
         if is_convertible(source.type, kind):
             self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
@@ -68,7 +64,7 @@ class ColumnSearch:
 
 
 def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: ColumnSearch, label: str) -> None:
-    """Map columns to columns of the same name, then the rest by position if both sides have equally many left."""
+    """Map columns by name, and the rest by position if the table and the state have equally many left."""
     unmatched = {state_field.name.casefold(): state_field for state_field in state}
     sources = {
         declared.name: unmatched.pop(declared.name.casefold())
@@ -108,17 +104,17 @@ def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
 _Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MappedColumn]]
-"""Function that maps fields of a buffer to columns; gets the aggregate's column, the table's types, and the fields."""
+"""Function that maps a buffer's fields to columns; gets the aggregate's column, the table's types, and the fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Fields of an aggregate in Spark's buffer, in order, and the function that makes columns of them."""
+    """Fields of an aggregate in Spark's buffer, in order, and the function that maps the fields to columns."""
 
     fields: tuple[str, ...]
     make: _Make
     of: str = ""
-    """Spark's name of the aggregate, if slackwater has another name for it."""
+    """Spark's name of the aggregate if slackwater has a different name."""
 
 
 def _same(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -162,7 +158,7 @@ def _unscaled(total: str, kind: pa.DataType) -> str:
 
 
 def _scaled(total: Array, kind: pa.DataType) -> Array:
-    """Return a sum with its scale: Spark stores the sum of a short decimal as an integer or a double."""
+    """Restore the scale of a sum: Spark stores the sum of a short decimal as an integer or a double."""
     if not pa.types.is_decimal(kind) or pa.types.is_decimal(total.type):
         return total
     if pa.types.is_floating(total.type) and not kind.scale:
@@ -210,7 +206,7 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
 
 
 def _by_arrival(*, first: bool) -> _Make:
-    """Return the mapping of Spark's first or last value, which has no ordering value: it is chosen by arrival."""
+    """Return the function that maps Spark's first or last value, which is chosen by arrival instead of an ordering."""
 
     def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
         value, is_set = fields
@@ -260,9 +256,9 @@ _UNSUPPORTED = {
 def aggregates(
     declarations: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, search: ColumnSearch
 ) -> None:
-    """Map a buffer with the fields `state` to the columns of declared aggregates.
+    """Map the fields `state` of a buffer to the columns of declared aggregates.
 
-    `values` are the table's columns. Adds the mapped columns or the problems to `search`.
+    `values` are the table's columns. Adds the mapped columns, or the problems, to `search`.
     """
     types = {column.name: column.type for column in values}
     fields, at = list(state), 0
@@ -308,10 +304,9 @@ def aggregates(
 
 
 def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
-    """Guess the aggregates of a buffer: for each, its function, and the name and type of its first field.
+    """Guess a buffer's aggregates. Returns function, first field's name and type of each, and unknown fields.
 
-    The second result has the fields of unknown aggregates. An ambiguous buffer becomes the longest match: `sum, count`
-    is a mean.
+    An ambiguous buffer becomes the longest match: `sum, count` is a mean.
     """
     fields, declarations, unknown, at = list(state), [], [], 0
     all_buffers = sorted(

@@ -1,7 +1,7 @@
-"""Mapping of several rows of a query to one row of a table: sessions, waiting rows of joins, variables of a key.
+"""Mapping of several query rows to one row of a table: sessions, waiting rows of joins, state variables.
 
 A change in the query concerns one of these rows, but the table needs the complete row. So the query's rows are kept in
-a database, on disk if they exceed the memory limit, and the rows of changed keys are computed again for each batch.
+DuckDB, on disk if they exceed the memory limit, and the rows of changed keys are recomputed for each batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,25 +30,24 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Part of a key's row that comes from one of the query's tables."""
+    """Mapping of one of the query's tables to its part of a key's row."""
 
     state: ReadableTable
     columns: tuple[MappedColumn, ...]
-    """Columns of the database's table: the key, the columns in `ids`, and the values."""
+    """Columns of the DuckDB table: the key, the columns in `ids`, and the values."""
     ids: tuple[str, ...]
     """Columns that distinguish the rows of a key."""
     per_key: tuple[tuple[str, str], ...]
     """Names and DuckDB expressions of aggregates over the rows of a key."""
 
     def flat(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """Convert rows of the state to the named columns of the database's table."""
         makers = {column.column: column for column in self.columns}
         return pa.table([_chunked(makers[name].make(state)) for name in columns], names=list(columns))
 
 
 @dataclass(slots=True)
 class Grouped:
-    """Implementation of `adoption.AdoptedRows` for a table whose row combines all of the query's rows of a key.
+    """`StateMapping` for a table whose row combines all of the query's rows of a key.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -57,7 +56,6 @@ class Grouped:
     table: Table
     values: tuple[tuple[str, str], ...]
     columns: tuple[MappedColumn, ...]
-    """Columns for reports."""
     key: tuple[str, ...] = field(init=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)
     _: InitVar[None] = None
@@ -67,16 +65,13 @@ class Grouped:
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
-        """Tables of the query that are mapped."""
         return tuple(part.state for part in self.parts)
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        """Yield all rows of the table at the end of a batch."""
         self.recall(states)
         yield from self._rows("")
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Load the rows of the query's tables at the end of a batch."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -95,7 +90,6 @@ class Grouped:
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """Return a batch's changes with the column `DELETED`."""
         con = self._con
         assert con is not None  # noqa: S101  `recall` was called
         keys = _listed(self.key)
@@ -150,17 +144,15 @@ def _equal(first: str, second: str, names: Iterable[str]) -> str:
 
 
 def struct(fields: Sequence[str]) -> str:
-    """Return the DuckDB expression for a struct of columns."""
     return "struct_pack(" + ", ".join(f"{_quoted(name)} := {_quoted(name)}" for name in fields) + ")"
 
 
 def listed(fields: Sequence[str], order: Sequence[str]) -> str:
-    """Return the DuckDB expression for the list of a key's rows as structs, ordered by the columns `order`."""
+    """Return the DuckDB expression that collects a key's rows as a list of structs, ordered by `order`."""
     return f"list({struct(fields)} ORDER BY {_listed(order)})"
 
 
 def quoted(name: str) -> str:
-    """Quote a column name for DuckDB."""
     return _quoted(name)
 
 
@@ -174,7 +166,7 @@ _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 def sessions(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """Map sessions to a list for each key. In Spark, each session is a row, whose key includes its start."""
+    """Map session windows to one list for each key. In Spark, each session is a row whose key includes its start."""
     (state,) = states
     assert isinstance(kind, Sessions)  # noqa: S101  selected by its tag
     lists = {

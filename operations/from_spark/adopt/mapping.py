@@ -1,7 +1,6 @@
-"""Mapping of a query's state to a stage's table: the sources of each of the table's columns. Pure.
+"""Mapping of a query's state to a stage's table: the sources of each column. Pure.
 
-Each kind of state has a rule for the columns that Spark keeps. Other kinds, such as a program's own, get the columns of
-the same names.
+Each built-in kind of state has a rule. For other kinds, such as a program's own, columns are matched by name.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +26,11 @@ _DISTINCT = ("distinct", "distinct-within-watermark")
 _ONE_ROW = ("total", "limit")
 """Kinds of operators whose table has one row and no key."""
 _EXPIRES = "expires_at"
-"""Column of dropDuplicatesWithinWatermark with the expiry of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowByRow:
-    """Implementation of `adoption.AdoptedRows` that maps each row of a query's table to one row."""
+    """`StateMapping` that makes one row of the stage's table from each row of the query's table."""
 
     state: ReadableTable
     table: Table
@@ -40,19 +38,16 @@ class RowByRow:
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
-        """Table of the query that is mapped."""
         return (self.state,)
 
     def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        """Return all rows of the table, given the rows of `states` at the end of a batch."""
         (rows,) = states
         return (self.rows(pa.Table.from_batches([batch])) for batch in rows)
 
     def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Do nothing: changes do not depend on the previous state."""
+        """Do nothing, because changes do not depend on the previous state."""
 
     def changes(self, states: Sequence[pa.Table]) -> pa.Table:
-        """Return a batch's changes with the column `DELETED`."""
         (state,) = states
         deleted = state[DELETED]
         if not pc.any(deleted).as_py():
@@ -76,7 +71,7 @@ def mapping_of(
 ) -> RowByRow | Grouped:
     """Return the mapping of a query's tables to a stage's table.
 
-    `label` names the stage in errors; `bound` is the stage's state. Raises `Refused` with the problems of each column.
+    `label` names the stage in errors, `bound` is the stage's state. Raises `Refused` with the problems of all columns.
     """
     kind, search = kind_of(table.state), ColumnSearch()
     if (combine := _SEVERAL.get(kind.tag)) is not None:
@@ -107,7 +102,6 @@ def _refused(search: ColumnSearch, tables: Sequence[ReadableTable], label: str, 
 
 
 def _check_one_row(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    """Check the stage's key for a query with a single row, whose key is constant."""
     if [column.name for column in table.key] != state.key.names:
         search.problems.append(
             f"the query has one row for all its input ({state.kind}), but the stage's key is "
@@ -135,7 +129,6 @@ def _update(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch
 
 
 def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    """Map the state of dropDuplicates, which has only that a key was seen and, with a watermark, when that expires."""
     for column in _visible(table):
         kind = arrow_schema((column,)).field(0).type
         if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
@@ -152,7 +145,7 @@ def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    """Map the fields of a function's state; with a timeout, an existence flag and the timeout follow them."""
+    """Map the fields of a pandas function's state; with a timeout, two more columns follow the fields."""
     assert isinstance(kind, PandasState)  # noqa: S101  selected by its tag
     timed = kind.timeout != "NoTimeout"
     if timed and not times_out(state.values):
@@ -190,7 +183,6 @@ def _visible(table: Table) -> list[Column]:
 
 
 def _due_at_the_end(table: Table, search: ColumnSearch) -> None:
-    """Map the time at which a row is emitted: the end of its window."""
     window = window_of(arrow_schema(table.key))
     mapped = next((candidate for candidate in search.columns if candidate.column == window), None)
     if mapped is not None:

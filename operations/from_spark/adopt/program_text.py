@@ -1,4 +1,4 @@
-"""Generator of a program that declares a stage for a query's state, as a template for the user."""
+"""Generator of a program template that declares a stage for a query's state."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,29 +17,23 @@ _TODO = "# TODO: the query's steps between its source and its stateful operator.
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """Declaration of a stage."""
+    """Parts of a stage's declaration, as Python source or names."""
 
     key: Sequence[str]
     state: str
     columns: Sequence[tuple[str, str]]
-    """Columns, with Spark types, of the rows that the stage's function returns."""
     right: Sequence[tuple[str, str]] = ()
-    """Columns of the second input of a join."""
     functions: str = ""
-    """Source of the functions that the state uses."""
     watermark: str = ""
-    """Column with the watermark."""
     notes: Sequence[str] = ()
     more: str = ""
-    """Further arguments of the stage."""
     computed: Mapping[str, str] | None = None
-    """Expressions of computed columns by name."""
 
 
 def program_text(
     tables: Sequence[ReadableTable], topics: Sequence[str], app: str, stage: str, where: str, query: str
 ) -> str:
-    """Return the text of a Python file that declares the stage. Raises `Refused` for state that cannot be adopted."""
+    """Return a Python file that declares the stage. Raises `Refused` for state that cannot be adopted."""
     first = tables[0]
     if len(tables) > 1 and first.kind not in ("join", "transform"):
         kinds = ", ".join(f"{state_table.name or first.kind} ({state_table.kind})" for state_table in tables)
@@ -99,7 +93,6 @@ def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], li
 
 
 def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column whose sum has the type `kind`: a decimal's sum has ten digits more."""
     if function in ("sum", "mean") and pa.types.is_decimal(kind):
         return pa.decimal128(max(1, kind.precision - 10, kind.scale), kind.scale)
     return kind
@@ -197,7 +190,6 @@ def _update(tables: Sequence[ReadableTable]) -> _Declared:
 
 
 def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
-    """Return the names of the key, the input columns that it needs, its computed columns, and the watermark column."""
     if table.kind in ("total", "limit"):
         return list(table.key.names), [], dict.fromkeys(table.key.names, 'F.lit(0).cast("long")'), ""
     window = window_of(table.key)
@@ -253,7 +245,6 @@ def _text(declared: _Declared, topics: Sequence[str], app: str, stage: str, wher
 
 
 def _calls(declared: _Declared, side: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield calls that make the rows of an input, with these columns, of its messages."""
     ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
     if side:
         rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'

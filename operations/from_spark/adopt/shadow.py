@@ -1,4 +1,4 @@
-"""Shadow run of a stage beside the live query that it is to replace: the program replays each of the query's batches.
+"""Comparison of a stage with the live query that it is to replace: the program replays each of the query's batches.
 
 The query's batches become versions in a temporary local store, as in an adoption. Each batch is replayed over the
 version before it, with the same offsets, and compared. So a reported difference comes from that batch and not from an
@@ -33,35 +33,28 @@ from .adoption import AdoptedBatch, Adoption
 
 @dataclass(frozen=True, slots=True)
 class ShadowBatch:
-    """Comparison of a batch of the query with the stage's result for the same records."""
+    """Comparison of one batch of the query with the stage's result for the same records."""
 
     batch: int
     time_ms: int
-    """Commit time of the query's batch."""
     records: int
-    """Number of records that the stage read for the batch."""
     keys: int
-    """Number of keys that the query's batch changed."""
     different: KeyChanges | None
     """Keys whose rows differ: `before` has the query's rows, `after` the stage's. None if all are equal."""
 
 
 @dataclass(slots=True)
 class Shadow:
-    """Follower of a query that compares its batches. All methods raise the errors of an adoption and of a replay."""
+    """Follows a query and compares its batches. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
-    """The program that replays the query's versions."""
     equal: int = field(default=0, init=False)
-    """Number of equal batches since the last difference."""
     equal_ms: int = field(default=0, init=False)
-    """Time in milliseconds that the equal batches cover: from the commit before the first to that of the last."""
     _head: Manifest | None = field(default=None, init=False)
     _last_ms: int = field(default=0, init=False)
 
     def round(self) -> Iterator[ShadowBatch]:
-        """Yield the comparison of each new batch."""
         committed = self.adoption.checkpoint.committed()
         steps: list[AdoptedBatch] = []
         self.adoption.on_step = steps.append
@@ -92,7 +85,7 @@ class Shadow:
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
-    """Remove differences in windows that the query has evicted by the watermark, while the stage keeps their rows."""
+    """Remove differences in windows that the query's watermark has evicted and the stage still keeps."""
     window = window_of(arrow_schema(version.table.key)) if version.table is not None else None
     times = version.event_time
     if window is None or times is None or times.watermark_ms is None:
@@ -104,7 +97,7 @@ def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
 
 @contextmanager
 def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Shadow]:
-    """Open a comparison of the batches after the last one of `adopting`. The app's store is not changed."""
+    """Open a comparison of the batches after the last one of `adopting`. Does not change the app's store."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
         raise Refused("the query was already adopted as this stage: --shadow compares before that")

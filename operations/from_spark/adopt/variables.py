@@ -17,14 +17,14 @@ from .buffers import Array, ColumnSearch, MappedColumn, by_name_or_place
 from .grouped import Grouped, KeyPart, quoted
 
 _TTL = "ttlExpirationMs"
-"""Field beside a list element's value, with the element's expiry."""
+"""Field of a list element that has the element's expiry."""
 _AT = "_at"
 
 
 def processed(
     kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
 ) -> Grouped | None:
-    """Map the state variables and timers of a class. In Spark, each has its own table."""
+    """Map the state variables and timers of a class. Spark keeps each in its own table."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     if {state.kind for state in states} != {"transform"}:
         keeps = states[0].kind
@@ -45,7 +45,6 @@ def processed(
 
 
 def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: ColumnSearch) -> dict[str, ReadableTable]:
-    """Return the tables of the query by variable, after noting variables that only one side has."""
     by_name = {state.name: state for state in states}
     missing = [name for name in kind.variables if name not in by_name]
     if len(missing) == 1 and "" in by_name:
@@ -58,7 +57,6 @@ def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: Co
 
 
 def _values(parts: Sequence[KeyPart], table: Table) -> tuple[tuple[str, str], ...]:
-    """Return the table's value columns with their SQL expressions over the parts' results."""
     values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _AT]
     mapped = {name for name, _ in values} | {DUE}
     values += [(column.name, "NULL") for column in table.values if column.name not in mapped]
@@ -69,7 +67,6 @@ def _values(parts: Sequence[KeyPart], table: Table) -> tuple[tuple[str, str], ..
 
 
 def _reported(parts: Sequence[KeyPart], table: Table) -> tuple[MappedColumn, ...]:
-    """Return the mapped columns to report: those of the key, and a variable for each part."""
     key_names = {column.name for column in table.key}
     reported = [column for column in parts[0].columns if column.column in key_names]
     for part in parts:
@@ -127,7 +124,6 @@ def _in_ms(column: str, source: str) -> MappedColumn:
 
 
 def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list[MappedColumn], pa.Schema]:
-    """Map the table's key; return it, and the other key fields, such as the key of a map or a timer's time."""
     count = len(table.key)
     columns, own = list(state.key), ColumnSearch()
     by_name_or_place(table.key, pa.schema(columns[:count]), own, "key column")
@@ -136,7 +132,6 @@ def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list
 
 
 def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search: ColumnSearch) -> list[MappedColumn]:
-    """Map the fields of a struct to columns named by the fields' positions."""
     own = ColumnSearch()
     by_name_or_place([Column(part.name, from_arrow(part.type)) for part in kind], state, own, f"field of {label}")
     search.problems += own.problems
@@ -163,6 +158,5 @@ def _expirations(column: Array) -> pa.Array:
 
 
 def _lists(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of `elements`, with the lengths of `lists`."""
     ends = pc.cumulative_sum(pc.list_value_length(lists)).cast(pa.int32())
     return pa.ListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int32()), ends]), elements)

@@ -1,5 +1,5 @@
-"""Versions of a Spark query's state, one for each of its batches, and the process that follows the query.
+"""Follower of a running Spark query: commits a version of the query's state for each batch.
 
-`steps` decides what to read next, `rows` and `tables` map the rows, `tail` is the loop. `checkpoint` reads the query's
-checkpoint.
+`steps` decides what to read next, `rows` writes SSTs, `tail` commits versions, and `follower` is the process. The
+package `checkpoint` reads the query's checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Process that follows a query until stopped: it reads in rounds, with heartbeats and merges in the background."""
+"""Process that follows a query until stopped, with heartbeats, merges and garbage collection in threads."""
 
 import logging
 import threading
@@ -26,7 +26,7 @@ OnLanded = Callable[[Landed], None]
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one query with a `Tail`, which holds the claim of the stage during that time."""
+    """Follows one query with a `Tail`, which holds the claim of the stage meanwhile."""
 
     tail: Tail
     store: ObjectStore
@@ -43,7 +43,7 @@ class Follower:
         )
 
     def catch_up(self) -> int:
-        """Read all new batches and run all merges that are due. Return the number of new versions.
+        """Read all new batches and run all merges that are due. Returns the number of new versions.
 
         Raises the errors of `Tail`.
         """
@@ -59,7 +59,7 @@ class Follower:
     def run(self, stop: Stop, every_s: float, on_trouble: Callable[[Unavailable], None]) -> None:
         """Read new batches every `every_s` seconds until `stop` is set. Retries after `Unavailable`.
 
-        Other errors of `Tail` are raised.
+        Raises the other errors of `Tail`.
         """
         self.tail.claim()
         with ExitStack() as background:

@@ -1,4 +1,4 @@
-"""SSTs with the rows of a batch: its changed rows, or the differences between a whole state and the stored rows.
+"""Writer of SSTs for a batch: from its changes, or by comparing a whole state with the stored rows.
 
 Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
 is compared with the stored rows one hash range at a time.
@@ -37,7 +37,7 @@ _LONGEST = 63
 
 
 def name_from(text: str, otherwise: str) -> str:
-    """Convert any text to a similar name that is valid for a stage or table; `otherwise` if nothing valid remains."""
+    """Convert any text to a similar, valid name of a stage or table; `default` if no valid character remains."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
 
 
@@ -67,9 +67,9 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables; tables that are stored already are returned as stored.
+    """Return the query's current tables, each as stored if it was stored before.
 
-    Raises `Refused` if a stored table is missing now, or has other columns.
+    Raises `Refused` if a stored table is now missing, or has different columns.
     """
     result = {}
     for name, table in current.items():
@@ -94,13 +94,13 @@ def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[st
 
 
 def tables_in(manifest: Manifest) -> dict[str, Table]:
-    """Return the tables of a version by side-table name; the stage's own table has the empty name."""
+    """Return a version's tables by side-table name; the stage's own table has the empty name."""
     own = {"": manifest.table} if manifest.table is not None else {}
     return own | {name: side.table for name, side in manifest.side_tables.items()}
 
 
 def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
-    """Return the version with these tables declared; the tables' SSTs do not change."""
+    """Return the version with these tables declared; SSTs do not change."""
     sides = {
         name: replace(manifest.side_tables.get(name) or SideTable(table), table=table)
         for name, table in tables.items()
@@ -110,7 +110,7 @@ def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
 
 
 def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Table:
-    """Return the rows cast to exactly these columns. Raises `Refused` for a value of another type."""
+    """Cast rows to exactly these columns. Raises `Refused` for a value that does not fit its column."""
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     try:
@@ -128,17 +128,16 @@ _AT_ONCE = 2
 
 @dataclass(slots=True)
 class RowWriter:
-    """Puts SSTs for a stage's next version, before any version names them."""
+    """Writes SSTs for a stage's next version, before any version names them."""
 
     store: ObjectStore
     cache: SstCache
     app: str
     stage: str
     clock_ms: int = 0
-    """Clock for rows whose time to live starts when they are written."""
 
     def changed(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
-        """Write a batch's changes (key, values, `DELETED`): one SST for each state partition with changes.
+        """Write a batch's changes (key, values, `DELETED`) as one SST for each changed state partition.
 
         A row with `APPENDED` has only the elements appended to a list; its list is completed from `ssts`, the table's
         SSTs.
@@ -157,7 +156,6 @@ class RowWriter:
     def _with_stored(
         self, table: Table, ssts: Sequence[Sst], changed: pa.Table, positions: npt.NDArray[np.int64]
     ) -> pa.Table:
-        """Return the rows, with the list in rows at `positions` appended to the list of the stored row."""
         rows, (value,) = changed.take(pa.array(positions)), (column.name for column in table.values)
         hashes, keys = rows[HASH].to_numpy(), rows.select([column.name for column in table.key])
         stored, _ = multi_get(self.store, self.cache, ssts, table, hashes, keys, clock_ms=self.clock_ms)
@@ -169,7 +167,7 @@ class RowWriter:
         return changed.set_column(index, changed.schema.field(index), lists)
 
     def differing(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
-        """Write the differences between a whole state and a table: puts and deletes.
+        """Write the differences between a whole state and the stored table, as puts and deletes.
 
         For an empty table, the SSTs form one sorted run.
         """
@@ -202,7 +200,6 @@ class RowWriter:
     def _difference(
         self, version: Manifest, table: Table, slot: int, slots: int, new: pa.Table
     ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the state partition and the changed rows of one hash range (slot); nothing if no row changed."""
         names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
         old = new.slice(0, 0)
         if version.ssts:
@@ -226,7 +223,7 @@ class RowWriter:
 
 
 def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
-    """Return the puts and deletes (`_op`) that turn `old` into `new`. Both have `_hash`, distinct keys, and values."""
+    """Return the puts and deletes (`_op`) that turn `old` into `new`. Both have `_hash` and distinct keys."""
     both = pa.concat_tables([old, new]).combine_chunks()
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
     # The sort is stable: the stored row of a key comes right before the new row.

@@ -1,4 +1,4 @@
-"""Choice of what to read from a checkpoint next: changes of some batches, or a whole state if these are gone. Pure."""
+"""Choice of the next read from a checkpoint: the changes of some batches, or a whole state. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,25 +8,24 @@ from ....errors import Refused
 MOST_BATCHES = 16
 """Maximum number of batches in one read: few enough to commit the first before the query removes the last."""
 KEEPS_UP = 2
-"""Maximum number of waiting batches at which `at_once` halves the number of batches in a version."""
+"""Maximum number of waiting batches at which the number of batches per version is halved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Step that reads the changes of batches; every `at_once` consecutive batches become one version."""
+    """Step that reads the changes of batches. Every `batches_per_version` consecutive batches become one version."""
 
     batches: range
     at_once: int = 1
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Last batch of each version."""
         return tuple(min(first + self.at_once - 1, self.batches[-1]) for first in self.batches[:: self.at_once])
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Step that reads the whole state at the end of a batch and compares it with the stored rows, as one version."""
+    """Step that compares the whole state at the end of a batch with the stored rows, as one version."""
 
     batch: int
 
@@ -37,10 +36,9 @@ Step = Changes | Whole
 def at_once(waiting: int, took: int, came: int, so_far: int) -> int:
     """Return the number of batches for each of the next versions.
 
-    If at most `KEEPS_UP` batches are `waiting`, the result is half of `so_far`, but at least one. Otherwise it is twice
-    `so_far` if at least as many batches `came` during the last read as that read `took` (0 if there was none), because
-    reading several batches costs little more than reading one. In all other cases the backlog shrinks, and the result
-    is `so_far`.
+    With a small backlog the number is halved. It is doubled if as many batches `arrived` during the last read as that
+    read had (`last_read`, 0 for none), because reading several batches costs little more than reading one. Otherwise
+    the backlog shrinks, and the number does not change.
     """
     if waiting <= KEEPS_UP:
         return max(1, so_far // 2)
@@ -56,14 +54,14 @@ def next_step(
     whole: bool = False,
     at_once: int = 1,
 ) -> Step | None:
-    """Return what to read next; None if nothing is new.
+    """Return the next step; None if no batch is new.
 
-    `next_batch` is the first batch without a version. `committed` and `available` describe the checkpoint; `available`
-    lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last version whose
-    files were gone: each miss tries a later state, up to the newest. `whole` requires a whole state: for the first
-    version, or for a new table. `at_once` batches become one version.
+    `next_batch` is the first batch without a version. `committed` and `available` are batches of the checkpoint;
+    `available` lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last
+    version that failed because files were deleted: each tries a later state, up to the newest. A whole state is
+    required for the first version, and for a new table.
 
-    Raises `Refused` if versions have batches that the checkpoint lacks: the query was rolled back.
+    Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """
     if not committed and not next_batch:
         return None

@@ -1,4 +1,4 @@
-"""Loop that follows a query: a claim of the stage, then a version for each batch, or for several if it falls behind."""
+"""Follower of a query: claims the stage, then commits a version for each batch, or for several if it lags."""
 
 import re
 import time
@@ -30,9 +30,9 @@ from .steps import Changes, at_once, next_step
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
 _MAX_MISSES = 8
-"""Maximum number of consecutive reads whose files were gone."""
+"""Maximum number of consecutive reads that fail because files were deleted."""
 _HEAD_CACHED_S = 60.0
-"""Time for which the newest version is cached."""
+"""Seconds for which the newest version is cached."""
 _TABLES_AT_ONCE = 4
 
 
@@ -43,11 +43,8 @@ class ToAttach:
     app: str
     stage: str
     tables: Mapping[str, Table]
-    """Tables by the names under which users query them."""
     rows_of: Mapping[str, str]
-    """Kind of the operator that keeps each table, by the names in `tables`."""
     next_batch: int
-    """First batch without a version; 0 if there is no version."""
     committed: range
     available: range
     first_ms: int
@@ -60,14 +57,13 @@ class Landed:
 
     manifest: Manifest
     rows: int
-    """Rows written in all tables, deletions included."""
     behind_ms: int
-    """Time in milliseconds between the query's own commit and this version's, by the wall clock."""
+    """Milliseconds between the query's commit and this version's, by the wall clock."""
 
 
 @dataclass(slots=True)
 class Tail:
-    """Follows one query. Commits versions under its own epoch, until another process claims the stage.
+    """Follows one query, and commits versions under its own epoch until another process claims the stage.
 
     All methods raise: `Refused` if the stage belongs to another query, or the query's tables have changed; `Fenced` if
     another process claimed the stage; `Unavailable`; `Corruption` of stored objects.
@@ -81,23 +77,16 @@ class Tail:
     _: KW_ONLY
     by: str
     partitions: int = 4
-    """Number of state partitions of new tables."""
     writer: str = field(default_factory=lambda: str(ULID()), init=False)
     head: Manifest | None = field(default=None, init=False)
-    """Newest version; None before the claim."""
     newest_batch: int = field(default=-1, init=False)
-    """Last batch that the query had committed when this was last checked; -1 for none."""
     _store: CountingStore = field(init=False)
     _rows: RowWriter = field(init=False)
     _tables: dict[str, ReadableTable] = field(init=False)
-    """Tables by the names of `tables.declared`."""
     _misses: int = field(default=0, init=False)
     _at_once: int = field(default=1, init=False)
-    """Number of batches that become one version."""
     _took: int = field(default=0, init=False)
-    """Number of batches whose changes the previous round read."""
     _whole: bool = field(default=False, init=False)
-    """True if a table is new, so that a whole state must be read for its earlier rows."""
     _seen_s: float = field(default=0.0, init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
@@ -107,7 +96,7 @@ class Tail:
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
     def plan(self) -> ToAttach:
-        """Check that the query can be attached; return what `claim` would do. Writes nothing. Also raises `Gone`."""
+        """Check that the query can be attached. Returns what `claim` would do. Writes nothing. Also raises `Gone`."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
@@ -170,7 +159,7 @@ class Tail:
         return self.head
 
     def round(self) -> tuple[Landed, ...]:
-        """Read and commit the next batches; return the new versions, none if no batch is new. To be called in a loop.
+        """Read and commit the next batches. Returns the new versions, none if no batch is new. To be called in a loop.
 
         The first version has the whole state at the oldest available batch.
         """
@@ -240,7 +229,6 @@ class Tail:
         return version
 
     def _commit(self, batch: ReadableBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
-        """Commit a batch as a version, whose rows have the `_seq` `seq`. Reading the batch began at `began_s`."""
         expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
@@ -287,7 +275,6 @@ class Tail:
         return self.head
 
     def _oldest_ms(self) -> int:
-        """Return the commit time of the oldest batch whose whole state is available; without one, the current time."""
         for _ in range(_MAX_MISSES):
             if not (available := self.checkpoint.available()):
                 break
@@ -296,7 +283,7 @@ class Tail:
         return instants.now_ms()
 
     def _check_app(self) -> None:
-        """Check that the app can get a new stage for a query. Raises `Refused`."""
+        """Check that the app can get a new stage for a query. Raises `Refused` for a program's app."""
         apps.check_free(self._store, self.app)
         heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
         for head in (head for head in heads if head.attached is None and not head.retired):
@@ -327,7 +314,7 @@ class Tail:
         return agreed(tables_in(head), current)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
-        """Check that the query still has the newest version's last batch. Raises `Refused` if that was redone."""
+        """Raise `Refused` if the query has redone the newest version's last batch."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
         if last < 0 or last not in self.checkpoint.committed():
             return
@@ -346,7 +333,6 @@ class Tail:
 
 
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
-    """Return the offsets that the query has read from each source, in the form of a stage's inputs."""
     inputs = {}
     for name, offsets in batch.offsets.items():
         topic = _topic(name)
@@ -358,7 +344,6 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
 
 
 def _topic(text: str) -> str:
-    """Return the name of an input: the topic of a Kafka source, a description of any other source."""
     return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
 
 

@@ -1,7 +1,7 @@
-"""Changelogs of Spark's RocksDB state stores: the keys and values that each batch put, merged or deleted.
+"""Parser of the changelogs of Spark's RocksDB state stores: keys and values that a batch put, merged or deleted.
 
-A merge appends elements to a list. A key begins with the number of the column family of its state variable; the
-metadata of the store's snapshots maps names to numbers.
+A merge appends elements to a list. A key begins with the number of its state variable's column family; the metadata of
+the store's snapshots maps names to numbers.
 """
 
 import struct
@@ -27,29 +27,25 @@ _SETTINGS = "spark.sql.streaming.stateStore"
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """Records of one or several changelogs, in the order in which they were written. `data` has all keys and values."""
+    """Records of one or several changelogs, in write order. `data` has all keys and values."""
 
     data: Bytes
     kinds: npt.NDArray[np.uint8]
     families: Positions
     keys: Positions
-    """Offset of each key in `data`; a key begins with two bytes for its column family."""
     key_sizes: Positions
     values: Positions
     value_sizes: Positions
-    """Size of each value; 0 for a deletion."""
 
     def of(self, family: int) -> "Changelog":
-        """Return the records of one column family."""
         return self.take(np.flatnonzero(self.families == family))
 
     def take(self, positions: Positions) -> "Changelog":
-        """Return the records at `positions`."""
         parts = (self.families, self.keys, self.key_sizes, self.values, self.value_sizes)
         return Changelog(self.data, self.kinds[positions], *(column[positions] for column in parts))
 
     def renumbered(self, names: Mapping[str, int], numbers_by_name: dict[str, int]) -> "Changelog":
-        """Return the records with the family numbers of `numbers_by_name` instead of the store's own numbers.
+        """Replace the store's family numbers by those of `numbers_by_name`.
 
         `names` maps the store's families to the store's numbers. Families that `numbers_by_name` lacks are added to it.
         """
@@ -61,7 +57,7 @@ class Changelog:
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """Return an integer for each record; records with equal keys have equal integers."""
+        """Return an integer for each record. Records with equal keys have equal integers."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
         key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
         keys = pa.Array.from_buffers(
@@ -72,7 +68,6 @@ class Changelog:
 
 
 def joined(changelogs: Iterable[Changelog]) -> Changelog:
-    """Concatenate changelogs."""
     parts = list(changelogs)
     begins = np.cumsum([0, *(len(part.data) for part in parts)])[:-1].tolist()
     shifted = [(part, begin) for part, begin in zip(parts, begins, strict=True)]
@@ -88,7 +83,7 @@ def joined(changelogs: Iterable[Changelog]) -> Changelog:
 
 
 def records_in(data: bytes) -> Changelog:
-    """Parse an unpacked changelog. Raises `UnknownLayout`.
+    """Parse an uncompressed changelog. Raises `UnknownLayout`.
 
     Records have variable length, so they are parsed one by one; nothing is copied.
     """
@@ -113,7 +108,6 @@ def records_in(data: bytes) -> Changelog:
 
 
 def _begin(data: bytes) -> int:
-    """Return the offset of the first record in an unpacked changelog."""
     version, at = _text(data, 0)
     if version not in _VERSIONS:
         raise UnknownLayout
@@ -126,7 +120,7 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
-    """Split lists into elements: return the index of each element's record, and the element's offset.
+    """Split lists into elements. Returns each element's record index, and each element's offset.
 
     A list's value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
     Raises `UnknownLayout`.
@@ -149,10 +143,7 @@ def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
 
 
 def is_plain(conf: Mapping[str, str]) -> bool:
-    """Return True if batches with these settings write rows to RocksDB in a form that can be parsed here.
-
-    The rows must be neither encoded nor have checksums.
-    """
+    """Return True if batches with these settings write plain rows to RocksDB: not encoded, without checksums."""
     return (
         "RocksDB" in conf.get(f"{_SETTINGS}.providerClass", "")
         and conf.get(f"{_SETTINGS}.encodingFormat", "unsaferow") == "unsaferow"
@@ -161,7 +152,6 @@ def is_plain(conf: Mapping[str, str]) -> bool:
 
 
 def codec_of(conf: Mapping[str, str]) -> str:
-    """Return Spark's name for the compression codec of the changelogs."""
     return conf.get(f"{_SETTINGS}.compression.codec", "lz4")
 
 
@@ -178,7 +168,7 @@ _LIST = "list_value"
 
 
 def is_read_here(table: StateTable) -> bool:
-    """Return True if a table is a state variable, or its timers, and all its types can be parsed without Spark."""
+    """Return True if a table is a state variable or its timers, and has only types that this module can parse."""
     types = table.spark_types
     return table.kind == "transform" and all(
         map(is_readable, (types[column] for column in types if column != "partition_id"))
@@ -186,12 +176,12 @@ def is_read_here(table: StateTable) -> bool:
 
 
 def is_list(table: StateTable) -> bool:
-    """Return True if a table is list state: its changelogs contain only the appended elements."""
+    """Return True if a table is list state, whose changelogs contain only the appended elements."""
     return _LIST in table.spark_types
 
 
 def changed(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
-    """Return a table's changes: its columns, `DELETED` and, for a list, `APPENDED`; one row for each changed key.
+    """Return a table's changes, one row for each changed key, with `DELETED` and, for a list, `APPENDED`.
 
     `families` are the numbers of column families in `records`. Raises `UnknownLayout` for an unsupported layout.
     """
@@ -239,7 +229,6 @@ def _lists(table: StateTable, own: Changelog, codes: Positions, base: Positions,
 
 
 def _keys(table: StateTable, rows: Changelog) -> dict[str, pa.Array]:
-    """Return the key columns of Spark's state reader."""
     types, at = table.spark_types, rows.keys + FAMILY_BYTES
     second = next((column for column in _SECOND if column in types), None)
     if second is None:
@@ -259,7 +248,6 @@ def _filled(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
 
 
 def _rows(records: Changelog, at: Positions, kind: DataType) -> pa.StructArray:
-    """Decode rows, each of which follows a byte with the version of its encoding, 0."""
     assert isinstance(kind, StructType)  # noqa: S101  the type of rows in Spark's state reader
     if gather(records.data, at, np.uint8).any():
         raise UnknownLayout

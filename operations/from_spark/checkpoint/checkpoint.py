@@ -1,4 +1,4 @@
-"""Content of a Spark query's checkpoint: tables of its state, whole states of batches, and changes of batches."""
+"""Reader of a Spark query's checkpoint: state tables, whole states of batches, and changes of batches."""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from .unsafe_rows import UnknownLayout
 
 _STEP = "_step"
 _AT_A_TIME_BYTES = 32 << 20
-"""Approximate maximum size of the change files for one Spark job; a larger batch gets its own job."""
+"""Approximate maximum size of the change files for one Spark job. A larger batch gets its own job."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -42,17 +42,16 @@ _SETTINGS = {
 
 
 def check_there(where: str) -> None:
-    """Raise `NotFound` if a checkpoint is missing; checked only if that needs no Spark."""
+    """Raise `NotFound` if a checkpoint is missing. Does nothing for a URL that only Spark can read."""
     if (readable := own_place(where)) is not None:
         CheckpointFiles(readable)
 
 
 @contextmanager
 def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
-    """Open the checkpoint at `where` (see `places.place`) for the duration of the context. Writes nothing there.
+    """Open the checkpoint at `where` (see `places.open_files`) for the duration of the context. Writes nothing there.
 
-    Raises `NotFound` if there is no checkpoint, and `Refused` for state that cannot be read; the message names that
-    state.
+    Raises `NotFound` if there is no checkpoint, and `Refused` for state that cannot be read.
     """
     with temporary_folder() as folder:
         yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
@@ -60,7 +59,7 @@ def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
 
 @contextmanager
 def opened_alone(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator["Checkpoint"]:
-    """Open a query's checkpoint with a new Spark session. Raises the errors of `opened`."""
+    """Open a query's checkpoint with a new Spark session. Raises the errors of `open_checkpoint`."""
     check_there(where)
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
@@ -70,11 +69,11 @@ def opened_alone(where: str, *, master: str | None, conf: Mapping[str, str]) -> 
 
 
 class Checkpoint:
-    """Implementation of `FollowedCheckpoint`, created by `opened`. Not thread-safe. Requires a local Spark session.
+    """Implementation of `FollowedCheckpoint`. Not thread-safe. Requires a local Spark session.
 
     Attributes:
-        where: Folder or URL, as the user gave it.
-        files: The parts that need no Spark: batches and their offsets.
+        location: Folder or URL, as the user gave it.
+        files: Reader of files that need no Spark: batches and their offsets.
         tables: All tables of the query's state. The first has an empty name.
     """
 
@@ -94,30 +93,26 @@ class Checkpoint:
 
     @property
     def query(self) -> str:
-        """Id of the query."""
         return self.files.id
 
     def committed(self) -> range:
-        """Return the listed committed batches, up to the newest without gaps; none if all were removed."""
+        """Return the committed batches, up to the newest without gaps; none if all commits were removed."""
         try:
             return self.files.committed()
         except NotFound:
             return range(0)
 
     def newest(self) -> int:
-        """Return the last committed batch, -1 for none. Thread-safe."""
         return max(self.files.listed(), default=-1)
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the batches, up to `up_to` or the newest, whose whole state is available, without gaps."""
         return self.files.available(up_to)
 
     def batch(self, batch: int, /) -> ReadableBatch:
-        """Return a committed batch. Raises `Gone` if Spark has removed its log."""
         return self.files.batch(batch)
 
     def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
-        """Yield the whole state at the end of a batch, unordered. Raises `Gone` if files of that state were removed."""
+        """Yield all rows at the end of a batch, unordered. Raises `Gone` if files of that state were removed."""
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         with self._own_folder() as folder:
             rows = self._spooled(table, batch, folder)
@@ -140,8 +135,9 @@ class Checkpoint:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
         A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
-        here, without Spark; those of lists only if the caller accepts appended elements (`appended`). Spark reads all
-        other changes. If only whole states were kept, two of them are compared. Raises `Gone` if files were cleaned up.
+        without Spark; those of lists only with `appended`, by which the caller accepts appended elements. Spark reads
+        all other changes. If the checkpoint has only whole states, two of them are compared. Raises `Gone` if files
+        were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_read_here(table) and (appended or not is_list(table))
@@ -165,13 +161,11 @@ class Checkpoint:
                 after = last
 
     def _check_variables(self, up_to: int) -> None:
-        """Check that the state variables did not change; once for all tables of the same read."""
         if up_to != self._checked:
             self.files.check_variables()
             self._checked = up_to
 
     def _parsed_changes(self, table: StateTable, batches: range) -> pa.Table | None:
-        """Return the changes of batches to a table, parsed from changelogs; None if Spark has to read them."""
         key = (table.operator, table.store)
         try:
             if (unpacked := self._unpacked.get(key)) is None or unpacked[0] != batches:
@@ -182,7 +176,6 @@ class Checkpoint:
             return None
 
     def _changelogs(self, table: StateTable, batches: range) -> tuple[Changelog, Mapping[str, int]]:
-        """Return all records of a table's store, and the numbers of their column families."""
         files, numbers_by_name, stores = self.files, dict[str, int](), self._stores(table)
         if not all(files.has_feed(batch) and is_plain(files.conf_of(batch)) for batch in batches):
             raise UnknownLayout
@@ -195,7 +188,6 @@ class Checkpoint:
         return joined(changelogs), numbers_by_name
 
     def _unpack(self, changelog: Path, batch: int) -> bytes:
-        """Decompress a changelog with Spark's codec."""
         jvm: Any = self._spark._jvm
         codecs = getattr(getattr(jvm.org.apache.spark.io, "CompressionCodec$"), "MODULE$")
         codec = codecs.createCodec(self._spark.sparkContext._jsc.sc().conf(), codec_of(self.files.conf_of(batch)))
@@ -212,7 +204,6 @@ class Checkpoint:
         return unpacked.read_bytes()
 
     def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
-        """Copy the changes of as many batches as one read takes. Return the last of these batches."""
         size, last = 0, after
         stores = self._stores(table)
         while last < up_to and (size < _AT_A_TIME_BYTES or (last - after) % at_once):
@@ -249,7 +240,7 @@ class Checkpoint:
             yield _newest(rows.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
-        """Compare the whole states at the ends of two batches. Keeps the later state in `spool` for the next step."""
+        """Compare the whole states at the ends of two batches. Keeps the later state in `spool`."""
         old_path, new_path = (self._spooled(table, end, spool) for end in (after, batch))
         old, new = (
             self._spark.read.parquet(str(path)).alias(name) for name, path in (("old", old_path), ("new", new_path))
@@ -268,7 +259,7 @@ class Checkpoint:
         return result
 
     def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
-        """Write the whole state at the end of a batch as Parquet, since it may exceed memory. Return the folder."""
+        """Write the whole state at the end of a batch as Parquet, since it may exceed memory. Returns the folder."""
         rows = spool / str(batch)
         if not rows.exists():
             with self.frame(table, batch) as frame:
@@ -297,7 +288,7 @@ class Checkpoint:
         return self.files.stores(table.operator, table.store)
 
     def _read(self, table: StateTable, folder: Path, batch: int, **options: object) -> DataFrame:
-        """Load a table with one task for each core; one for each state partition would be many small tasks."""
+        """Load a table with one task for each core, because a task for each state partition would be too small."""
         all_options = dict(table.options) | options
         cores = self._spark.sparkContext.defaultParallelism
         return self._load(folder, table.operator, table.store, batch, **all_options).coalesce(cores)
@@ -347,7 +338,7 @@ def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
 
 
 def _same(columns: Iterable[str], types: StructType) -> Column:
-    """Return the condition that rows of `old` and `new` are equal in these columns. Maps are compared by entries."""
+    """Return the condition that `old` and `new` are equal in these columns. Maps are compared by entries."""
 
     def of(side: str, name: str) -> Column:
         column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: contents of its logs, available batches, and copies of the files that a batch needs.
+"""Reader of a checkpoint's files: parses logs, finds complete batches, and copies the files that a batch needs.
 
 A query may remove old files of its checkpoint at any time, so files are copied to a folder first, and Spark reads the
 copies. Spark fails if a copy is missing, so a read returns the complete state or raises.
@@ -35,7 +35,7 @@ _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _JOIN = "spark.sql.streaming.join.stateFormatVersion"
 _JOINS = ("1", "2", "3")
-"""Supported formats of a join's state. Since 2 it records which rows have matched; 3 uses a single store."""
+"""Supported formats of a join's state. Format 2 added flags of matched rows; format 3 uses a single store."""
 _PIECE_BYTES = 16 << 20
 
 
@@ -91,7 +91,7 @@ class CheckpointFiles:
             )
 
     def committed(self) -> range:
-        """Return the listed committed batches, up to the newest without gaps.
+        """Return the committed batches, up to the newest without gaps.
 
         Raises `NotFound` if there is none, and `Refused` if a batch was committed again since the previous call, since
         data that was read of that batch is outdated.
@@ -116,7 +116,7 @@ class CheckpointFiles:
         return range(first, newest + 1)
 
     def listed(self) -> dict[int, int]:
-        """Return the time of each batch's commit file, in milliseconds since 1970 UTC, by batch."""
+        """Return the commit time of each batch, in milliseconds since 1970 UTC."""
         return {
             int(name): info.modified_ms
             for info in self._store.list(COMMITS)
@@ -181,16 +181,16 @@ class CheckpointFiles:
             )
 
     def format_of(self, batch: int) -> int:
-        """Return the checkpoint format version at a batch, 1 or 2. Raises `ObjectNotFound`."""
+        """Return the checkpoint format version of a batch, 1 or 2. Raises `ObjectNotFound`."""
         self._read_commits([batch])
         if batch not in self._commit_logs:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
         return 2 if self._commit_logs[batch].state_ids else 1
 
     def has_feed(self, batch: int) -> bool:
-        """Return True unless a batch's log shows that its changes cannot be read. Raises `ObjectNotFound`.
+        """Return False if a batch's log shows that its changes cannot be read. Raises `ObjectNotFound`.
 
-        They cannot be read if the batch repartitions the state, or is the first one in another checkpoint format.
+        Changes cannot be read if the batch repartitions the state, or is the first one in a new checkpoint format.
         """
         current, previous = self._offset_log(batch), self._offset_log(batch - 1) if batch - 1 in self._commits else None
         if current.operation or (previous and current.conf.get(_PARTITIONS) != previous.conf.get(_PARTITIONS)):
@@ -198,7 +198,7 @@ class CheckpointFiles:
         return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """Return the stores of all state partitions; only those of an operator, or of one of its stores, if given."""
+        """Return the stores of all state partitions, restricted to an operator or to one store name."""
         return [
             StoreFolder(operator_with_stores.id, partition, name)
             for operator_with_stores in self.operators
@@ -208,10 +208,10 @@ class CheckpointFiles:
         ]
 
     def bring_logs(self, batch: int, folder: Path) -> None:
-        """Copy the logs and metadata that Spark needs for reading a batch's state.
+        """Copy the logs and metadata that Spark needs to read a batch's state.
 
-        Raises `ObjectNotFound`, and `Refused` if the number of state partitions differs from that of the newest batch
-        when the checkpoint was opened.
+        Raises `ObjectNotFound`, and `Refused` if the number of state partitions has changed since the checkpoint was
+        opened.
         """
         if (partitions := self._offset_log(batch).conf.get(_PARTITIONS)) != self._partitions:
             raise Refused(
@@ -227,7 +227,7 @@ class CheckpointFiles:
                 target.write_bytes(_with_local_schemas(data, key, folder))
 
     def bring_whole(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
-        """Copy the files that make up the whole state of stores at the end of a batch. Raises `ObjectNotFound`."""
+        """Copy the files of the stores' whole state at the end of a batch. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
         self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
@@ -250,25 +250,24 @@ class CheckpointFiles:
             self._copy_all(referenced, folder)
 
     def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
-        """Copy the files with a batch's changes to stores. Return their size. Raises `ObjectNotFound`."""
+        """Copy the files with a batch's changes. Returns their total size. Raises `ObjectNotFound`."""
         self.bring_logs(batch, folder)
         return self._copy_all([self._changes_of(store, batch) for store in stores], folder)
 
     def bring_changelogs(self, stores: Sequence[StoreFolder], batches: range, folder: Path) -> Sequence[Sequence[Path]]:
-        """Copy the changelogs of batches; return their paths by store. Raises `ObjectNotFound`."""
+        """Copy the changelogs of batches. Returns their paths by store. Raises `ObjectNotFound`."""
         keys = [[self._changes_of(store, batch) for batch in batches] for store in stores]
         self._copy_all([key for of_store in keys for key in of_store], folder)
         return [[folder / key for key in of_store] for of_store in keys]
 
     def conf_of(self, batch: int) -> Mapping[str, str]:
-        """Return the settings of a batch. Raises `ObjectNotFound`."""
         return self._offset_log(batch).conf
 
     def families(self, store: StoreFolder) -> Mapping[str, int]:
         """Return the numbers of a RocksDB store's column families; empty without a snapshot.
 
-        The result is cached: a query that adds a family writes a snapshot, which `check_variables` detects, and the
-        numbers of the other families do not change.
+        The result is cached. A query that adds a family writes a snapshot, which `check_variables` detects, and does
+        not renumber the existing families.
         """
         if store not in self._families:
             files = [file for file in self._state_files(store.path).get(store.path, ()) if file.key.endswith(".zip")]
@@ -279,7 +278,6 @@ class CheckpointFiles:
         return self._families[store]
 
     def _changes_of(self, store: StoreFolder, batch: int) -> str:
-        """Return the key of the file that has a batch's changes to a store."""
         self._read_commits([batch])
         kind = "changelog" if "RocksDB" in self._offset_log(batch).conf.get(_PROVIDER, "") else "delta"
         named = self._ids_of(store, [batch]).get(batch + 1)
@@ -287,7 +285,6 @@ class CheckpointFiles:
 
     @contextmanager
     def reading(self, batch: int) -> Iterator[None]:
-        """Translate `ObjectNotFound` inside the context to `Gone`."""
         try:
             yield
         except ObjectNotFound as error:
@@ -303,7 +300,6 @@ class CheckpointFiles:
         return self._offsets[batch]
 
     def _read_commits(self, batches: Iterable[int]) -> None:
-        """Read the commit logs of batches that are not cached. Logs that are missing are skipped."""
         missing = [batch for batch in batches if batch not in self._commit_logs]
 
         def get(batch: int) -> Commit | None:
@@ -317,7 +313,6 @@ class CheckpointFiles:
         self._commit_logs |= {batch: log for batch, log in logs_by_batch if log is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
-        """Return the ids in a store's file names, by version, for batches whose commit log is cached."""
         position = next(
             operator.stores.index(store.store) for operator in self.operators if operator.id == store.operator
         )
@@ -330,7 +325,6 @@ class CheckpointFiles:
         }
 
     def _state_files(self, prefix: str) -> Mapping[str, Sequence[StateFile]]:
-        """Return the state files by folder."""
         files: dict[str, list[StateFile]] = {}
         for info in self._store.list(prefix):
             if (file := state_file(info.key)) is not None:
@@ -343,7 +337,7 @@ class CheckpointFiles:
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
-    """Return the operator with as many state partitions as it has folders, because its metadata may say more."""
+    """Limit the operator's number of state partitions to its folders, because its metadata may say more."""
     folder = f"state/{operator.id}/"
     names = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
     return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))
@@ -370,7 +364,6 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
 
 
 def _with_local_schemas(data: bytes, key: str, folder: Path) -> bytes:
-    """Return metadata in which the absolute paths of schema files are replaced by paths in the folder."""
     if "/_metadata/v2/" not in key:
         return data
     version, _, text = data.decode().partition("\n")

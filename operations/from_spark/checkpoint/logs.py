@@ -10,7 +10,7 @@ from ....errors import Corruption, Refused
 
 METADATA, OFFSETS, COMMITS = "metadata", "offsets/", "commits/"
 _KNOWN = {OFFSETS: 2, COMMITS: 3}
-"""Newest supported version of each log, which Spark 4.3 writes."""
+"""Newest supported version of each log, as Spark 4.3 writes it."""
 _NOTHING = "-"
 
 
@@ -20,9 +20,8 @@ class SourceOffsets(Struct, frozen=True):
     source: str
     """Number of the source in the query, or its name if it has one."""
     topics: dict[str, tuple[int, ...]]
-    """Next offset of each partition by Kafka topic, -1 for an unread partition. Empty for other sources."""
+    """Next offset by Kafka topic and partition, -1 for an unread partition. Empty for non-Kafka sources."""
     text: str
-    """Offsets as Spark wrote them; empty if the source had no data yet."""
 
 
 class Offsets(Struct, frozen=True):
@@ -31,11 +30,8 @@ class Offsets(Struct, frozen=True):
     sources: tuple[SourceOffsets, ...]
     time_ms: int
     watermark_ms: int | None
-    """Watermark of the batch, milliseconds since 1970 UTC; None before the first watermark."""
     conf: dict[str, str]
-    """Session settings that a restart keeps, such as the number of shuffle partitions."""
     operation: str
-    """Spark's name of the operation of a batch without input, such as a repartition; else empty."""
 
 
 StateIds = dict[int, tuple[tuple[str, ...], ...]]
@@ -43,7 +39,6 @@ StateIds = dict[int, tuple[tuple[str, ...], ...]]
 
 
 def query_id(data: bytes) -> str:
-    """Return the id in the file `metadata`. Raises `Corruption`."""
     try:
         return str(json.loads(data)["id"])
     except (ValueError, KeyError, TypeError) as error:
@@ -72,7 +67,6 @@ class Commit(Struct, frozen=True):
     """Content of a file in `commits/`, which describes a completed batch."""
 
     next_watermark_ms: int | None
-    """Watermark of the next batch; None without one."""
     state_ids: StateIds
     """Ids in the names of state files; empty in checkpoint format 1."""
 
@@ -92,7 +86,7 @@ def commit(data: bytes, key: str) -> Commit:
 
 
 def _lines(data: bytes, key: str, log: str) -> tuple[int, str, Sequence[str]]:
-    """Return the version of a log file, its line of JSON, and the remaining lines."""
+    """Return a log file's version, its line of JSON, and the remaining lines."""
     first, *lines = data.decode(errors="replace").splitlines() or [""]
     version = int(first[1:]) if first[:1] == "v" and first[1:].isdecimal() else 0
     if version > _KNOWN[log]:
@@ -110,7 +104,6 @@ def _source(name: str, text: str) -> SourceOffsets:
 
 
 def _topics(text: str) -> dict[str, tuple[int, ...]]:
-    """Return the next offset of each partition by topic; empty if the text does not have offsets of Kafka topics."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -138,9 +131,9 @@ def _unreadable(key: str, error: Exception) -> Corruption:
 
 
 def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
-    """Return the offsets of each source: one for each partition of a Kafka topic, a single number for another source.
+    """Return the offsets of each source: one for each Kafka partition, a single number for other sources.
 
-    Sources for which Spark keeps no number are left out.
+    Sources without a numeric offset are left out.
     """
     result: dict[str, tuple[int, ...]] = {}
     for source in sources:
@@ -153,12 +146,10 @@ def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
 
 
 def non_kafka_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
-    """Return the names of the sources that are not Kafka topics, spelled as in `offsets_of`."""
     return frozenset(f"source-{source.source}" for source in sources if not source.topics)
 
 
 def _number(text: str) -> int | None:
-    """Return the offset of a file, rows or rate source as a single number; None for other sources."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Stateful operators of a query, parsed from Spark's metadata in the checkpoint.
+"""Parser of Spark's metadata of a query's stateful operators.
 
-State that Spark before 4.0 wrote has no such metadata. It is derived from the schemas of the stores and the names of
-the folders, since Spark's state reader requires it.
+State from Spark before 4.0 has no such metadata. It is derived from the stores' schemas and the folder names, since
+Spark's state reader requires it.
 """
 
 import json
@@ -15,7 +15,6 @@ from .state_files import DEFAULT
 
 SCHEMAS = "_stateSchema"
 FOLDERS = ("_metadata", SCHEMAS)
-"""Folders of a checkpoint with metadata of the state."""
 _TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS = {
     "stateStoreSave": "aggregate",
@@ -28,9 +27,8 @@ _KINDS = {
     "globalLimit": "limit",
     **dict.fromkeys(_TRANSFORM, "transform"),
 }
-"""Slackwater's names for kinds of operators, by Spark's short name."""
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
-"""Suffix of a join's store for the rows of a side; the other stores of the side count rows."""
+"""Suffix of a join's store with the rows of one side. The side's other stores count rows."""
 _LIST = "ListState"
 _VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
@@ -41,7 +39,6 @@ class OperatorTable:
     """One table of an operator's state, and the options with which Spark reads it."""
 
     name: str
-    """Name that distinguishes the operator's tables; empty if there is only one."""
     store: str
     options: tuple[tuple[str, str], ...] = ()
     has_feed: bool = True
@@ -56,9 +53,9 @@ class Operator:
         id: Spark's number.
         name: Spark's short name.
         kind: Slackwater's name for the kind of operator.
-        stores: Names of its stores, in Spark's order.
-        partitions: Number of state partitions in its metadata.
-        tables: Tables of its state.
+        stores: Names of the operator's stores, in Spark's order.
+        partitions: Number of state partitions according to the metadata.
+        tables: Tables of the operator's state.
     """
 
     id: int
@@ -141,7 +138,7 @@ _SESSION = "sessionStartTime"
 
 
 def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
-    """Return a metadata file for each operator in the form of Spark 4, by key.
+    """Derive the metadata files of Spark 4, one for each operator, by key.
 
     `metadata` has the schema files by key; `keys` are all keys of `state/`.
     """
@@ -175,7 +172,7 @@ def _metadata(operator: int, stores: Mapping[str, bytes], partitions: int) -> by
 
 
 def _schemas(data: bytes, key: str) -> tuple[list[str], list[str]]:
-    """Return the column names of a store's keys, and those of its values. Raises `Corruption`."""
+    """Return the column names of a store's keys and of its values. Raises `Corruption`."""
     file = BytesIO(data)
 
     def number(length: int) -> int:

@@ -1,4 +1,4 @@
-"""Storage of a checkpoint: a local folder, S3 through slackwater's client, or a Hadoop file system through Spark."""
+"""Read access to a checkpoint in a local folder, in S3, or in a Hadoop file system through Spark."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class Readable(Protocol):
-    """The reading half of `ObjectStore`: a checkpoint is never changed."""
+    """Read-only half of `ObjectStore`, because a checkpoint is never changed."""
 
     @property
     def url(self) -> str: ...
@@ -33,11 +33,11 @@ class Readable(Protocol):
         """List the files whose key starts with `prefix`, in any order."""
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of a file on this machine's disk; None if the file is elsewhere."""
+        """Return a file's path on this machine's disk; None for remote storage."""
 
 
 def place(where: str, spark: SparkSession) -> Readable:
-    """Return a reader of a folder, `s3://bucket/prefix`, or another URL for which Spark has a file system.
+    """Return a reader of a folder, of `s3://bucket/prefix`, or of another URL that Spark supports.
 
     Raises `Usage` if `where` cannot be parsed, and `Unavailable` if Spark has no such file system.
     """
@@ -52,7 +52,7 @@ def own_place(where: str) -> Readable | None:
 
 
 class HadoopFiles:
-    """Files below a URL, read by the JVM of a Spark session."""
+    """`ReadableFiles` below a URL, read by the JVM of a Spark session."""
 
     def __init__(self, url: str, spark: SparkSession) -> None:
         self.url = url.rstrip("/")

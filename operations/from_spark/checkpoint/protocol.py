@@ -7,9 +7,9 @@ from typing import Protocol
 import pyarrow as pa
 
 DELETED = "_deleted"
-"""Boolean column of `ReadableCheckpoint.changes`: True for a deleted key, whose values are undefined."""
+"""Boolean column of changes: True for a deleted key, whose values are undefined."""
 APPENDED = "_appended"
-"""Boolean column of `FollowedCheckpoint.changes`: True if the row's list has only the elements that were appended."""
+"""Boolean column of changes: True if the row's list has only the elements that were appended."""
 
 EXISTS, DUE_AT = "has_state", "due_at"
 """Last two columns of a function's state with a timeout: a flag for an existing state, and the time of the timeout."""
@@ -38,7 +38,7 @@ class ReadableTable(Protocol):
 
     @property
     def values(self) -> pa.Schema:
-        """Columns outside the key. A name occurs once in the table, the key included."""
+        """Columns outside the key. Names are unique over key and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,15 @@ class ReadableBatch:
     """One committed batch of a query."""
 
     id: int
-    """Number of the batch; the first batch is 0."""
     offsets: Mapping[str, tuple[int, ...]]
     """Offsets of each source after the batch: for a Kafka topic, the next offset to read, by partition."""
     watermark_ms: int | None
-    """Watermark of the batch, milliseconds since 1970 UTC; None without one."""
+    """Watermark of the batch, milliseconds since 1970 UTC; None before the first watermark."""
     next_watermark_ms: int | None
-    """Watermark of the next batch, milliseconds since 1970 UTC; None without one."""
     committed_ms: int
     """Time of Spark's commit, milliseconds since 1970 UTC."""
     non_kafka: frozenset[str] = frozenset()
-    """Sources that are no Kafka topics: their offsets count files or seconds, not records."""
+    """Sources that are not Kafka topics, whose offsets count files or seconds instead of records."""
 
 
 class ReadableCheckpoint(Protocol):
@@ -82,7 +80,7 @@ class ReadableCheckpoint(Protocol):
         """Return the known committed batches, without gaps; empty before the first commit."""
 
     def available(self, up_to: int | None = None, /) -> range:
-        """Return the batches, up to `up_to` or the last committed one, whose whole state is available."""
+        """Return the batches, up to `up_to` or the newest, whose whole state is available."""
 
     def batch(self, batch: int, /) -> ReadableBatch:
         """Return a committed batch. Raises `Gone`."""
@@ -91,10 +89,10 @@ class ReadableCheckpoint(Protocol):
         """Return a table's rows (key and values) at the end of a batch. Raises `Gone`."""
 
     def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
-        """Return the changes of a table in the batches `after` + 1 to `up_to`, one table for each batch.
+        """Return a table's changes in the batches `after` + 1 to `up_to`, one table for each batch.
 
-        A table of changes has the columns of key and values and `DELETED`, with one row for each changed key. Raises
-        `Gone`, also if the checkpoint keeps no changes.
+        A table of changes has the key, the values and `DELETED`, with one row for each changed key. Raises `Gone`, also
+        if the checkpoint keeps no changes.
         """
 
 
@@ -107,7 +105,7 @@ class FollowedCheckpoint(ReadableCheckpoint, Protocol):
     def changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterable[pa.Table]:
-        """Return the changes of a table, one table for every `at_once` consecutive batches.
+        """Return a table's changes, one table for every `at_once` consecutive batches.
 
         With `appended`, tables of lists may have the column `APPENDED`.
         """

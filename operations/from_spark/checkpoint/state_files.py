@@ -1,4 +1,4 @@
-"""Names of a store's state files in a checkpoint, and the files that a version of the store needs.
+"""Names and completeness of a store's state files in a checkpoint, and checks for damaged files.
 
 Version v of a store is its state at the end of batch v - 1. The HDFS provider writes `v.delta` for each version and
 sometimes `v.snapshot`, the whole state. RocksDB writes `v.changelog` (if enabled) and `v.zip`, which lists the SSTs of
@@ -34,29 +34,26 @@ class StoreFolder(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of the store below the checkpoint; ends with a slash."""
         below = "" if self.store == DEFAULT else f"{self.store}/"
         return f"state/{self.operator}/{self.partition}/{below}"
 
 
 class StateFile(NamedTuple):
-    """A state file with the changes of a version, or with the whole state."""
+    """State file with the changes of a version, or with the whole state."""
 
     key: str
     version: int
     id: str
-    """Id in the file's name; empty in checkpoint format 1."""
     is_whole: bool
 
 
 def state_file(key: str) -> StateFile | None:
-    """Parse the key of a state file; None for other files."""
     name = _NAME.fullmatch(key.rpartition("/")[2])
     return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
 def damaged(key: str, why: str) -> Corruption:
-    """Return the error for a damaged file; the error names the batch that wrote the file."""
+    """Return the error for a damaged file. The error names the batch that wrote the file."""
     file = state_file(key)
     content = ""
     if file is not None:
@@ -74,9 +71,9 @@ def damaged(key: str, why: str) -> Corruption:
 
 
 def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
-    """Return the files that make up a version; None if some are missing.
+    """Return the files that make up a version; None if a file is missing.
 
-    `ids` has the valid id of each version for which it is known. For other versions the files of all tasks are
+    `ids` has the valid id of each version for which it is known. For other versions, the files of all tasks are
     returned: each file names its predecessor, and Spark follows these names.
     """
     by_version = _by_version(files, ids)
@@ -93,7 +90,7 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
 
 
 def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
-    """Return the version whose file is missing if `whole_of` returns None; 0 if no file is missing."""
+    """Return the version whose file is missing if `find_needed_files` returns None; 0 if no file is missing."""
     by_version = _by_version(files, ids)
     while version > 0 and not _whole_state(files_of_version := by_version.get(version, ())):
         if all(file.is_whole for file in files_of_version):
@@ -103,7 +100,6 @@ def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) ->
 
 
 def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
-    """Return all versions for which `whole_of` finds the files."""
     complete = {0}
     for version, files_of_version in sorted(_by_version(files, ids).items()):
         if _whole_state(files_of_version) or (
@@ -122,12 +118,12 @@ def _by_version(files: Iterable[StateFile], ids: Mapping[int, str]) -> dict[int,
 
 
 def _whole_state(files: Iterable[StateFile]) -> Sequence[StateFile]:
-    """Return the files of a version that have the whole state; none if the files are from several tasks."""
+    """Return a version's files with the whole state; none if the files are from several tasks."""
     return [file for file in files if file.is_whole] if len({file.id for file in files}) == 1 else []
 
 
 def named_in(data: bytes, key: str) -> tuple[str, ...]:
-    """Return the names of the files that a RocksDB snapshot refers to, relative to its store's folder."""
+    """Return the files that a RocksDB snapshot refers to, relative to the store's folder."""
 
     def names(metadata: Any) -> tuple[str, ...]:
         ssts = [f"SSTs/{sst['dfsSstFileName']}" for sst in metadata.get("sstFiles") or ()]
@@ -137,7 +133,7 @@ def named_in(data: bytes, key: str) -> tuple[str, ...]:
 
 
 def families_in(data: bytes, key: str) -> dict[str, int]:
-    """Return the number of each column family in a RocksDB snapshot; keys begin with these numbers."""
+    """Return the number of each column family in a RocksDB snapshot. Keys begin with these numbers."""
     return _read_metadata(
         data, key, lambda metadata: {str(a): int(b) for a, b in (metadata.get("columnFamilyMapping") or {}).items()}
     )
@@ -157,7 +153,7 @@ _MAGIC = b"crc\0"
 def check_sum(copy: Path, source: Path, key: str) -> None:
     """Raise `Corruption` if a copy does not match the checksums in `.NAME.crc` beside its source.
 
-    That file has a CRC-32 of each block. If it does not exist, nothing is checked.
+    The `.crc` file has a CRC-32 of each block. If it does not exist, nothing is checked.
     """
     try:
         sums = source.with_name(f".{source.name}.crc").read_bytes()
@@ -173,9 +169,9 @@ def check_sum(copy: Path, source: Path, key: str) -> None:
 
 
 def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
-    """Raise `Corruption` for the first state file in a folder that cannot be unpacked.
+    """Raise `Corruption` for the first state file in a folder that cannot be decompressed.
 
-    `unpack` gets a file and its batch; a file is damaged if `unpack` raises any error.
+    `unpack` gets a file and its batch. A file counts as damaged if `unpack` raises any error.
     """
     files = ((file, path) for path in folder.glob("state/**/*") if (file := state_file(str(path.relative_to(folder)))))
     for file, path in sorted(files, key=lambda entry: (entry[0].version, entry[0].key)):

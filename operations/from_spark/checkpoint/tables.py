@@ -1,6 +1,6 @@
-"""Tables of a query's state, one for each store or state variable.
+"""Tables of a query's state, one for each store or state variable, and their columns.
 
-The fields of keys and values become columns. Nested structs are not split: a null struct and a struct of nulls are
+Fields of keys and values become columns. Nested structs are not split, because a null struct and a struct of nulls are
 different keys.
 """
 
@@ -40,7 +40,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
-"""Columns of Spark's state reader; a table has some of them."""
+"""Columns of Spark's state reader. A table has some of them."""
 _TIMES = {
     ("transform", ("expiration_timestamp_ms",)): (DUE_AT, F.timestamp_millis),
     ("transform", ("value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
@@ -49,30 +49,29 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numeric columns of Spark that are times, by kind and path: their name here, and their unit. Negative means none."""
+"""Numeric columns that are times, by kind and path: new name and unit. A negative number means no time."""
 _WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
     "transform": (("value", "ttlExpirationMs"),),
 }
-"""Field names of the structs that Spark wraps around a user's state; the first field is the state."""
+"""Field names of the structs that Spark wraps around a user's state. The first field is the state."""
 NO_KEY = "row"
-"""Key column of a table with one row, such as that of a total; always 0."""
+"""Key column of a table with a single row, such as that of a total; always 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderColumn:
-    """One column of a table, within a column of Spark's state reader."""
+    """One column of a table, with its path in a column of Spark's state reader."""
 
     name: str
     within: str
     place: tuple[int, ...]
-    """Field position at each level, outermost first: names are ambiguous, since a buffer may repeat them."""
+    """Field index at each level, outermost first. Names are ambiguous, since a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
     """Names of the fields, starting with the reader's column. Empty for the key of a table without a key."""
     exists: bool = False
-    """True if the column has a flag for a non-null field instead of the field's value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +99,13 @@ class StateTable:
     values: pa.Schema
     parts: tuple[ReaderColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
-    """Spark types of the reader's columns."""
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns, key columns first."""
         return pa.schema([*self.key, *self.values])
 
     @property
     def float_keys(self) -> list[str]:
-        """Names of key columns that contain floats."""
         return [column.name for column in self.key if has_floats(column.type)]
 
     def check_keys(self, rows: pa.Table | pa.RecordBatch) -> None:
@@ -127,11 +123,10 @@ class StateTable:
         return bool(self.options)
 
     def columns(self) -> Sequence[Column]:
-        """Return all columns as expressions over the columns of Spark's state reader."""
         return [_select(part, self.spark_types, self.kind) for part in self.parts]
 
     def flat(self, columns: Mapping[str, pa.Array]) -> pa.Table:
-        """Return all columns, given the arrays that Spark's state reader would return, by name."""
+        """Convert the arrays that Spark's state reader would return, by name, to the table's columns."""
         return pa.table([_flat(part, columns, self.kind) for part in self.parts], self.schema)
 
 
@@ -183,7 +178,6 @@ def _is_window(kind: DataType) -> bool:
 
 
 def _columns(reader_type: DataType, column: str, kind: str, table: str) -> Iterator[ReaderColumn]:
-    """Yield the columns of one reader column: one for each field of a struct."""
     if not isinstance(reader_type, StructType):
         yield from _column(reader_type, (column,), (), kind, table)
         return
@@ -211,12 +205,10 @@ def _column(
 
 
 def _column_name(name: str) -> str:
-    """Convert a Spark column name to a valid column name here, without a leading `_`, which marks internal names."""
     return _NO_NAME.sub("_", name).strip("_") or "value"
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names with suffixes for repeats: the second `sum` becomes `sum_2`."""
     seen: set[str] = set()
     for base in names:
         name, number = base, 1
@@ -247,7 +239,6 @@ def _field_names(kind: StructType) -> Sequence[str]:
 
 
 def _stored_type(kind: DataType) -> DataType:
-    """Return the Spark type in which a value is stored: struct fields get unique names, variants become JSON text."""
     match kind:
         case StructType():
             fields = zip(_field_names(kind), kind.fields, strict=True)
@@ -265,7 +256,7 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Return the column with nested values replaced by the results of `leaf`; None leaves a value as it is."""
+    """Replace nested values by the results of `leaf`. A result of None leaves a value unchanged."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(rebuilt, leaf=leaf)
@@ -282,7 +273,6 @@ def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], C
 
 
 def has(kind: DataType, contained: type[DataType]) -> bool:
-    """Return True if a type is or contains the type `contained`."""
     return isinstance(kind, contained) or any(has(child, contained) for child in _children(kind))
 
 
@@ -305,7 +295,6 @@ def _json(column: Column, kind: DataType) -> Column | None:
 
 
 def _numbered(kind: DataType) -> DataType:
-    """Return the type with struct fields named by their positions."""
     match kind:
         case StructType():
             return StructType([StructField(f"_{n}", _numbered(part.dataType)) for n, part in enumerate(kind.fields)])
@@ -334,7 +323,6 @@ def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Col
 
 
 def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
-    """Return one column of the table as an Arrow array; `_select` does so for Spark columns."""
     if not part.path:
         return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
     column = columns[part.within]

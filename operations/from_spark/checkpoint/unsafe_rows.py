@@ -56,11 +56,10 @@ _IN_A_WORD = 18
 
 
 class UnknownLayout(Exception):
-    """State has a layout that this module does not support; Spark may be able to read it."""
+    """Raised for state in a layout that this module does not support. Spark may be able to read it."""
 
 
 def is_readable(kind: DataType) -> bool:
-    """Return True if this module can decode values of a type."""
     if isinstance(kind, StructType):
         return all(is_readable(part.dataType) for part in kind.fields)
     if isinstance(kind, ArrayType):
@@ -94,7 +93,6 @@ def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[
 def _values(
     data: Bytes, base: Positions, slots: Positions, nulls: npt.NDArray[np.bool_], kind: DataType, width: int
 ) -> pa.Array:
-    """Decode the values in slots of rows or arrays that begin at `base`."""
     arrow_type = arrow_of(StructType([StructField("_", kind)])).field(0).type
     if (stored := _WIDTHS.get(type(kind))) is not None:
         numbers = gather(data, slots, stored)
@@ -117,7 +115,6 @@ def _values(
 def _variable_length(
     data: Bytes, starts: Positions, sizes: Positions, kind: DataType, arrow_type: pa.DataType
 ) -> pa.Array:
-    """Decode non-null values of variable length."""
     if isinstance(kind, StructType):
         return structs(data, starts, kind)
     if isinstance(kind, ArrayType):
@@ -136,7 +133,7 @@ def _variable_length(
 
 
 def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.Array]:
-    """Decode the arrays at these offsets: return the end of each array, and the elements of all arrays."""
+    """Decode the arrays at these offsets. Returns the end of each array, and the elements of all arrays."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
         raise UnknownLayout
@@ -151,7 +148,6 @@ def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.
 
 
 def _bits(data: Bytes, at: Positions, number: Positions) -> npt.NDArray[np.bool_]:
-    """Return one bit for each offset: the bit with this number, counted from the offset."""
     bits = gather(data, at + number // 8, np.uint8) >> (number % 8).astype(np.uint8)
     return np.asarray(bits & 1, np.bool_)
 
@@ -161,7 +157,7 @@ def _masked(values: pa.Array, nulls: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return values for all rows: at the positions `valid`, the `values` in order; null at all others."""
+    """Put the values at the positions `valid`, in order, and null at all other positions."""
     if len(valid) == len(nulls):
         return values
     at = np.zeros(len(nulls), np.int64)
@@ -170,7 +166,7 @@ def _spread(values: pa.Array, valid: Positions, nulls: npt.NDArray[np.bool_]) ->
 
 
 def _decimals(data: Bytes, starts: Positions, sizes: Positions) -> npt.NDArray[np.uint8]:
-    """Convert big-endian integers of up to 16 bytes to little-endian integers of 16 bytes, as Arrow stores decimals."""
+    """Convert big-endian integers of up to 16 bytes to the 16 little-endian bytes of Arrow's decimals."""
     number = np.arange(16)
     within = number < sizes[:, None]
     digits = data[np.where(within, (starts + sizes - 1)[:, None] - number, starts[:, None])]
