@@ -46,9 +46,9 @@ _MODULES = {
     **{name: f"state.kinds.{name}" for name in ("aggregate", "join", "upsert")},
     **dict.fromkeys(("count", "first", "last", "max", "mean", "min", "sum"), "state.kinds.aggregate"),
 }
-_IMPORTED = ("errors", "testing")
+_PUBLIC_MODULES = ("errors", "testing")
 # Names in Spark, SQL and Kafka Streams, for suggestions.
-_OTHER_NAMES = {
+_FOREIGN_NAMES = {
     **dict.fromkeys(("avg", "average"), "mean"),
     **dict.fromkeys(("collect", "groupBy", "group_by", "reduce"), "aggregate"),
     **dict.fromkeys(("read", "readStream", "source", "stream"), "topic"),
@@ -67,9 +67,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name not in _MODULES:
-        from .common.validation import nearest
+        from .common.validation import nearest_hint
 
-        near = f"; did you mean {_OTHER_NAMES[name]!r}?" if name in _OTHER_NAMES else nearest(name.lower(), __all__)
+        near = (
+            f"; did you mean {_FOREIGN_NAMES[name]!r}?"
+            if name in _FOREIGN_NAMES
+            else nearest_hint(name.lower(), __all__)
+        )
         if name.startswith("_"):
             near = ""  # Python looks these up itself
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}", name=name)
@@ -86,7 +90,7 @@ class _Finder:
         return getattr(self._finder, name)
 
     def iter_modules(self, prefix: str = "") -> Iterator[tuple[str, bool]]:
-        yield from ((prefix + name, False) for name in _IMPORTED)
+        yield from ((prefix + name, False) for name in _PUBLIC_MODULES)
 
 
 for _folder in __path__:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .common.arguments import checked_methods
+from .common.arguments import check_method_arguments
 from .common.durations import parse_ms
 from .pipeline.api import app as declared
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .pipeline.listener import BatchReport
 
 
-@checked_methods
+@check_method_arguments
 class App(declared.App):
     """A streaming application: stages joined by repartition topics.
 
@@ -76,7 +76,7 @@ class App(declared.App):
         """
         # Imported here because it is slow.
         from .pipeline.listener import Callbacks
-        from .pipeline.run.options import gc_every_ms
+        from .pipeline.run.options import parse_gc_interval
         from .pipeline.run.program import run_app
         from .settings import load
 
@@ -89,7 +89,7 @@ class App(declared.App):
             trigger_ms=None if trigger is None else parse_ms("trigger", trigger),
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
-            gc_every_ms=gc_every_ms("gc", gc),
+            gc_every_ms=parse_gc_interval("gc", gc),
             master=master,
             spark_conf=dict(spark_conf or {}),
             py_files=tuple(py_files),

@@ -61,7 +61,7 @@ class SlackwaterError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Spark's workers send exceptions by value: keep the attributes.
-        return (_rebuild, (type(self), self.__dict__))
+        return (_recreate, (type(self), self.__dict__))
 
 
 def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
@@ -83,11 +83,11 @@ def _is_user_code(frame: FrameType) -> bool:
     return not any(folder in file for folder in installed)
 
 
-def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:
-    return again(cls, **state)
+def _recreate(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:
+    return recreate_error(cls, **state)
 
 
-def again(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
+def recreate_error(cls: type[SlackwaterError], **state: object) -> SlackwaterError:
     """Recreate an error of another process from its class and attributes."""
     error = cls.__new__(cls)
     error.__dict__.update(state)

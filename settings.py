@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .common.durations import parse_ms
-from .common.validation import nearest
+from .common.validation import nearest_hint
 from .errors import Usage
 from .store.objects.counting import Prices
-from .store.objects.s3_settings import S3Settings, settings_in
+from .store.objects.s3_settings import S3Settings, load_s3_settings
 from .store.versions.keys import check_topic
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
-FILE = "slackwater.toml"
+FILE_NAME = "slackwater.toml"
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
 _Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
@@ -106,7 +106,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         return DeclaredFields(fields, json.dumps({"registry": registry}) if registry else "")
 
     def store_root(self) -> str:
-        return self.store or _missing(
+        return self.store or _raise_missing(
             "store", "no store root is configured", "s3://bucket/prefix or a folder", "--store ROOT"
         )
 
@@ -122,10 +122,12 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def _cache_folder(self) -> Path:
-        return Path(self.cache or _cache(os.environ))
+        return Path(self.cache or _cache_path(os.environ))
 
     def kafka(self) -> dict[str, str]:
-        brokers = self.brokers or _missing("kafka", "no Kafka brokers are configured", "host:port", "--kafka HOST:PORT")
+        brokers = self.brokers or _raise_missing(
+            "kafka", "no Kafka brokers are configured", "host:port", "--kafka HOST:PORT"
+        )
         return {**self.kafka_properties, "bootstrap.servers": brokers}
 
     def open_kafka(self) -> "Kafka":
@@ -172,9 +174,9 @@ def load(
     """
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
-    candidates = (parent / FILE for parent in (parents, *parents.parents))
+    candidates = (parent / FILE_NAME for parent in (parents, *parents.parents))
     path = next((path for path in candidates if path.is_file()), None)
-    settings = _read(path, environ) if path else Settings(s3=settings_in(environ))
+    settings = _read_file(path, environ) if path else Settings(s3=load_s3_settings(environ))
     properties = settings.kafka_properties | {
         name.removeprefix(_KAFKA_VARIABLE).lower().replace("_", "."): value
         for name, value in environ.items()
@@ -185,21 +187,21 @@ def load(
         store=store or environ.get("SLACKWATER_STORE") or settings.store,
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or settings.brokers or properties.get("bootstrap.servers"),
         kafka_properties=properties,
-        cache=_cache(environ, settings.cache),
+        cache=_cache_path(environ, settings.cache),
     )
 
 
-def _cache(environ: Mapping[str, str], configured: str = "") -> str:
+def _cache_path(environ: Mapping[str, str], configured: str = "") -> str:
     user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
     return environ.get("SLACKWATER_CACHE") or configured or str(user_cache)
 
 
-def _read(path: Path, environ: Mapping[str, str]) -> Settings:
+def _read_file(path: Path, environ: Mapping[str, str]) -> Settings:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
-    values_found = _checked(path, "", values, Settings, "setting")
+    values_found = _check_fields(path, "", values, Settings, "setting")
 
     def beside(file: str) -> Path:
         return path.parent / Path(file).expanduser()
@@ -209,21 +211,23 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
     if "cache" in values_found:
         values_found["cache"] = str(beside(values_found["cache"]))
     if "prices" in values_found:
-        values_found["prices"] = Prices(**_checked(path, "prices", values_found["prices"], Prices, "price"))
+        values_found["prices"] = Prices(**_check_fields(path, "prices", values_found["prices"], Prices, "price"))
     if "retention" in values_found:
         values_found["retention"] = _retention(path, values_found["retention"])
     values_found["programs"] = {
         app: str(beside(file).resolve()) for app, file in values_found.get("programs", {}).items()
     }
     if "invariants" in values_found:
-        tables = _table(path, "invariants", values_found["invariants"])
+        tables = _check_is_table(path, "invariants", values_found["invariants"])
         values_found["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
-    for table, fields in _table(path, "forget", values_found.get("forget", {})).items():
+    for table, fields in _check_is_table(path, "forget", values_found.get("forget", {})).items():
         is_text = isinstance(fields, str) if table == "registry" else _are_texts(fields)
         if not is_text:
             shape = "a URL" if table == "registry" else 'fields, such as ["who", "$.user.id"]'
             raise Usage(f"{path}: forget.{table} must be {shape}, not {fields!r}")
-    values_found["s3"] = settings_in(environ, _table(path, "s3", values_found.get("s3", {})), f"{path}: s3.")
+    values_found["s3"] = load_s3_settings(
+        environ, _check_is_table(path, "s3", values_found.get("s3", {})), f"{path}: s3."
+    )
     values_found["kafka_properties"] = dict(_properties(path, "", values_found.get("kafka_properties", {})))
     return Settings(**values_found)
 
@@ -232,24 +236,24 @@ def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(text, str) and text for text in values)
 
 
-def _table(path: Path, name: str, value: object) -> dict[str, Any]:
+def _check_is_table(path: Path, name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] on a line above its settings")
     return value
 
 
-def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
+def _check_fields(path: Path, name: str, table: object, kind: type[Struct], term: str) -> dict[str, Any]:
     """Return a table's values, converted to the types of the fields of `kind`; inner tables are not checked.
 
     Raises `Usage` for an unknown field, which the message calls a `term`, and for an invalid value.
     """
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     checked = {}
-    for key, value in _table(path, name, table).items():
+    for key, value in _check_is_table(path, name, table).items():
         full_name = f"{name}.{key}" if name else key
         if key not in fields:
             raise Usage(
-                f"{path} sets {full_name}, which is not a {term}{nearest(key, fields)}",
+                f"{path} sets {full_name}, which is not a {term}{nearest_hint(key, fields)}",
                 hint=f"the names are {', '.join(fields)}",
             )
         kinds = (fields[key].type, *get_args(fields[key].type))
@@ -264,13 +268,13 @@ def _checked(path: Path, name: str, table: object, kind: type[Struct], term: str
 def _retention(path: Path, table: object) -> "dict[str, Retention]":
     from .snapshot.gc.reachable import Retention
 
-    entries = _table(path, "retention", table)
+    entries = _check_is_table(path, "retention", table)
     own = {app: rules for app, rules in entries.items() if isinstance(rules, dict) and app != "input"}
     common = {rule: value for rule, value in entries.items() if rule not in own}
     retention = {}
     for app, rules in (("", common), *own.items()):
         name = f"retention.{app}" if app else "retention"
-        values = _checked(path, name, rules, _Rules, "rule of retention")
+        values = _check_fields(path, name, rules, _Rules, "rule of retention")
         versions, topics = values.pop("versions", None), values.get("input")
         if isinstance(topics, dict):
             del values["input"]
@@ -286,7 +290,7 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
     from .snapshot.bisect.watcher import Invariant
 
     full_name = f"invariants.{name}"
-    values = _Invariant(**_checked(path, full_name, table, _Invariant, "setting of an invariant"))
+    values = _Invariant(**_check_fields(path, full_name, table, _Invariant, "setting of an invariant"))
     if (values.check is None) == (values.where is None):
         raise Usage(
             f"{path}: {full_name} must have either check or where",
@@ -299,7 +303,7 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
     """Yield librdkafka's properties; TOML reads an unquoted `sasl.password = …` as a table."""
-    for key, value in _table(path, "kafka_properties", table).items():
+    for key, value in _check_is_table(path, "kafka_properties", table).items():
         if isinstance(value, dict):
             yield from _properties(path, f"{prefix}{key}.", value)
         elif isinstance(value, str | int | float):
@@ -308,8 +312,8 @@ def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, s
             raise Usage(f"{path}: kafka property '{prefix}{key}' must be a string, a number or a boolean")
 
 
-def _missing(key: str, sentence: str, shape: str, flag: str) -> NoReturn:
+def _raise_missing(key: str, sentence: str, shape: str, flag: str) -> NoReturn:
     raise Usage(
         sentence,
-        hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
+        hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE_NAME}',
     )

@@ -37,47 +37,47 @@ class SparkSource(DataSource):
         """Raise `Usage` for an unknown option or an invalid path or moment, and `NotFound` for an unknown table."""
         super().__init__(options)
         from .common import instants
-        from .common.validation import nearest
+        from .common.validation import nearest_hint
         from .errors import Usage
-        from .pipeline.spark.table_reader import StorePlace, VersionedTable
+        from .pipeline.spark.table_reader import StoreLocation, VersionedTable
         from .settings import load
 
         for name in options:
             if name.lower() not in _OPTIONS:
                 raise Usage(
-                    f"{name!r} is not an option of format 'slackwater'{nearest(name, _OPTIONS)}",
+                    f"{name!r} is not an option of format 'slackwater'{nearest_hint(name, _OPTIONS)}",
                     hint="the options are at and store; .schema(…) selects columns",
                 )
         settings = load(store=options.get("store"))
-        place, path = StorePlace(settings.store_root(), settings.s3), options.get("path", "")
+        place, path = StoreLocation(settings.store_root(), settings.s3), options.get("path", "")
         at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
         if version and (at or not version.isdecimal()):
             raise Usage(f"version {version!r} is not a version number, or is given together with at")
         if version:
-            self._at = VersionedTable.of_version(place, path, int(version), int(options.get("clock_ms", "0")))
+            self._table = VersionedTable.from_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:
-            self._at = VersionedTable.find(place, path, at, instants.now_ms())
+            self._table = VersionedTable.find(place, path, at, instants.now_ms())
 
     def schema(self) -> StructType:
-        from .pipeline.spark.table_reader import columns_of
+        from .pipeline.spark.table_reader import visible_columns
 
-        return columns_of(self._at)
+        return visible_columns(self._table)
 
     def reader(self, schema: StructType) -> TableReader:
         from .pipeline.spark.table_reader import reader_for
 
-        return reader_for(self._at, schema)
+        return reader_for(self._table, schema)
 
 
 def load_table(spark: SparkSession, root: str, cut: Cut, table: str, columns: Collection[str] = ()) -> DataFrame:
     """Return a table of a cut in the store at `root`, or some of its columns. Raises `NotFound`."""
     from .errors import NotFound
-    from .pipeline.spark.table_reader import StorePlace, VersionedTable, columns_of
+    from .pipeline.spark.table_reader import StoreLocation, VersionedTable, visible_columns
     from .settings import load
 
     register(spark)
-    at = VersionedTable.of_cut(StorePlace(root, load(store=root).s3), cut, table)
-    schema, rows = columns_of(at), spark.read.format(SparkSource.name())
+    at = VersionedTable.from_cut(StoreLocation(root, load(store=root).s3), cut, table)
+    schema, rows = visible_columns(at), spark.read.format(SparkSource.name())
     for name in columns:
         if name not in schema.names:
             raise NotFound(f"column of table {table!r}", name, schema.names)

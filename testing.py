@@ -77,14 +77,14 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     from .operations.debugging.replay.bundle import read
     from .operations.debugging.replay.bundled import open_bundle
     from .operations.debugging.replay.compare import compare
-    from .operations.debugging.replay.expectation import comparable, sorted_rows
+    from .operations.debugging.replay.expectation import sorted_rows, with_canonical_nan
 
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as opened:
         comparison = compare(*opened)
     keys = (
         (
-            tuple(map(comparable, change.key.values())),
-            None if change.after is None else comparable({**change.key, **change.after}),
+            tuple(map(with_canonical_nan, change.key.values())),
+            None if change.after is None else with_canonical_nan({**change.key, **change.after}),
         )
         for change in comparison.keys or ()
     )
@@ -93,7 +93,7 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     )
 
 
-class _Folder:
+class _TemporaryFolder:
     """A temporary folder, removed with the last result that uses it. Without the warning of `TemporaryDirectory`."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Ran(Mapping[str, "pa.Table"]):
     Tables of rejected and late rows are included: `<stage>_rejected`, `<stage>_late`.
     """
 
-    def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _Folder) -> None:
+    def __init__(self, declared: App, app: StoredApp, kafka: MemoryKafka, folder: _TemporaryFolder) -> None:
         self.declared = declared
         self.app = app
         """Stored app with its history: `ran.app.log()`, `ran.app.at("~1").get(…)`."""
@@ -133,7 +133,7 @@ class Ran(Mapping[str, "pa.Table"]):
     @property
     def sent(self) -> dict[str, list[Record]]:
         """Records of each topic that the app writes for others: sinks and rejected records."""
-        return {topic: _records(self.kafka, topic) for topic in _written(self.declared)}
+        return {topic: _records(self.kafka, topic) for topic in _written_topics(self.declared)}
 
     def rows(self, table: str) -> list[Row]:
         """Return the rows of a table as dictionaries. Raises `NotFound`."""
@@ -195,7 +195,7 @@ def run(
         )
     kafka = after.kafka if after is not None else MemoryKafka.named(f"memory://{uuid4().hex}")
     _send(kafka, app, topics, partitions)
-    folder = after.folder if after is not None else _Folder()
+    folder = after.folder if after is not None else _TemporaryFolder()
     settings = Settings(store=str(folder.path / "store"), brokers=kafka.address, cache=str(folder.path / "cache"))
     options = Options(
         store=settings.store_root(),
@@ -217,11 +217,11 @@ def _send(
     for topic in topics:
         if topic not in app.topics:
             raise NotFound(f"topic that app {app.name!r} reads", topic, app.topics)
-    counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written(app), 1)
+    counts = dict.fromkeys(sorted(app.topics), 1) | dict.fromkeys(_written_topics(app), 1)
     counts |= dict.fromkeys(app.topics, partitions) if isinstance(partitions, int) else partitions
     kafka.create_topics(counts)
     for topic, rows in topics.items():
-        kafka.send(topic, _in_turns([*map(_record, rows)], kafka.partition_counts()[topic]), patience_s=0)
+        kafka.send(topic, _assign_in_turns([*map(_record, rows)], kafka.partition_counts()[topic]), patience_s=0)
 
 
 _spark = ExitStack()
@@ -239,14 +239,14 @@ def _start_spark(conf: Mapping[str, str]) -> None:
         atexit.register(_spark.close)
 
 
-def _written(app: App) -> list[str]:
+def _written_topics(app: App) -> list[str]:
     stages = app.stages.values()
     sinks = {sink.name for stage in stages for sink in stage.sinks if sink.kind == "topic"}
     return sorted(sinks | {stage.rejects for stage in stages if stage.rejects})
 
 
 def _records(kafka: MemoryKafka, topic: str) -> list[Record]:
-    starts, ends = kafka.offsets(topic)
+    starts, ends = kafka.offset_bounds(topic)
     return [
         Record(message.value(), partition, message.key(), message.headers() or (), message.timestamp()[1])
         for partition, (start, end) in enumerate(zip(starts, ends, strict=True))
@@ -287,7 +287,7 @@ def _as_json(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _in_turns(records: Sequence[Record], partitions: int) -> list[Record]:
+def _assign_in_turns(records: Sequence[Record], partitions: int) -> list[Record]:
     turns = cycle(range(partitions))
     return [
         record._replace(partition=next(turns)) if record.key is None and record.partition is None else record

@@ -84,7 +84,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     store = open_store(str(folder / "store"))
     cut = resolve(store, "bench", now_ms=time.time_ns() // 1_000_000)
     began = time.monotonic()
-    pinned = snapshots.pin(store, cut, "kept", reader=KafkaChannels(kafka))
+    pinned = snapshots.pin_cut(store, cut, "kept", reader=KafkaChannels(kafka))
     kept = sum(channel.rows for channel in pinned.channels)
     assert kept == RECORDS
     return written, kept / (time.monotonic() - began)

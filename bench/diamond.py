@@ -135,7 +135,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
             while time.monotonic() < until:
                 if name == "with":
                     phase["taken"] += 1
-                    taking.request(store, "diamond", f"s{phase['taken']}", "bench")
+                    taking.request_snapshot(store, "diamond", f"s{phase['taken']}", "bench")
                 if done.wait(EVERY_S):
                     return
 

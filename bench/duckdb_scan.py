@@ -78,7 +78,7 @@ def _measure(
     manifest = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE, ssts=ssts)
     with duckdb.connect() as con:
         started = time.perf_counter()
-        duckdb_view.register(con, "merged", table.store, table.cache, manifest)
+        duckdb_view.register_table(con, "merged", table.store, table.cache, manifest)
         made_s = time.perf_counter() - started
         plain = folder / f"plain-{len(ssts)}.parquet"
         con.execute(f"COPY merged TO '{plain}'")

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.snapshot.bisect.predicate import Context, Where
+from slackwater.snapshot.bisect.predicate import Context, SqlPredicate
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect
-from slackwater.state.failing import smallest
+from slackwater.state.failing import minimize_failing
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 
@@ -108,7 +108,7 @@ def _delta_debugging(place: dict[str, Any], window: int) -> int:
         asked += 1
         return len(guilty.intersection(chosen)) >= needed
 
-    smallest(range(window), is_bad, most=sys.maxsize)
+    minimize_failing(range(window), is_bad, max_tries=sys.maxsize)
     return asked
 
 
@@ -124,7 +124,7 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
     for name, sql in PREDICATES.items():
 
         def ours(sql: str = sql) -> None:
-            assert Where(sql).rows(Context(store, cache, cut), 1).num_rows == 0
+            assert SqlPredicate(sql).rows(Context(store, cache, cut), 1).num_rows == 0
 
         def theirs(sql: str = sql) -> None:
             with duckdb.connect() as connection:

@@ -27,7 +27,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store.objects.counting import Reads
+from slackwater.store.objects.counting import ReadCounters
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -103,14 +103,14 @@ class Keyed:
         rows = pa.table({"leg": _names(numbers), "flights": numbers + seq, "delay": numbers / 4})
         return ssts(self.store, self.cache, "bench", "legs", TABLE, rows, seq, level)
 
-    def look_up(self, keys: pa.Table, reads: Reads | None = None) -> int:
+    def look_up(self, keys: pa.Table, reads: ReadCounters | None = None) -> int:
         """How many of the keys there are: each state partition as its task would look it up, one after the other."""
         hashes = hash_keys(keys, ["leg"])
         partitions = partition_of(hashes, TABLE.partitions)
         found = 0
         for partition in range(TABLE.partitions):
             mine = np.flatnonzero(partitions == partition)
-            ssts = sorted_runs.touching(self.ssts, partition, TABLE.partitions)
+            ssts = sorted_runs.ssts_of_partition(self.ssts, partition, TABLE.partitions)
             asked = keys.take(pa.array(mine))
             values, present = multi_get(self.store, self.cache, ssts, TABLE, hashes[mine], asked, reads)
             assert values.num_rows == len(mine)
@@ -176,17 +176,19 @@ def _few(ours: Keyed, num_keys: int, number: int) -> Row:
     )
 
 
-def _cold_tries(ours: Keyed, num_keys: int, number: int, tries: int) -> list[tuple[float, Reads]]:
+def _cold_tries(ours: Keyed, num_keys: int, number: int, tries: int) -> list[tuple[float, ReadCounters]]:
     # A process of its own for each: this one remembers footers.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as fresh:
         asked = [fresh.submit(_look_up_cold, ours.folder, ours.ssts, num_keys, number, 10 + at) for at in range(tries)]
         return [one.result() for one in asked]
 
 
-def _look_up_cold(folder: Path, ssts: tuple[Sst, ...], num_keys: int, number: int, seed: int) -> tuple[float, Reads]:
+def _look_up_cold(
+    folder: Path, ssts: tuple[Sst, ...], num_keys: int, number: int, seed: int
+) -> tuple[float, ReadCounters]:
     """Seconds of a look-up with nothing at hand, and what it read."""
     keys = pa.table({"leg": _names(np.random.default_rng(seed).integers(num_keys, size=number))})
-    reads = Reads()
+    reads = ReadCounters()
     with tempfile.TemporaryDirectory(dir=folder) as name:
         table = Keyed(folder, open_store(str(folder / "store")), SstCache(Path(name), 1 << 40), ssts)
         started = time.perf_counter()

@@ -76,11 +76,13 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
                 "_op": np.zeros(len(mine), np.int8),
             }
         )
-        runs.append(writer.write(store, None, app="bench", stage="legs", table=table, partition=partition, rows=rows))
+        runs.append(
+            writer.write_sst(store, None, app="bench", stage="legs", table=table, partition=partition, rows=rows)
+        )
     commit.commit(store, Manifest("bench", "legs", 1, 1, "w", 1, "batch", table=table, ssts=tuple(runs)))
     store.reset()
     cut = resolve(store, "bench", now_ms=time.time_ns() // 1_000_000)
-    snapshots.pin(store, cut, "s1", "instant", by="bench")
+    snapshots.pin_cut(store, cut, "s1", "instant", by="bench")
     taken = store.requests
     store.reset()
     clone(store, "bench@s1", "staging", topics={}, channels=_NoChannels(), by="bench")
@@ -96,7 +98,7 @@ class _NoChannels:
     def topic_id(self, topic: str, /) -> str:
         raise AssertionError(topic)
 
-    def announce(self, app: str, stage: str, positions: object, /) -> None:
+    def commit_positions(self, app: str, stage: str, positions: object, /) -> None:
         """Nobody looks."""
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:

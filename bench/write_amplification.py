@@ -153,9 +153,9 @@ def _load(folder: Path) -> tuple[_Base, float]:
 
 
 def _measure(base: _Base, policy: Policy) -> float:
-    from slackwater.store.compaction.merge import run
+    from slackwater.store.compaction.merge import run_compaction
     from slackwater.store.compaction.picker import pick
-    from slackwater.store.compaction.plan import apply
+    from slackwater.store.compaction.plan import apply_results
 
     random = np.random.default_rng(5)
     ssts, flushed, compacted = base.ssts, 0, 0
@@ -165,9 +165,9 @@ def _measure(base: _Base, policy: Policy) -> float:
         ssts = (*new, *ssts)
         flushed += sum(sst.bytes for sst in new)
         while due := pick(ssts, PARTITIONS, policy):
-            done = [run(base.store, base.cache, "bench", "wa", base.table, one) for one in due]
+            done = [run_compaction(base.store, base.cache, "bench", "wa", base.table, one) for one in due]
             compacted += sum(one.output_bytes for one in done)
-            ssts = apply(ssts, done)
+            ssts = apply_results(ssts, done)
             for one in {sst.object for each in done for sst in each.compaction.inputs} - {sst.object for sst in ssts}:
                 if one not in loaded:
                     base.store.delete(one)
@@ -189,7 +189,7 @@ def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst,
     of = partition_of(hashes, PARTITIONS)
     parts = ((p, found.filter(pa.array(of == p))) for p in range(PARTITIONS))
     return tuple(
-        sst.write(
+        sst.write_sst(
             base.store, base.cache, app="bench", stage="wa", table=base.table, partition=p, rows=part, level=level
         )
         for p, part in parts

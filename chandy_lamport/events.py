@@ -22,7 +22,7 @@ class ProtocolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Requested:
+class SnapshotRequested:
     """A snapshot was requested. Only for a process without channel inputs, where the protocol starts."""
 
     snapshot: str
@@ -53,13 +53,13 @@ class MarkerArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
+class SnapshotEnded:
     """The snapshot was completed or cancelled."""
 
     snapshot: str
 
 
-Event = Requested | BatchArrived | MarkerArrived | Forgotten
+Event = SnapshotRequested | BatchArrived | MarkerArrived | SnapshotEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class GlobalState:
                     raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {stages}", repr(stage))
 
 
-def violations(state: GlobalState) -> tuple[str, ...]:
+def find_violations(state: GlobalState) -> tuple[str, ...]:
     """Return a sentence for each inconsistency of the state; empty if it is consistent.
 
     Every consumed record must have been sent, and every sent record is consumed, lost or in flight.
@@ -81,14 +81,14 @@ def violations(state: GlobalState) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class StageChannels:
     """Channels that one stage reads and writes, without users' topics."""
 
     inputs: frozenset[str]
     outputs: frozenset[str]
 
 
-def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict[str, int] | None:
+def completed_cut(network: Mapping[str, StageChannels], finished: Mapping[str, int]) -> dict[str, int] | None:
     """Return the cut of a snapshot, as a version by stage; None while a stage has not finished.
 
     `network` has all stages by name; `finished` has the recorded version of each stage that awaits no marker. Raises

@@ -7,12 +7,12 @@ from .events import (
     BatchArrived,
     Capture,
     Event,
-    Forgotten,
     MarkerArrived,
     ProtocolError,
     RecordState,
-    Requested,
     SendMarker,
+    SnapshotEnded,
+    SnapshotRequested,
 )
 from .state import Effect, Phase, Role, Signal, marker_signal, records_signal, transition
 
@@ -59,7 +59,7 @@ class Process:
     def receive(self, event: Event) -> tuple[Action, ...]:
         """Return the actions for `event`, in order. Raises `ProtocolError` for an illegal event, changing nothing."""
         match event:
-            case Requested(snapshot):
+            case SnapshotRequested(snapshot):
                 return self._advance(snapshot, Signal.REQUEST)
             case MarkerArrived(snapshot, channel):
                 self._check_input(channel, f"a marker of snapshot {snapshot!r} arrived")
@@ -72,8 +72,8 @@ class Process:
                     late = Capture(snapshot, channel, records)
                     actions += self._advance(snapshot, records_signal(channel, awaited), late=late)
                 return tuple(actions)
-            case Forgotten(snapshot):
-                return self._advance(snapshot, Signal.FORGET)
+            case SnapshotEnded(snapshot):
+                return self._advance(snapshot, Signal.END)
         event_types = "Requested, BatchArrived, MarkerArrived or Forgotten"
         raise ProtocolError("a process received what it does not know", event_types, repr(event))
 

@@ -38,7 +38,7 @@ class Signal(Enum):
     REPEATED_MARKER = "MarkerArrived once more"
     RECORDS = "BatchArrived before the channel's marker"
     LATER_RECORDS = "BatchArrived after the channel's marker"
-    FORGET = "Forgotten"
+    END = "Forgotten"
 
 
 class Effect(Enum):
@@ -52,17 +52,17 @@ class Effect(Enum):
 TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Effect, ...]]]]] = {
     (Role.SOURCE, Phase.UNKNOWN): {
         Signal.REQUEST: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),
-        Signal.FORGET: (Phase.UNKNOWN, ()),
+        Signal.END: (Phase.UNKNOWN, ()),
     },
     (Role.SOURCE, Phase.FINISHED): {
         Signal.REQUEST: (Phase.FINISHED, ()),
-        Signal.FORGET: (Phase.UNKNOWN, ()),
+        Signal.END: (Phase.UNKNOWN, ()),
     },
     # The first marker records at once, independently of the other inputs: no input is blocked.
     (Role.READER, Phase.UNKNOWN): {
         Signal.MARKER: (Phase.CAPTURING, (Effect.RECORD, Effect.SEND_MARKERS)),
         Signal.LAST_MARKER: (Phase.FINISHED, (Effect.RECORD, Effect.SEND_MARKERS)),
-        Signal.FORGET: (Phase.UNKNOWN, ()),
+        Signal.END: (Phase.UNKNOWN, ()),
     },
     (Role.READER, Phase.CAPTURING): {
         Signal.RECORDS: (Phase.CAPTURING, (Effect.CAPTURE,)),
@@ -70,12 +70,12 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
         Signal.MARKER: (Phase.CAPTURING, ()),
         Signal.LAST_MARKER: (Phase.FINISHED, ()),
         Signal.REPEATED_MARKER: (Phase.CAPTURING, ()),
-        Signal.FORGET: (Phase.UNKNOWN, ()),
+        Signal.END: (Phase.UNKNOWN, ()),
     },
     (Role.READER, Phase.FINISHED): {
         Signal.LATER_RECORDS: (Phase.FINISHED, ()),
         Signal.REPEATED_MARKER: (Phase.FINISHED, ()),
-        Signal.FORGET: (Phase.UNKNOWN, ()),
+        Signal.END: (Phase.UNKNOWN, ()),
     },
 }
 

@@ -63,7 +63,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-class Either(Group):
+class VerbGroup(Group):
     """Verb that has arguments and options itself, and also subcommands."""
 
     allow_interspersed_args = True

@@ -26,18 +26,18 @@ _PIPE_CLOSED = 141
 
 def _print_usage(error: Any, args: Sequence[str]) -> None:
     if "--json" in args:
-        terminal.Printer(as_json=True).failure(Usage(error.format_message()))
+        terminal.Printer(as_json=True).show_error(Usage(error.format_message()))
         return
     context = error.ctx
     # This error carries the help text; typer does not export its class.
     if type(error).__name__ == "NoArgsIsHelpError":
-        terminal.print_parts(context.get_help().splitlines(), stderr=True)
+        terminal.print_blocks(context.get_help().splitlines(), stderr=True)
         return
     if context is not None:
         option = context.help_option_names[0]
         usage = (*context.get_usage().splitlines(), f"Try '{context.command_path} {option}' for help.", "")
-        terminal.print_parts(usage, stderr=True)
-    terminal.print_failure("error", error.format_message())
+        terminal.print_blocks(usage, stderr=True)
+    terminal.print_error("error", error.format_message())
 
 
 class _Verbs(Group):
@@ -85,12 +85,12 @@ class _Verbs(Group):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            terminal.Printer(as_json="--json" in self._args).failure(error)
+            terminal.Printer(as_json="--json" in self._args).show_error(error)
             if ctx.params.get("debug"):
                 terminal.print_traceback(error)
             raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
         finally:
-            terminal.log_as("text")
+            terminal.set_log_format("text")
         return result
 
 
@@ -114,7 +114,7 @@ def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         from .. import __version__
 
-        terminal.print_parts([f"slackwater {__version__}"])
+        terminal.print_blocks([f"slackwater {__version__}"])
         raise typer.Exit
 
 
@@ -129,12 +129,12 @@ def _root(debug: bool = _DEBUG, version: bool = _VERSION) -> None:
 
 def main() -> None:
     terminal.install_handlers()
-    quick.own_process()
+    quick.tune_for_one_verb()
     quick.install_fast_params()
     try:
         _run()
     except SystemExit as ended:
-        quick.leave(ended.code)
+        quick.exit_without_teardown(ended.code)
         raise
 
 

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ..common.arguments import Param, kind_of, param_of, parts_of
-from ..common.validation import program_file
+from ..common.arguments import Param, param_of, union_members, unwrap_annotated
+from ..common.validation import find_program_file
 from ..errors import Usage
 
 A = TypeVar("A")
-Many = list[str] | None
+Repeated = list[str] | None
 
 
 def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
@@ -35,37 +35,37 @@ def option_for(parameter: inspect.Parameter) -> inspect.Parameter:
     """Return a declared parameter as a typer option. Returns other parameters unchanged."""
     if (param := param_of(parameter)) is None:
         return parameter
-    kind, default = kind_of(parameter.annotation), parameter.default
-    name = _option_of(parameter, param)
+    kind, default = unwrap_annotated(parameter.annotation), parameter.default
+    name = _option_name(parameter, param)
     if kind is bool:
         return parameter.replace(annotation=bool, default=flag(name, param.help))
     if (unit_ms := _unit_ms(parameter, param)) and default is not None:
-        span_option = span(param.help, round(default * unit_ms), name=name, bare_seconds=unit_ms > 1)
+        span_option = duration_option(param.help, round(default * unit_ms), name=name, bare_seconds=unit_ms > 1)
         return parameter.replace(annotation=int, default=span_option)
     if unit_ms:
-        return parameter.replace(annotation=int | None, default=span(param.help, name=name))
+        return parameter.replace(annotation=int | None, default=duration_option(param.help, name=name))
     limits = {word: param.limits[limit] for limit, word in (("ge", "min"), ("le", "max")) if limit in param.limits}
     explanation = param.help
     if _is_repeated(parameter, param):
         item: Any = str if param.pair else get_args(kind)[0]
         kind, default, explanation = list[item] | None, None, f"{explanation} May be repeated."
-    elif str in parts_of(kind):
+    elif str in union_members(kind):
         kind = str | None if default is None else str
     return parameter.replace(annotation=kind, default=option(param.metavar, explanation, default, name=name, **limits))
 
 
-def value_of(parameter: inspect.Parameter, value: Any) -> Any:
+def convert_value(parameter: inspect.Parameter, value: Any) -> Any:
     if (param := param_of(parameter)) is None:
         return value
     if param.pair:
-        return pairs(_option_of(parameter, param), value, param.metavar or "", param.pair)
+        return parse_pairs(_option_name(parameter, param), value, param.metavar or "", param.pair)
     if _is_repeated(parameter, param):
         return tuple(value) if value else parameter.default
     return value / unit_ms if (unit_ms := _unit_ms(parameter, param)) > 1 else value
 
 
 def _is_repeated(parameter: inspect.Parameter, param: Param) -> bool:
-    return bool(param.pair) or get_origin(kind_of(parameter.annotation)) is Sequence
+    return bool(param.pair) or get_origin(unwrap_annotated(parameter.annotation)) is Sequence
 
 
 def _unit_ms(parameter: inspect.Parameter, param: Param) -> int:
@@ -74,7 +74,7 @@ def _unit_ms(parameter: inspect.Parameter, param: Param) -> int:
     return {"s": 1_000, "ms": 1}.get(unit, 0)
 
 
-def _option_of(parameter: inspect.Parameter, param: Param) -> str:
+def _option_name(parameter: inspect.Parameter, param: Param) -> str:
     name = parameter.name.rpartition("_")[0] if _unit_ms(parameter, param) else parameter.name
     name = name.removesuffix("s") if _is_repeated(parameter, param) else name
     return param.option or f"--{name.replace('_', '-')}"
@@ -101,13 +101,13 @@ CONF = option("KEY=VALUE", "Spark config; highest precedence. May be repeated.")
 PY_FILES = option("FILES", "Python files and zips that the program imports, comma-separated. May be repeated.")
 
 
-def program(explanation: str, otherwise: str = "") -> Any:
+def program_option(explanation: str, more_about_default: str = "") -> Any:
     """Return the option for a program's file; `more_about_default` ends the sentence about the default."""
-    text = f"{explanation} Default: [programs] of slackwater.toml{otherwise}."
+    text = f"{explanation} Default: [programs] of slackwater.toml{more_about_default}."
     return option("FILE", text, callback=_check_files)
 
 
-def programs(explanation: str) -> Any:
+def programs_option(explanation: str) -> Any:
     text = f"{explanation} May be repeated. Default: [programs] of slackwater.toml."
     return option("FILE", text, name="--code", callback=_check_files)
 
@@ -115,12 +115,12 @@ def programs(explanation: str) -> Any:
 def _check_files(value: A) -> A:
     files: list[Any] = value if isinstance(value, list) else [value] if value is not None else []
     for file in files:
-        program_file(file)
+        find_program_file(file)
     return value
 
 
-def span(
-    explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
+def duration_option(
+    explanation: str, default: int | None = None, *, name: str = "", min_ms: int = 0, bare_seconds: bool = False
 ) -> Any:
     """Return an option whose value is a time span of at least `min_ms`, parsed to milliseconds.
 
@@ -136,8 +136,8 @@ def span(
             span_ms = parse_ms("", text, bare_seconds=bare_seconds)
         except Usage as error:
             raise typer.BadParameter(f"{error.message}.") from None
-        if span_ms < least_ms:
-            raise typer.BadParameter(f"{text!r} is too short; expected {format_ms(least_ms)} or more.")
+        if span_ms < min_ms:
+            raise typer.BadParameter(f"{text!r} is too short; expected {format_ms(min_ms)} or more.")
         return span_ms
 
     also = ", or seconds" if bare_seconds else ""
@@ -151,7 +151,7 @@ def span(
     )
 
 
-def pairs(option: str, values: Many, shape: str, example: str) -> dict[str, str]:
+def parse_pairs(option: str, values: Repeated, shape: str, example: str) -> dict[str, str]:
     """Parse options of the shape `NAME=OTHER` into a dict. Raises `Usage` for another shape or a repeated name."""
     pairs_by_name: dict[str, str] = {}
     for pair in values or ():
@@ -163,10 +163,10 @@ def pairs(option: str, values: Many, shape: str, example: str) -> dict[str, str]
     return pairs_by_name
 
 
-KeysAsked = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
+KeyArguments = Sequence[str] | Mapping[str, Sequence[tuple[str | None, ...]]]
 
 
-def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeysAsked:
+def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files: Sequence[Path] | None) -> KeyArguments:
     """Return keys in the form that the client takes, from `--key` options or from `APP/TABLE KEY`.
 
     Raises `Usage` if both are given, for a table without a key, and for a key without a table. Also raises `Usage` for
@@ -186,14 +186,14 @@ def parse_keys(where: str, key_words: Sequence[str], keys: Sequence[str], files:
             "keys are given twice: as APP/TABLE KEY, and by an option",
             hint=f"give all of them by options: {app} --key {table}=KEY",
         )
-    return [f"{table}={key_words[0]}"] if len(key_words) == 1 else {table: [key_values([*key_words])]}
+    return [f"{table}={key_words[0]}"] if len(key_words) == 1 else {table: [parse_key_words([*key_words])]}
 
 
-def key_values(key: list[str]) -> tuple[str | None, ...]:
+def parse_key_words(key: list[str]) -> tuple[str | None, ...]:
     """Parse the words of a key argument; None stands for null."""
-    from ..snapshot.query.key_text import value_of
+    from ..snapshot.query.key_text import parse_value
 
-    return tuple(map(value_of, key))
+    return tuple(map(parse_value, key))
 
 
 _WIDTH = 76

@@ -12,14 +12,14 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-_whole_process = _hides_plugins = _is_spared = False
+_runs_one_verb = _hides_plugins = _skips_teardown = False
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 """Environment variable that disables pydantic's search for plugins in all packages; typer uses pydantic."""
 _GC_THRESHOLD = 100_000
 """Allocations between two garbage collections. Python's default, 700, takes a sixth of a `get`'s time."""
 
 
-class _NoPandas:
+class _PandasBlocker:
     """Import hook that reports pandas as not installed."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
@@ -27,10 +27,10 @@ class _NoPandas:
             raise ModuleNotFoundError(name=fullname)
 
 
-def own_process() -> None:
+def tune_for_one_verb() -> None:
     """Record that this process runs only one verb; collect garbage less often, and disable pydantic plugins."""
-    global _whole_process, _hides_plugins
-    _whole_process, _hides_plugins = True, _PLUGINS not in os.environ
+    global _runs_one_verb, _hides_plugins
+    _runs_one_verb, _hides_plugins = True, _PLUGINS not in os.environ
     gc.set_threshold(_GC_THRESHOLD)
     os.environ.setdefault(_PLUGINS, "__all__")
 
@@ -86,19 +86,19 @@ class _LazyModule(ModuleType):
         return getattr(module, name)
 
 
-def no_user_code() -> None:
+def skip_user_code_setup() -> None:
     """Skip work in Arrow and Python that only a user's code would need. For verbs that run no user code.
 
     Arrow does not import pandas when it gets its first Python list (so it does not recognize pandas' missing values;
     `to_pandas` still imports pandas), and imports its functions at first use. `exit_without_teardown` ends the process
     early. Does nothing in a process that runs more than the verb.
     """
-    global _is_spared
-    if not _whole_process or "pandas" in sys.modules:
+    global _skips_teardown
+    if not _runs_one_verb or "pandas" in sys.modules:
         return
-    _is_spared = True
+    _skips_teardown = True
     sys.modules.setdefault("pyarrow.compute", _LazyModule("pyarrow.compute"))
-    none = _NoPandas()
+    none = _PandasBlocker()
     sys.meta_path.insert(0, none)
     try:
         import pyarrow as pa
@@ -109,12 +109,12 @@ def no_user_code() -> None:
         sys.meta_path.remove(none)
 
 
-def leave(code: int | str | None) -> None:
+def exit_without_teardown(code: int | str | None) -> None:
     """End the process without the interpreter's teardown (a fifth of a `get`'s time), if no user code ran in it.
 
     First joins threads, runs `atexit` functions, and flushes both streams. Returns if the process must not be ended.
     """
-    if not _is_spared or isinstance(code, str):
+    if not _skips_teardown or isinstance(code, str):
         return
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -18,12 +18,12 @@ from . import terminal
 
 if TYPE_CHECKING:
     from ..pipeline.listener import BatchReport
-    from ..pipeline.run.stopping import Stop
+    from ..pipeline.run.stopping import StopEvent
     from ..snapshot.gc.collect import Collected
     from ..snapshot.status.overview import StageLag
 
 _TICK_S = 0.2
-_WORTH_A_LINE_S = 1.0
+_PRINT_AFTER_S = 1.0
 _IDLE_S = 3.0
 _IDLE_AGAIN_S = 60.0
 _STOPPING_AGAIN_S = 2.0
@@ -39,30 +39,30 @@ class Reporter(Listener):
         self._output = output
         self._live = live
         self._lock = threading.RLock()
-        self._doing = ""
-        self._since = time.monotonic()
+        self._activity = ""
+        self._activity_since_s = time.monotonic()
         self._last_commit: float | None = None
-        self._last_doing = ""
+        self._last_activity_line = ""
         self._last_idle: dict[str, float] = {}
         """Time of the last idle line of each kind, by the line's first word."""
-        self._batches = False
-        self._stop_asked: float | None = None
+        self._runs_batches = False
+        self._stop_requested_s: float | None = None
         self._last_stopping = 0.0
         self._lags: tuple[StageLag, ...] = ()
-        self._drawn = ""
+        self._live_text = ""
 
-    def doing(self, activity: str) -> None:
+    def on_activity(self, activity: str) -> None:
         with self._lock:
-            if activity != self._doing:
-                self._doing, self._since = activity, time.monotonic()
+            if activity != self._activity:
+                self._activity, self._activity_since_s = activity, time.monotonic()
 
-    def running(self, *_args: object) -> None:
-        self._batches = True
+    def on_running(self, *_args: object) -> None:
+        self._runs_batches = True
 
-    def lags(self, stages: "tuple[StageLag, ...]") -> None:
+    def on_lags(self, stages: "tuple[StageLag, ...]") -> None:
         self._lags = stages
 
-    def committed(self, batch: "BatchReport") -> None:
+    def on_commit(self, batch: "BatchReport") -> None:
         from ..client.show.programs import commit_line
 
         self.show(batch, commit_line(batch))
@@ -78,33 +78,33 @@ class Reporter(Listener):
             self.draw("")
             self._output.note(line)
 
-    def collected(self, done: "Collected") -> None:
+    def on_gc(self, done: "Collected") -> None:
         if done.objects:
             self.note(f"gc: collected {formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}")
 
-    def asked(self, stop: "Stop") -> None:
-        if stop.now.is_set():
+    def on_stop_requested(self, stop: "StopEvent") -> None:
+        if stop.immediate.is_set():
             self.note("stopping now: the uncommitted batch is discarded, and the next run reads it again")
             return
-        self.note("stopping: finishing the current batch" if self._batches else "stopping: no batch is running")
-        self._stop_asked = self._last_stopping = time.monotonic()
+        self.note("stopping: finishing the current batch" if self._runs_batches else "stopping: no batch is running")
+        self._stop_requested_s = self._last_stopping = time.monotonic()
 
     def tick(self) -> None:
         with self._lock:
             now = time.monotonic()
-            if self._stop_asked is not None:
+            if self._stop_requested_s is not None:
                 if now - self._last_stopping >= _STOPPING_AGAIN_S:
                     self._last_stopping = now
-                    self.note(f"stopping: {self._doing or 'waiting'}, {now - self._stop_asked:.0f} s")
-            elif self._doing:
-                activity = f"{self._doing} …"
+                    self.note(f"stopping: {self._activity or 'waiting'}, {now - self._stop_requested_s:.0f} s")
+            elif self._activity:
+                activity = f"{self._activity} …"
                 if self._live:
-                    self.draw(f"{activity} {now - self._since:.0f} s")
-                elif activity != self._last_doing and now - self._since >= _WORTH_A_LINE_S:
-                    self._last_doing = activity
+                    self.draw(f"{activity} {now - self._activity_since_s:.0f} s")
+                elif activity != self._last_activity_line and now - self._activity_since_s >= _PRINT_AFTER_S:
+                    self._last_activity_line = activity
                     self._output.note(activity)
-            elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
-                line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
+            elif self._runs_batches and now - max(self._activity_since_s, self._last_commit or 0.0) >= _IDLE_S:
+                line = idle_line(self._lags, None if self._last_commit is None else now - self._last_commit)
                 kind = line.partition(" ")[0]
                 if self._live:
                     self.draw(line)
@@ -115,12 +115,12 @@ class Reporter(Listener):
     def draw(self, text: str) -> None:
         """Redraw the live line; an empty text removes it."""
         with self._lock:
-            if self._live and text != self._drawn:
-                self._drawn = text
-                terminal.redraw(text)
+            if self._live and text != self._live_text:
+                self._live_text = text
+                terminal.redraw_line(text)
 
 
-def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
+def idle_line(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
     """Return the line for a run without a commit for `quiet_s` seconds; None means that it has made no commit yet."""
     stopped = [stage.stage for stage in stages if stage.running is False]
     lagging = [f"{stage.stage} {formats.plural(stage.records, stage.unit)}" for stage in stages if stage.records]
@@ -146,7 +146,7 @@ def reporting(output: terminal.Printer) -> Iterator[Reporter]:
             reporter.tick()
 
     ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
-    log, handler = logging.getLogger("slackwater"), terminal.Lines(reporter.note, quoting=False)
+    log, handler = logging.getLogger("slackwater"), terminal.NoteHandler(reporter.note, quoting=False)
     ticking.start()
     log.addHandler(handler)
     try:

@@ -12,17 +12,17 @@ import typer
 
 from ..client.show.formats import store_flag
 from ..common import instants
-from ..common.arguments import declaration_of, param_of, parameters_of
+from ..common.arguments import all_parameters, declaration_of, param_of
 from ..errors import Protected, SlackwaterError, Usage
 from . import options
-from .groups import Either, Group, Verb
+from .groups import Group, Verb, VerbGroup
 from .quick import restore_plugins
-from .terminal import LogFormat, Printer, is_terminal, log_as
+from .terminal import LogFormat, Printer, is_terminal, set_log_format
 
 if TYPE_CHECKING:
     from ..client import Client, StoredApp
     from ..client.show.shown import Result
-    from ..pipeline.run.stopping import Stop
+    from ..pipeline.run.stopping import StopEvent
     from ..settings import Settings
 
 
@@ -37,7 +37,7 @@ class Session(Printer):
     def show(self, result: "Result") -> None:
         super().show(result.with_flags(store_flag(self.store_option)))
 
-    def recording(self) -> AbstractContextManager[None]:
+    def message_context(self) -> AbstractContextManager[None]:
         """Return a context in which operations are logged with --message. Raises `Usage` if it is invalid."""
         if not self._message:
             return nullcontext()
@@ -59,19 +59,19 @@ class Session(Printer):
 
     def app(self, ref: str) -> "StoredApp":
         """Return the app of a name or ref, without checking that it exists."""
-        return self.client.called(ref.partition("@")[0].partition("/")[0])
+        return self.client.unchecked_app(ref.partition("@")[0].partition("/")[0])
 
     def stage(self, text: str) -> "tuple[StoredApp, str]":
-        from ..client.backends import names_of_stage
+        from ..client.backends import split_stage_name
 
-        app, stage = names_of_stage(text)
+        app, stage = split_stage_name(text)
         return self.app(app), stage
 
     def table(self, text: str, key: Sequence[str] = ()) -> "tuple[StoredApp, str]":
-        from ..client.backends import names_of_stage
+        from ..client.backends import split_stage_name
 
-        check_table(text, key)
-        app, table = names_of_stage(text, "table")
+        check_names_table(text, key)
+        app, table = split_stage_name(text, "table")
         return self.app(app), table
 
     def prompt_for_name(self, error: Protected) -> str:
@@ -86,7 +86,7 @@ class Session(Printer):
             self.client.close()
 
 
-def check_table(text: str, key: Sequence[str]) -> None:
+def check_names_table(text: str, key: Sequence[str]) -> None:
     """Raise `Usage` if `text` names no table but a key is given, whose first word may be meant as the table."""
     app, at, moment = text.partition("@")
     if "/" not in app and key:
@@ -98,7 +98,7 @@ def check_table(text: str, key: Sequence[str]) -> None:
 _PROGRESS_S = 1.0
 
 
-def throttled(progress: Callable[[str], None]) -> Callable[[str], None]:
+def throttle(progress: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that passes on at most one progress line per second, and none in the first second."""
     last_s = time.monotonic()
 
@@ -118,7 +118,7 @@ def group(explanation: str = "", *examples: str) -> typer.Typer:
     """
     if not explanation:
         metavar = "| COMMAND [ARGS]..."
-        return typer.Typer(cls=Either, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
+        return typer.Typer(cls=VerbGroup, add_completion=False, no_args_is_help=True, subcommand_metavar=metavar)
     app = typer.Typer(cls=Group, add_completion=False, no_args_is_help=True)
     app.callback(help=explanation, epilog=options.examples(*examples))(lambda: None)
     return app
@@ -129,13 +129,13 @@ _LAST_OPTIONS = {"yes_really": 2, "dry_run": 3}
 
 def verb(
     *examples: str,
-    of: typer.Typer | None = None,
+    parent: typer.Typer | None = None,
     name: str | None = None,
-    whole: bool = False,
+    is_group_command: bool = False,
     store: bool = True,
     kafka: bool = False,
     changes: bool = False,
-    goes_on: bool = False,
+    runs_long: bool = False,
     declared_first: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`. Returns the typer app.
@@ -147,7 +147,7 @@ def verb(
     again with it. The help ends with `examples`. `parent` is the group that the command belongs to, `is_group_command`
     makes it the group's own command, and `name` overrides the function's name.
     """
-    app = of or typer.Typer(add_completion=False)
+    app = parent or typer.Typer(add_completion=False)
 
     def place(parameter: inspect.Parameter) -> int:
         is_declared = param_of(parameter) is not None
@@ -164,9 +164,9 @@ def verb(
             **own: Any,
         ) -> None:
             restore_plugins()
-            log_as(log_format)
-            own = {name: options.value_of(by_name[name], value) for name, value in own.items()}
-            with closing(Session(store, kafka, message, as_json=as_json)) as session, session.recording():
+            set_log_format(log_format)
+            own = {name: options.convert_value(by_name[name], value) for name, value in own.items()}
+            with closing(Session(store, kafka, message, as_json=as_json)) as session, session.message_context():
                 try:
                     body(session, **own)
                 except Protected as error:
@@ -175,7 +175,7 @@ def verb(
                     body(session, **own | {"yes_really": session.prompt_for_name(error)})
 
         keyword = inspect.Parameter.KEYWORD_ONLY
-        by_name = {parameter.name: parameter for parameter in sorted(parameters_of(body), key=place)}
+        by_name = {parameter.name: parameter for parameter in sorted(all_parameters(body), key=place)}
         del by_name["session"]
         parameters = [options.option_for(parameter).replace(kind=keyword) for parameter in by_name.values()]
         if store:
@@ -184,7 +184,7 @@ def verb(
             parameters.append(inspect.Parameter("kafka", keyword, default=options.KAFKA, annotation=str | None))
         if changes:
             parameters.append(inspect.Parameter("message", keyword, default=options.MESSAGE, annotation=str))
-        if goes_on:
+        if runs_long:
             parameters.append(
                 inspect.Parameter("log_format", keyword, default=options.LOG_FORMAT, annotation=LogFormat)
             )
@@ -193,7 +193,7 @@ def verb(
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         epilog = options.examples(*examples)
-        if whole:
+        if is_group_command:
             app.callback(invoke_without_command=True, epilog=epilog)(command)
         else:
             app.command(name or body.__name__, cls=Verb, epilog=epilog)(command)
@@ -205,13 +205,13 @@ def verb(
 _RETRY_S = 5.0
 
 
-def repeat(
+def repeat_when_due(
     session: Session,
-    stop: "Stop",
+    stop: "StopEvent",
     due_ms: Callable[[], int],
-    act: Callable[[], object],
+    action: Callable[[], object],
     *,
-    ends: tuple[type[SlackwaterError], ...] = (),
+    fatal_errors: tuple[type[SlackwaterError], ...] = (),
 ) -> None:
     """Call `action` whenever it is due, until a stop is requested.
 
@@ -221,13 +221,13 @@ def repeat(
     last_error = ""
     while not stop.wait(max(0.0, (due_ms() - instants.now_ms()) / 1_000)):
         try:
-            act()
+            action()
             last_error = ""
         except SlackwaterError as error:
-            if isinstance(error, ends):
+            if isinstance(error, fatal_errors):
                 raise
             if error.message != last_error:
-                session.failure(error)
+                session.show_error(error)
                 session.note(f"trying again every {_RETRY_S:g} s")
             last_error = error.message
             stop.wait(_RETRY_S)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 import typer
 
 from ..client.show.document import Block, TableBlock
-from ..client.show.shown import Result, drawn, encoded, plain
+from ..client.show.shown import Result, encode_json, format_plain, render_for_terminal
 from ..common.printable import escaped_in_json, printable
 from ..errors import SlackwaterError
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 QUOTED = "  | "
 """Prefix of each line of quoted text, such as a query or the end of a log."""
 
-_PIECE = select.PIPE_BUF // 4
+_MAX_WRITE_CHARACTERS = select.PIPE_BUF // 4
 """Maximum characters per write, each of up to four bytes: a pipe takes such a write as a whole or not at all."""
 
 _BUG = "this is a bug in slackwater, not something you did"
@@ -58,13 +58,15 @@ class Printer:
 
     def _print(self, result: Result) -> None:
         if logs_json() and not self.as_json:
-            _write_log("INFO", "".join(map(plain, result.blocks)).rstrip("\n"), stderr=False, **_about(result.data))
+            _write_log(
+                "INFO", "".join(map(format_plain, result.blocks)).rstrip("\n"), stderr=False, **_log_fields(result.data)
+            )
         elif not self.as_json:
-            print_parts(result.blocks)
+            print_blocks(result.blocks)
             for line in result.notes:
                 self.note(line)
         else:
-            data = encoded(result.data)
+            data = encode_json(result.data)
             if is_terminal():
                 import msgspec
 
@@ -94,7 +96,7 @@ class Printer:
         with _live(stderr=True, transient=True) as draw:
             yield lambda line, *picture: draw(picture or (line,))
 
-    def failure(self, error: Exception) -> None:
+    def show_error(self, error: Exception) -> None:
         """Print an error's sentence, quoted text and hint; as JSON with the error's class name, or "Bug"."""
         if isinstance(error, SlackwaterError):
             kind, sentence, quoted, hint = type(error).__name__, error.sentence, error.quoted, error.hint
@@ -107,7 +109,7 @@ class Printer:
             _write_log("ERROR", whole, error=kind, hint=hint or None)
             return
         if not self.as_json:
-            print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
+            print_error("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
             return
         import json
 
@@ -119,14 +121,14 @@ def is_terminal(*, stderr: bool = False) -> bool:
     return (sys.stderr if stderr else sys.stdout).isatty()
 
 
-def print_parts(parts: Iterable[Block], *, stderr: bool = False) -> None:
+def print_blocks(parts: Iterable[Block], *, stderr: bool = False) -> None:
     if is_terminal(stderr=stderr):
         console = _console(stderr)
         for part in parts:
-            console.print(drawn(part, console.width), soft_wrap=not isinstance(part, TableBlock))
+            console.print(render_for_terminal(part, console.width), soft_wrap=not isinstance(part, TableBlock))
     else:
         for part in parts:
-            _write(plain(part), stderr)
+            _write(format_plain(part), stderr)
 
 
 def print_note(line: str) -> None:
@@ -137,10 +139,10 @@ def print_note(line: str) -> None:
 
 
 _log_format: LogFormat = "text"
-_ABOUT = ("app", "stage", "version")
+_LOG_FIELDS = ("app", "stage", "version")
 
 
-def log_as(log_format: LogFormat) -> None:
+def set_log_format(log_format: LogFormat) -> None:
     global _log_format
     _log_format = log_format
 
@@ -151,15 +153,23 @@ def logs_json() -> bool:
 
 def _write_log(level: str, message: str, *, stderr: bool = True, **more: object) -> None:
     """Print a log line as JSON, with this thread's app, stage, version and span unless `more` overrides them."""
-    from ..common.instants import iso, now_ms
-    from ..pipeline.telemetry.logs import fields
+    from ..common.instants import format_iso, now_ms
+    from ..pipeline.telemetry.logs import log_fields
 
-    entry = {"timestamp": iso(now_ms(), "milliseconds"), "level": level, "message": message, **fields(), **more}
-    _print_json(encoded({name: value for name, value in entry.items() if value is not None}).decode(), stderr=stderr)
+    entry = {
+        "timestamp": format_iso(now_ms(), "milliseconds"),
+        "level": level,
+        "message": message,
+        **log_fields(),
+        **more,
+    }
+    _print_json(
+        encode_json({name: value for name, value in entry.items() if value is not None}).decode(), stderr=stderr
+    )
 
 
-def _about(data: object) -> dict[str, object]:
-    about = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _ABOUT}
+def _log_fields(data: object) -> dict[str, object]:
+    about = {name: data.get(name) if isinstance(data, dict) else getattr(data, name, None) for name in _LOG_FIELDS}
     return {name: value for name, value in about.items() if value is not None}
 
 
@@ -167,7 +177,7 @@ def _print_json(document: str, *, stderr: bool = False) -> None:
     _write(f"{escaped_in_json(document)}\n", stderr)
 
 
-def print_failure(label: str, sentence: str, *, quoted: str = "", hint: str = "") -> None:
+def print_error(label: str, sentence: str, *, quoted: str = "", hint: str = "") -> None:
     if is_terminal(stderr=True) and "NO_COLOR" not in os.environ:
         label = f"\x1b[1;31m{label}\x1b[0m"
     lines = [f"{label}: {printable(sentence)}", *_quoted(quoted)]
@@ -191,10 +201,12 @@ def _live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable
 
     console = _console(stderr)
     with Live(console=console, auto_refresh=transient, transient=transient) as shown:
-        yield lambda parts: shown.update(Group(*(drawn(part, console.width) for part in parts)), refresh=True)
+        yield lambda parts: shown.update(
+            Group(*(render_for_terminal(part, console.width) for part in parts)), refresh=True
+        )
 
 
-def redraw(line: str) -> None:
+def redraw_line(line: str) -> None:
     """Replace the current line of stderr, a terminal; an empty line removes it."""
     _write(f"\r\x1b[K{printable(line)[: max(1, get_terminal_size().columns - 1)]}", True)
 
@@ -211,13 +223,13 @@ def silence_stdout() -> None:
 
 def install_handlers() -> None:
     """Print log records, warnings and thread errors that have no other handler."""
-    logging.lastResort = Lines(print_note, quoting=True)
+    logging.lastResort = NoteHandler(print_note, quoting=True)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")
     sys.excepthook = lambda _kind, error, _trace: print_traceback(error)
     threading.excepthook = lambda args: None if args.exc_value is None else print_traceback(args.exc_value)
 
 
-class Lines(logging.Handler):
+class NoteHandler(logging.Handler):
     """Log handler that passes warnings and errors to `note`; with `quoting`, tracebacks are quoted below them."""
 
     def __init__(self, note: Callable[[str], None], *, quoting: bool) -> None:
@@ -252,7 +264,9 @@ def _write(text: str, stderr: bool) -> None:
     if stream.encoding and stream.encoding.lower() not in ("utf-8", "utf8"):
         # Some terminals cannot encode all characters of our output.
         text = text.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
-    stream.writelines(text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+    stream.writelines(
+        text[start : start + _MAX_WRITE_CHARACTERS] for start in range(0, len(text), _MAX_WRITE_CHARACTERS)
+    )
     stream.flush()
 
 

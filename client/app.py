@@ -7,26 +7,26 @@ from threading import Event
 from typing import TYPE_CHECKING, Unpack
 
 from ..common import instants
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..common.durations import format_ms
 from ..errors import Unavailable, Usage
-from ..operations.erasure.family import KeysAsked
+from ..operations.erasure.family import RequestedKeys
+from ..operations.erasure.forget import abandon_erasure, search_keys
 from ..operations.erasure.forget import forget as forget_keys
-from ..operations.erasure.forget import give_up, look
 from ..operations.maintenance import removal
-from ..operations.maintenance.compact import AppCompactor, Compacted, merged_last, plan
-from ..operations.repair.reset import Scenario, reset, scopes
+from ..operations.maintenance.compact import AppCompactor, Compacted, heads_of_compactions, plan
+from ..operations.repair.reset import Scenario, parse_scopes, reset
 from ..operations.repair.rewind import rewind
-from ..pipeline.kafka.channels import group_of
+from ..pipeline.kafka.channels import consumer_group
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.change import stages
-from ..snapshot.change.edit import edit, newest_active
+from ..snapshot.change.edit import edit, newest_active_cut
 from ..snapshot.change.stages import rescale, retire
 from ..snapshot.cut.moments import heads_of, stages_of
-from ..snapshot.cut.refs import parse
+from ..snapshot.cut.refs import parse_ref
 from ..snapshot.gc.collect import MARGIN_MS, collect, explain
 from ..snapshot.query.row_source import RowSource
-from ..snapshot.status.overview import archives_of
+from ..snapshot.status.overview import archive_statuses
 from ..snapshot.under_way import runners
 from ..store.versions.apps import read_app
 from .declared.operations import (
@@ -44,15 +44,15 @@ from .declared.questions import When
 from .failover import AppFailover
 from .show import maintenance, rows
 from .show.shown import Result
-from .when import in_words
+from .when import moment_text
 
 if TYPE_CHECKING:
-    from ..pipeline.messages.decode import StoredFormats
+    from ..pipeline.messages.decode import RegistryDecoder
 
 _NO_KEY: object = object()
 
 
-@checked_methods
+@check_method_arguments
 class StoredApp(AppFailover):
     """An app of a store, running or not.
 
@@ -63,11 +63,11 @@ class StoredApp(AppFailover):
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
         """Request that a runner process the rejected records that wait, of one stage or, if empty, of all stages."""
         client, now_ms = self._client, instants.now_ms()
-        waiting = stages.rejected_waiting(client.store, self.name, stage)
-        running = {name for beat in runners.beats(client.store, self.name, now_ms) for name in beat.stages}
+        waiting = stages.count_retriable_records(client.store, self.name, stage)
+        running = {name for beat in runners.live_heartbeats(client.store, self.name, now_ms) for name in beat.stages}
         for name in () if dry_run else waiting:
             stages.request_retry(client.store, self.name, name, by=client.by, now_ms=now_ms)
-        return rows.retries(self.name, waiting, running, dry_run=dry_run)
+        return rows.retry_result(self.name, waiting, running, dry_run=dry_run)
 
     def rewind(self, to: When = "", **options: Unpack[RewindOptions]) -> Result:
         """Roll the app back to an earlier moment.
@@ -94,12 +94,12 @@ class StoredApp(AppFailover):
         channels = (
             None
             if keep_offsets
-            else client.known_channels("to check that it still has the input to re-read", self.name)
+            else client.require_channels("to check that it still has the input to re-read", self.name)
         )
         done = rewind(
             client.store,
             self.name,
-            parse(self._ref(to), now_ms=now_ms) if to else None,
+            parse_ref(self._ref(to), now_ms=now_ms) if to else None,
             channels,
             by=client.by,
             now_ms=now_ms,
@@ -109,7 +109,7 @@ class StoredApp(AppFailover):
             reader=channels or client.channels_of(self.name),
         )
         client.note_thinned(done.plan.ref, done.plan.to.thinned)
-        return maintenance.rewound(done, dry_run=dry_run)
+        return maintenance.rewind_result(done, dry_run=dry_run)
 
     def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
         """Set the offsets at which the app, from its next start on, continues to read users' topics.
@@ -126,18 +126,18 @@ class StoredApp(AppFailover):
         read_app(self._client.store, self.name)
         self._check_allowed("to reset its offsets", options)
         client, now_ms = self._client, instants.now_ms()
-        text = in_words(options["to_datetime"])
-        scenario = Scenario.of(
+        text = moment_text(options["to_datetime"])
+        scenario = Scenario.from_options(
             to_earliest=options["to_earliest"],
             to_latest=options["to_latest"],
-            to_datetime_ms=instants.parse("--to-datetime", text) if text else None,
+            to_datetime_ms=instants.parse_instant("--to-datetime", text) if text else None,
             by_duration=options["by_duration"],
             shift_by=options["shift_by"],
             to_offset=options["to_offset"],
             now_ms=now_ms,
         )
-        scope = scopes(topics, all_topics=options["all_topics"])
-        channels = client.known_channels("to look up offsets")
+        scope = parse_scopes(topics, all_topics=options["all_topics"])
+        channels = client.require_channels("to look up offsets")
         done = reset(
             client.store,
             self.name,
@@ -150,7 +150,7 @@ class StoredApp(AppFailover):
             dry_run=options["dry_run"],
             reader=channels,
         )
-        return maintenance.reset(done, dry_run=options["dry_run"])
+        return maintenance.reset_result(done, dry_run=options["dry_run"])
 
     def edit(
         self,
@@ -177,7 +177,7 @@ class StoredApp(AppFailover):
         """
         self._check_allowed(f"to edit {table}", options)
         client, on_wait = self._client, "waiting for {} to apply the edit between two batches …"
-        previous = newest_active(client.store, self.name, table).stages[table]
+        previous = newest_active_cut(client.store, self.name, table).stages[table]
         done = edit(
             client.store,
             client.cache,
@@ -187,12 +187,12 @@ class StoredApp(AppFailover):
             sql=sql,
             source=RowSource(file=str(rows), only_files=True) if rows else None,
             by=client.by,
-            patience_s=options["timeout_s"],
+            timeout_s=options["timeout_s"],
             again=options["again"],
             dry_run=options["dry_run"],
             on_wait=lambda runner: client.note(on_wait.format(runner)),
         )
-        return maintenance.edited(done, previous, with_values=show_values, dry_run=options["dry_run"])
+        return maintenance.edit_result(done, previous, with_values=show_values, dry_run=options["dry_run"])
 
     def forget(
         self,
@@ -231,7 +231,7 @@ class StoredApp(AppFailover):
             dry_run=options["dry_run"],
             on_progress=on_progress,
         )
-        return maintenance.forgot(done, self.called, dry_run=options["dry_run"])
+        return maintenance.forget_result(done, self.called, dry_run=options["dry_run"])
 
     def verify_forgotten(
         self,
@@ -247,7 +247,7 @@ class StoredApp(AppFailover):
         `forget` does, and raises the errors of `forget`.
         """
         client, requested = self._client, _requested_keys(keys, key, options)
-        findings = look(
+        findings = search_keys(
             client.store,
             self.name,
             requested,
@@ -257,11 +257,13 @@ class StoredApp(AppFailover):
             deep=options["deep"],
             on_progress=on_progress,
         )
-        return maintenance.looked(findings, self.called)
+        return maintenance.forgotten_search_result(findings, self.called)
 
     def give_up_forgetting(self) -> Result:
         """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if no `forget` was interrupted."""
-        return maintenance.given_up(self.name, give_up(self._client.store, self.name, by=self._client.by))
+        return maintenance.abandoned_forget_result(
+            self.name, abandon_erasure(self._client.store, self.name, by=self._client.by)
+        )
 
     def rescale(self, stage: str, partitions: int, *, dry_run: bool = False) -> Result:
         """Change the number of state partitions of a stage's table.
@@ -270,7 +272,7 @@ class StoredApp(AppFailover):
         """
         client, now_ms = self._client, instants.now_ms()
         done = rescale(client.store, self.name, stage, partitions, by=client.by, now_ms=now_ms, dry_run=dry_run)
-        return maintenance.rescaled(done, dry_run=dry_run)
+        return maintenance.rescale_result(done, dry_run=dry_run)
 
     def protect(self) -> Result:
         """Require the app's name as `yes_really` in methods that could lose data.
@@ -282,7 +284,7 @@ class StoredApp(AppFailover):
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
-        return maintenance.protected(protected, already=protected.time_ms != now_ms)
+        return maintenance.protection_result(protected, already=protected.time_ms != now_ms)
 
     def unprotect(self, *, yes_really: str = "") -> Result:
         """Remove the protection. `yes_really` must be the app's name.
@@ -292,14 +294,14 @@ class StoredApp(AppFailover):
         """
         client = self._client
         was = removal.lift_protection(client.store, self.name, by=client.by, typed=yes_really, called=self.called)
-        return maintenance.unprotected(self.called, was=was)
+        return maintenance.unprotection_result(self.called, was_protected=was)
 
     def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:
         """Drop a stage that was removed from the program, with its consumer group.
 
         Raises `NotFound` for an unknown stage, and `Refused` if another stage reads its output.
         """
-        client, group, dry_run = self._client, group_of(self.name, stage), options["dry_run"]
+        client, group, dry_run = self._client, consumer_group(self.name, stage), options["dry_run"]
         self._check_allowed(f"to retire {stage}", options)
         done = retire(client.store, self.name, stage, by=client.by, now_ms=instants.now_ms(), dry_run=dry_run)
         try:
@@ -307,7 +309,7 @@ class StoredApp(AppFailover):
                 client.settings.open_kafka().delete_groups([group])  # its lag would only grow
         except Unavailable as error:
             client.note(f"consumer group {group} was not deleted: {error.message}")
-        return maintenance.retired(done, dry_run=dry_run)
+        return maintenance.retirement_result(done, dry_run=dry_run)
 
     def compact(
         self,
@@ -328,12 +330,12 @@ class StoredApp(AppFailover):
         archives = partial(merge_archives, client.store, self.name, full=full, by=client.by, dry_run=dry_run)
         if dry_run:
             due = plan(client.store, self.name, tuple(stages), full=full)
-            return maintenance.to_compact(self.name, due, () if stages else archives(), dry_run=True)
+            return maintenance.compaction_plan_result(self.name, due, () if stages else archives(), dry_run=True)
         compactor = self.compactor(stages, options["threads"], Event())
-        done = compactor.once(full=full, on_version=on_version)
+        done = compactor.merge_once(full=full, on_version=on_version)
         merged = () if stages else archives()
-        earlier = () if done or merged else merged_last(client.store, self.name, compactor.wanted)
-        return maintenance.compacted(self.name, done, earlier, merged)
+        earlier = () if done or merged else heads_of_compactions(client.store, self.name, compactor.wanted)
+        return maintenance.compaction_result(self.name, done, earlier, merged)
 
     def archive(
         self,
@@ -360,14 +362,14 @@ class StoredApp(AppFailover):
         client = self._client
         filled: tuple[TopicFilled, ...] | None = None
         if since is not None:
-            channels = client.known_channels("to read the records to archive")
+            channels = client.require_channels("to read the records to archive")
             cut = None if since == BEGINNING else self.at(since).cut
             filled = fill(
                 client.store, self.name, channels, cut, by=client.by, dry_run=dry_run, on_progress=on_progress
             )
         heads = heads_of(client.store, self.name, stages_of(client.store, self.name))
-        archives = archives_of(client.store, self.name, heads.values())
-        return maintenance.archived(self.called, archives, filled, dry_run=dry_run)
+        archives = archive_statuses(client.store, self.name, heads.values())
+        return maintenance.archive_result(self.called, archives, filled, dry_run=dry_run)
 
     def compactor(self, stages: Sequence[str], threads: int, stop: Event) -> AppCompactor:
         """Return a compactor that runs due merges on `threads` threads until `stop` is set."""
@@ -396,21 +398,23 @@ class StoredApp(AppFailover):
             hint = "omit --margin: unreferenced objects are deleted after an hour"
             raise Usage(f"--margin is {format_ms(margin_ms)}; expected 1h or more: {why}", hint=hint)
         if explained:
-            return maintenance.explained(explain(client.store, self.name, explained, retention, margin_ms=margin_ms))
+            return maintenance.explanation_result(
+                explain(client.store, self.name, explained, retention, margin_ms=margin_ms)
+            )
         done = collect(client.store, self.name, retention, by=client.by, dry_run=dry_run, margin_ms=margin_ms)
-        return maintenance.collected(done)
+        return maintenance.gc_result(done)
 
 
-def _stored_formats() -> "StoredFormats":
+def _stored_formats() -> "RegistryDecoder":
     # Imported late: it loads Spark.
-    from ..pipeline.messages.decode import StoredFormats
+    from ..pipeline.messages.decode import RegistryDecoder
 
-    return StoredFormats()
+    return RegistryDecoder()
 
 
 def _requested_keys(
     keys: str | Sequence[str] | Mapping[str, Iterable[object]], key: object, options: KeysOptions
-) -> KeysAsked:
+) -> RequestedKeys:
     files, also = options["files"], options["also"]
     if isinstance(keys, str):
         if key is _NO_KEY:
@@ -426,5 +430,5 @@ def _requested_keys(
     if isinstance(keys, Mapping):
         if files:
             raise Usage("keys by table cannot be combined with files", hint="give each key as TABLE=KEY, or only files")
-        return KeysAsked.of_values(keys, also)
-    return KeysAsked.of(keys, files, also)
+        return RequestedKeys.from_values(keys, also)
+    return RequestedKeys.parse(keys, files, also)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..errors import Refused, Usage
-from ..operations.from_spark.attach.rows import name_from
+from ..operations.from_spark.attach.rows import valid_name
 from ..operations.from_spark.attach.tail import Tail
 from ..store.versions import keys
 from ..store.versions.apps import folder_of
@@ -17,14 +17,14 @@ from .show import programs as shown
 from .show.shown import Result
 
 if TYPE_CHECKING:
-    from ..operations.from_spark.adopt.adopting import Query
+    from ..operations.from_spark.adopt.adopting import AdoptionRequest
     from ..operations.from_spark.adopt.adoption import AdoptedBatch
-    from ..operations.from_spark.adopt.shadow import Shadow
+    from ..operations.from_spark.adopt.shadow import ShadowRun
     from ..operations.from_spark.attach.follower import Follower
 
 
 @contextmanager
-def tail_of(
+def open_tail(
     client: Backends,
     checkpoint: str,
     app: str,
@@ -39,12 +39,12 @@ def tail_of(
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
     """
-    from ..operations.from_spark.checkpoint.checkpoint import opened_alone
+    from ..operations.from_spark.checkpoint.checkpoint import open_with_new_session
 
-    stage = stage or name_from(PurePosixPath(checkpoint.rstrip("/")).name, "state")
+    stage = stage or valid_name(PurePosixPath(checkpoint.rstrip("/")).name, "state")
     keys.check_name("stage", stage)
     folder = folder_of(client.store, app)
-    with opened_alone(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
+    with open_with_new_session(checkpoint, master=master, conf=spark_conf or {}) as checkpoint_reader:
         yield Tail(
             client.store,
             client.cache,
@@ -56,27 +56,29 @@ def tail_of(
         )
 
 
-def follower(client: Backends, tail: Tail, tell: "Callable[[Result], None]") -> "Follower":
+def make_follower(client: Backends, tail: Tail, on_version: "Callable[[Result], None]") -> "Follower":
     """Return a loop that follows the checkpoint, sends heartbeats and merges SSTs; `on_version` gets new versions."""
     from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
-    return Follower(tail, client.store, lambda landed: tell(shown.landed(tail.app, landed)), retention)
+    return Follower(
+        tail, client.store, lambda landed: on_version(shown.attached_version_result(tail.app, landed)), retention
+    )
 
 
-def attached(client: Backends, tail: Tail, tell: "Callable[[Result], None]", *, dry_run: bool) -> Result:
+def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result], None]", *, dry_run: bool) -> Result:
     """Commit the batches that the checkpoint has, one version per batch; with `dry_run`, only describe them.
 
     `on_version` is called with the result for each new version.
     """
     if dry_run:
-        return shown.to_attach(tail.plan(), tail.checkpoint.where, tail.checkpoint.query)
-    versions = follower(client, tail, tell).catch_up()
+        return shown.attach_plan_result(tail.plan(), tail.checkpoint.location, tail.checkpoint.query)
+    versions = make_follower(client, tail, on_version).catch_up()
     next_batch = tail.head.attached.next_batch if tail.head is not None and tail.head.attached is not None else 0
-    return shown.caught_up(tail.app, tail.stage, versions, next_batch)
+    return shown.attach_result(tail.app, tail.stage, versions, next_batch)
 
 
-def query_of(
+def build_query(
     checkpoint: str,
     code: str,
     stage: str,
@@ -84,82 +86,95 @@ def query_of(
     offsets: Sequence[str] = (),
     last_batch: int | None = None,
     attached: str = "",
-) -> "Query":
+) -> "AdoptionRequest":
     """Return the description of the query to adopt. Raises `Usage` for an invalid stage name."""
-    from ..operations.from_spark.adopt.adopting import Query
+    from ..operations.from_spark.adopt.adopting import AdoptionRequest
 
     keys.check_name("stage", stage)
-    return Query(checkpoint, code, stage, app, tuple(offsets), last_batch, attached)
+    return AdoptionRequest(checkpoint, code, stage, app, tuple(offsets), last_batch, attached)
 
 
 def adopt(
     client: Backends,
-    query: "Query",
-    tell: Callable[[str], None],
+    query: "AdoptionRequest",
+    on_line: Callable[[str], None],
     *,
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
     dry_run: bool,
 ) -> Result:
     """Turn the query into a stage; with `dry_run`, only describe that. `on_line` gets a progress line per version."""
-    from ..operations.from_spark.adopt.adopting import opened
+    from ..operations.from_spark.adopt.adopting import prepare_adoption
 
-    kafka = client.known_channels("to look up offsets").kafka
+    kafka = client.require_channels("to look up offsets").kafka
     batches = range(0)
 
     def on_step(step: "AdoptedBatch") -> None:
-        tell(shown.adopted_batch(step, batches))
+        on_line(shown.adoption_progress_line(step, batches))
 
-    with opened(
+    with prepare_adoption(
         query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf, on_step=on_step
     ) as opening:
         if opening.plan is None or opening.adoption is None:
-            assert opening.done is not None  # noqa: S101  one of both is there
-            return shown.adopted(opening.done, query.path)
+            assert opening.earlier_result is not None  # noqa: S101  one of both is there
+            return shown.adoption_result(opening.earlier_result, query.path)
         batches = opening.plan.batches
         if dry_run:
-            return shown.to_adopt(opening.plan)
-        return shown.adopted(opening.adoption.run(), query.path)
+            return shown.adoption_plan_result(opening.plan)
+        return shown.adoption_result(opening.adoption.run(), query.path)
 
 
 @contextmanager
-def shadow_of(
-    client: Backends, query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
-) -> "Iterator[Shadow]":
+def open_shadow(
+    client: Backends,
+    query: "AdoptionRequest",
+    *,
+    master: str | None = None,
+    spark_conf: Mapping[str, str] | None = None,
+) -> "Iterator[ShadowRun]":
     """Yield a comparison of the program's stage with the running query, from the query's last batch on.
 
     The comparison writes nothing.
     """
-    from ..operations.from_spark.adopt.adopting import opened
-    from ..operations.from_spark.adopt.shadow import shadowing
+    from ..operations.from_spark.adopt.adopting import prepare_adoption
+    from ..operations.from_spark.adopt.shadow import open_shadow
 
-    kafka = client.known_channels("to read the stage's input").kafka
-    with opened(query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf) as opening:
+    kafka = client.require_channels("to read the stage's input").kafka
+    with prepare_adoption(
+        query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf
+    ) as opening:
         if opening.adoption is not None:
             opening.adoption.batches = opening.adoption.batches[-1:]
-        with shadowing(opening, client.cache, kafka) as shadow:
+        with open_shadow(opening, client.cache, kafka) as shadow:
             yield shadow
 
 
-def emit_program(query: "Query", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None) -> Result:
+def emit_program(
+    query: "AdoptionRequest", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
+) -> Result:
     """Write a new program file, a draft that declares the stage.
 
     Raises `Refused` if the file exists, or no declaration can take the state over.
     """
     from ..operations.from_spark.adopt.program_text import program_text
-    from ..operations.from_spark.checkpoint.checkpoint import opened_alone
+    from ..operations.from_spark.checkpoint.checkpoint import open_with_new_session
 
     file = Path(query.path)
     if file.exists():
         raise Refused(f"{file} exists already", hint="--emit-program writes a new file")
     if not file.parent.is_dir():
         raise Usage(f"cannot write {file}: {file.parent} is not a folder")
-    with opened_alone(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
-        committed = checkpoint.committed()
-        last = checkpoint.batch(committed[-1]) if committed else None
+    with open_with_new_session(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
+        committed = checkpoint.committed_batches()
+        last = checkpoint.read_batch(committed[-1]) if committed else None
         topics = [name for name in last.offsets if name not in last.non_kafka] if last is not None else []
         text = program_text(
-            checkpoint.tables, topics or ["TOPIC"], query.app or "app", query.stage, checkpoint.where, checkpoint.query
+            checkpoint.tables,
+            topics or ["TOPIC"],
+            query.app or "app",
+            query.stage,
+            checkpoint.location,
+            checkpoint.query,
         )
     file.write_text(text)
-    return shown.emitted(query.path, query.stage, query.checkpoint)
+    return shown.emitted_program_result(query.path, query.stage, query.checkpoint)

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ..common.instants import iso
+from ..common.instants import format_iso
 from ..errors import Usage
 from ..settings import Settings
 from .show import formats
@@ -36,13 +36,13 @@ class Backends:
     def __init__(
         self,
         settings: Settings,
-        channels: "Callable[[], KafkaChannels | None] | None" = None,
+        open_channels: "Callable[[], KafkaChannels | None] | None" = None,
         *,
         note: Callable[[str], None] = lambda _line: None,
         flags: str = "",
     ) -> None:
         self.settings = settings
-        self.channels = channels or settings.open_channels
+        self.channels = open_channels or settings.open_channels
         self.note = note
         self.flags = flags
         self._store = settings.open_store()
@@ -88,19 +88,19 @@ class Backends:
         channels = self.channels()
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
-    def known_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
+    def require_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
         """Return the topics of an app. Raises `Usage` if no Kafka is configured; `what_for` is the reason."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
         return channels
 
-    def channels_where_needed(self, what_for: str, app: str = "") -> "KafkaChannels":
+    def channels_or_stub(self, what_for: str, app: str = "") -> "KafkaChannels":
         """Return the topics of an app; without Kafka, a stub whose first use raises `Usage`."""
-        return self.channels_of(app) or cast("KafkaChannels", _UnknownChannels(what_for))
+        return self.channels_of(app) or cast("KafkaChannels", _MissingChannels(what_for))
 
     @contextmanager
-    def channels_of_clone(self, app: str, *, asks: bool) -> "Iterator[KafkaChannels]":
+    def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
         """Yield the topics for creating a clone; Kafka is needed only for the clone's own topics.
 
         Without Kafka, the offsets in topics that the clone continues to read are not checked, and a note says so at the
@@ -108,8 +108,8 @@ class Backends:
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
-        if channels is not None or asks:
-            yield channels or cast("KafkaChannels", _UnknownChannels(what_for))
+        if channels is not None or must_check_offsets:
+            yield channels or cast("KafkaChannels", _MissingChannels(what_for))
             return
         unasked = _UncheckedChannels(what_for)
         yield cast("KafkaChannels", unasked)
@@ -119,7 +119,7 @@ class Backends:
                 f"note: no Kafka configured (--kafka), so it was not checked whether {names} still has the offsets"
             )
 
-    def program_of(self, app: str, code: str | Path | None, what_for: str, ran: str = "FILE.py") -> str:
+    def program_path(self, app: str, code: str | Path | None, what_for: str, example_path: str = "FILE.py") -> str:
         """Return the path of an app's program: `code`, or the path in the settings.
 
         Raises `Usage` if there is neither: `what_for` continues the sentence "no program given …", and the hint names
@@ -127,7 +127,7 @@ class Backends:
         """
         file = str(code) if code is not None else self.settings.programs.get(app)
         if file is None:
-            hint = f"add --code {ran}, or set it under [programs] in slackwater.toml: {app} = …"
+            hint = f"add --code {example_path}, or set it under [programs] in slackwater.toml: {app} = …"
             raise Usage(f"no program given {what_for}", hint=hint)
         return file
 
@@ -137,10 +137,10 @@ class Backends:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
         how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
-        moment = f"{iso(thinned.answered_ms, 'milliseconds')}{how_far}"
+        moment = f"{format_iso(thinned.answered_ms, 'milliseconds')}{how_far}"
         self.note(f"note: gc has thinned out the history at {ref}; using the nearest kept moment, {moment}")
 
-    def beside(self, root: str | None) -> Self:
+    def at_root(self, root: str | None) -> Self:
         """Return a copy for the store at `root`, or this object if `root` is empty.
 
         The copy shares the cache, and both are closed together.
@@ -165,7 +165,7 @@ class Backends:
         self.close()
 
 
-class _UnknownChannels:
+class _MissingChannels:
     def __init__(self, what_for: str) -> None:
         self._what_for = what_for
 
@@ -173,7 +173,7 @@ class _UnknownChannels:
         raise _no_kafka(self._what_for)
 
 
-class _UncheckedChannels(_UnknownChannels):
+class _UncheckedChannels(_MissingChannels):
     """Stub of Kafka's topics for a clone: it skips checks of offsets, and records their topics."""
 
     def __init__(self, what_for: str) -> None:
@@ -186,7 +186,7 @@ class _UncheckedChannels(_UnknownChannels):
     def topic_id(self, _topic: str) -> str:
         return ""
 
-    def announce(self, *_positions: object) -> None:
+    def commit_positions(self, *_positions: object) -> None:
         """Do nothing: offsets are announced only for Kafka's own tools."""
 
 
@@ -198,9 +198,9 @@ def _no_kafka(what_for: str) -> Usage:
     )
 
 
-def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
+def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
     """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage`, also if a moment is given."""
-    app, name, moment = names_at(text, noun)
+    app, name, moment = split_table_ref(text, noun)
     if moment:
         raise Usage(
             f"{text!r} names a moment, which this does not take; expected APP/{noun.upper()}",
@@ -209,7 +209,7 @@ def names_of_stage(text: str, noun: str = "stage") -> tuple[str, str]:
     return app, name
 
 
-def names_at(text: str, noun: str = "table") -> tuple[str, str, str]:
+def split_table_ref(text: str, noun: str = "table") -> tuple[str, str, str]:
     """Split `APP/TABLE@MOMENT` into app, table and `@MOMENT` (empty if none). Raises `Usage` without a table."""
     where, at, moment = text.partition("@")
     app, _, name = where.partition("/")

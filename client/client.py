@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from ..common.arguments import checked, checked_methods
+from ..common.arguments import check_arguments, check_method_arguments
 from ..errors import NotFound
 from ..settings import load
-from ..store.versions.apps import folder_of, in_folder, list_apps, read_app
-from .backends import Backends, names_at, names_of_stage
+from ..store.versions.apps import folder_of, list_apps, read_app, replace_name_by_folder
+from .backends import Backends, split_stage_name, split_table_ref
 from .declared.operations import ExpiredOptions, InitOptions, TokenOptions
 from .show.document import Block, Title
-from .show.shown import Shown
-from .when import in_words
+from .show.shown import Displayable
+from .when import moment_text
 
 if TYPE_CHECKING:
-    from ..operations.exchange.initialise import Initialised, Loaded
+    from ..operations.exchange.initialise import Initialised, LoadProgress
     from ..operations.maintenance.tokens import Token
     from .app import StoredApp
     from .moment import Moment
     from .show.shown import Result
 
 
-@checked
+@check_arguments
 def open(store: str | Path | None = None, kafka: str | None = None, *, token: str = "") -> "Client":  # noqa: A001  said as sw.open()
     """Open a store, or a server, and return the client of its apps.
 
@@ -51,14 +51,14 @@ def open(store: str | Path | None = None, kafka: str | None = None, *, token: st
     return Client(settings)
 
 
-@checked_methods
-class Client(Backends, Shown):
+@check_method_arguments
+class Client(Backends, Displayable):
     """A store and its apps; thread-safe. Close it, or use it in a `with`, to release its open files.
 
     Methods that read the store raise `Unavailable` if it does not answer, and `Usage` once the client is closed.
     """
 
-    _inner = frozenset((
+    _internal_names = frozenset((
         *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
         *("digest_of", "flags"),
         *("known_channels", "moment", "moment_of_table", "note", "note_thinned"),
@@ -74,9 +74,9 @@ class Client(Backends, Shown):
     def app(self, name: str) -> "StoredApp":
         """Return an app of the store. Raises `NotFound`, with the nearest name, if no app has this name."""
         read_app(self.store, folder_of(self.store, name))
-        return self.called(name)
+        return self.unchecked_app(name)
 
-    def called(self, name: str) -> "StoredApp":
+    def unchecked_app(self, name: str) -> "StoredApp":
         """Return the app with this name, or the app that a promotion gave the name, without checking that it exists.
 
         Raises `Usage`, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
@@ -86,28 +86,32 @@ class Client(Backends, Shown):
 
         return StoredApp(self, folder_of(self.store, name), name)
 
-    def moment(self, ref: str, done: str) -> "Moment":
+    def moment(self, ref: str, participle: str) -> "Moment":
         """Return the moment of a ref. `participle` completes notes about the moment, such as "read"."""
         from .moment import Moment
 
-        return Moment.around(self, in_folder(self.store, ref), done)
+        return Moment.from_ref(self, replace_name_by_folder(self.store, ref), participle)
 
-    def moment_of_table(self, text: str, done: str) -> "tuple[Moment, str]":
+    def moment_of_table(self, text: str, participle: str) -> "tuple[Moment, str]":
         """Return the moment and the table that the ref `APP/TABLE@MOMENT` names.
 
         Raises `NotFound` for an unknown table, and the errors of `moment`.
         """
         from ..snapshot.cut.moments import heads_of, stages_of
-        from ..store.versions.side_tables import columns_of, may_have, owner
+        from ..store.versions.side_tables import find_owner, possible_owners, table_declarations
 
-        app, table, moment = names_at(text)
+        app, table, moment = split_table_ref(text)
         folder = folder_of(self.store, app)
         stages = stages_of(self.store, folder)
         # A stage's own table is found without reading its newest version, which may be damaged.
-        stage = table if table in stages else owner(table, heads_of(self.store, folder, may_have(table, stages)))
+        stage = (
+            table
+            if table in stages
+            else find_owner(table, heads_of(self.store, folder, possible_owners(table, stages)))
+        )
         if stage not in stages:
-            raise NotFound(f"table of app {app!r}", table, columns_of(heads_of(self.store, folder, stages)))
-        return self.moment(f"{app}/{stage}{moment}", done), table
+            raise NotFound(f"table of app {app!r}", table, table_declarations(heads_of(self.store, folder, stages)))
+        return self.moment(f"{app}/{stage}{moment}", participle), table
 
     def clones(self, source: str = "") -> "Result":
         """List the clones under this root, and clones of its apps under other roots.
@@ -116,9 +120,9 @@ class Client(Backends, Shown):
         whether the clone has run, the bytes that it shares with its source, and the bytes that are kept only for it.
         Raises `NotFound` for an unknown app.
         """
-        from .clones import listed
+        from .clones import clones_result
 
-        return listed(self, source)
+        return clones_result(self, source)
 
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
         """Remove the expired clones under this root, of the app `source` or, if empty, of any app.
@@ -162,11 +166,11 @@ class Client(Backends, Shown):
             NotFound: there is no checkpoint, or it has no batch.
             Refused: the state cannot be carried over, with the reason; or the stage belongs to another query.
         """
-        from .attaching import attached, tail_of
+        from .attaching import attach_batches, open_tail
 
         how: dict[str, Any] = {"stage": stage, "partitions": partitions, "master": master, "spark_conf": spark_conf}
-        with tail_of(self, str(checkpoint), app, **how) as tail:
-            return attached(self, tail, lambda _landed: None, dry_run=dry_run)
+        with open_tail(self, str(checkpoint), app, **how) as tail:
+            return attach_batches(self, tail, lambda _landed: None, dry_run=dry_run)
 
     def adopt(
         self,
@@ -205,9 +209,9 @@ class Client(Backends, Shown):
             Refused: columns of the state do not fit the stage's table, with their names; or the stage has versions.
             Unavailable: the store or Kafka did not answer; the same call again resumes.
         """
-        from .attaching import adopt, query_of
+        from .attaching import adopt, build_query
 
-        query = query_of(str(checkpoint), str(code), stage, app, _typed_offsets(offsets or {}), from_batch, attached)
+        query = build_query(str(checkpoint), str(code), stage, app, _typed_offsets(offsets or {}), from_batch, attached)
         how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
         return adopt(self, query, lambda _line: None, **how)
 
@@ -218,7 +222,7 @@ class Client(Backends, Shown):
         *,
         code: str | Path,
         offsets: Mapping[str, str | Sequence[int]] | Sequence[str] = (),
-        on_progress: "Callable[[Loaded], None]" = lambda _so_far: None,
+        on_progress: "Callable[[LoadProgress], None]" = lambda _so_far: None,
         **options: Unpack[InitOptions],
     ) -> "Initialised":
         """Begin a stage's table with existing rows. Starts Spark to learn the program's columns.
@@ -238,18 +242,18 @@ class Client(Backends, Shown):
                 key.
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
-        kafka, at = self.known_channels("to look up offsets").kafka, in_words(options["at"])
+        kafka, at = self.require_channels("to look up offsets").kafka, moment_text(options["at"])
         # Importing PySpark takes a second or two.
-        from ..operations.exchange.first_version import first_version_of
+        from ..operations.exchange.first_version import load_first_version
         from ..operations.exchange.initialise import initialise
         from ..snapshot.query.row_source import RowSource
 
-        app, name = names_of_stage(stage)
+        app, name = split_stage_name(stage)
         rows, typed_offsets = RowSource(str(file), options["sql"]), _typed_offsets(offsets)
-        first = first_version_of(str(code), app, name, self.store, kafka, offsets=typed_offsets, at=at, by=self.by)
+        first = load_first_version(str(code), app, name, self.store, kafka, offsets=typed_offsets, at=at, by=self.by)
         how: Any = {"info": first.info, "channels": first.channels, "on_progress": on_progress}
         done = initialise(self.store, first.manifest, rows, dry_run=options["dry_run"], **how)
-        return replace(done, others=first.others, starts=first.info.starts)
+        return replace(done, others=first.other_stages, starts=first.info.starts)
 
     def tokens(self) -> "tuple[Token, ...]":
         """Return the tokens of the store. One listing, and a read per token."""
@@ -274,17 +278,17 @@ class Client(Backends, Shown):
         """
         from ..common.instants import now_ms
         from ..operations.maintenance import tokens
-        from .show.maintenance import token_added
+        from .show.maintenance import new_token_result
 
         how: Any = {**options, "by": self.by, "now_ms": now_ms()}
-        return token_added(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
+        return new_token_result(*tokens.add(self.store, name, apps_=apps, **how), dry_run=options["dry_run"])
 
     def remove_token(self, name: str, *, dry_run: bool = False) -> "Result":
         """Remove a token. Running servers refuse it within five seconds. Raises `NotFound` for an unknown token."""
         from ..operations.maintenance import tokens
-        from .show.maintenance import token_removed
+        from .show.maintenance import token_removal_result
 
-        return token_removed(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
+        return token_removal_result(tokens.remove(self.store, name, by=self.by, dry_run=dry_run), dry_run=dry_run)
 
     def _blocks(self) -> tuple[Block, ...]:
         return (Title(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}"),)

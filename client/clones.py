@@ -4,20 +4,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..common import instants
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..common.durations import parse_ms
 from ..errors import Refused, SlackwaterError
 from ..operations.maintenance import removal
 from ..operations.maintenance.removal import Removal, Removed, remove_app
 from ..operations.staging.clone import clone as make_clone
-from ..operations.staging.clone_plan import Terms
-from ..operations.staging.listing import KnownClone, clones
+from ..operations.staging.clone_plan import CloneTerms
+from ..operations.staging.listing import KnownClone, list_clones
 from ..operations.staging.refresh import origin_of, refresh
-from ..pipeline.kafka.channels import group_of
+from ..pipeline.kafka.channels import consumer_group
 from ..snapshot.change.first_versions import has_run
-from ..snapshot.take.taking import asks_nobody
-from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
-from ..store.versions.apps import called, find_app, folder_of, in_folder
+from ..snapshot.take.taking import has_only_attached_stages
+from ..snapshot.under_way.exclusion import RUNS_ELSEWHERE, Intent, check_exclusion
+from ..store.versions.apps import find_app, folder_of, promoted_names, replace_name_by_folder
 from .backends import Backends
 from .declared.operations import (
     CloneOptions,
@@ -36,11 +36,11 @@ from .show.shown import Result
 if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
-Progress = Callable[[int, int], None]
+CopyProgress = Callable[[int, int], None]
 """Function that is called with the number of SSTs copied so far, and with their total number."""
 
 
-@checked_methods
+@check_method_arguments
 class AppClones(AppHistory):
     """Methods of an app that create, refresh and remove clones."""
 
@@ -71,10 +71,10 @@ class AppClones(AppHistory):
                 cannot be masked.
             Forbidden: this user may not pin the moment in the source.
         """
-        self.cloned(self._ref(at), to, store, parse_ms("ttl", ttl) if ttl else 0, options)
-        return type(self)(self._client.beside(store), to)
+        self.clone_ref(self._ref(at), to, store, parse_ms("ttl", ttl) if ttl else 0, options)
+        return type(self)(self._client.at_root(store), to)
 
-    def cloned(
+    def clone_ref(
         self,
         source: str,
         to: str,
@@ -83,16 +83,16 @@ class AppClones(AppHistory):
         options: CloneOptions,
         *,
         dry_run: bool = False,
-        on_progress: Progress = lambda _done, _all: None,
+        on_progress: CopyProgress = lambda _done, _all: None,
     ) -> Result:
         """Clone the moment of the ref `source`, and return the result to print. A `ttl_ms` of 0 means no expiry."""
-        client, target = self._client, self._client.beside(store).store
+        client, target = self._client, self._client.at_root(store).store
         chosen: dict[str, Any] = {name: value for name, value in options.items() if value}
-        terms = Terms(**{"owner": client.by, **chosen}, ttl_ms=ttl_ms)
-        with client.channels_of_clone(self.name, asks=bool(terms.topics or terms.sinks)) as channels:
+        terms = CloneTerms(**{"owner": client.by, **chosen}, ttl_ms=ttl_ms)
+        with client.channels_for_clone(self.name, must_check_offsets=bool(terms.topics or terms.sinks)) as channels:
             result = make_clone(
                 client.store,
-                in_folder(client.store, source),
+                replace_name_by_folder(client.store, source),
                 to,
                 terms=terms,
                 channels=channels,
@@ -104,9 +104,11 @@ class AppClones(AppHistory):
             )
         client.note_thinned(source, result.source.thinned)
         runs = result.done and has_run(target, result.info)
-        return shown.cloned(result, source, store, runs=runs, dry_run=dry_run)
+        return shown.clone_result(result, source, store, runs=runs, dry_run=dry_run)
 
-    def refresh(self, *, on_progress: Progress = lambda _done, _all: None, **options: Unpack[RefreshOptions]) -> Result:
+    def refresh(
+        self, *, on_progress: CopyProgress = lambda _done, _all: None, **options: Unpack[RefreshOptions]
+    ) -> Result:
         """Recreate this clone from the newest moment of its source.
 
         Raises:
@@ -116,12 +118,12 @@ class AppClones(AppHistory):
         """
         client, dry_run = self._client, options["dry_run"]
         self._check_allowed("to make it anew", options)
-        check_exclusion(client.store, self.name, Intent.REFRESH, *HERE, dry_run=dry_run)
+        check_exclusion(client.store, self.name, Intent.REFRESH, *RUNS_ELSEWHERE, dry_run=dry_run)
         # An interrupted refresh may have removed half of the clone: read its terms from the source.
         made_from = origin_of(client.store, self.name)
-        source = client.beside(made_from.root)
-        is_copy = source.channels() is None or asks_nobody(source.store, made_from.app)
-        with source.channels_of_clone(made_from.app, asks=False) as channels:
+        source = client.at_root(made_from.root)
+        is_copy = source.channels() is None or has_only_attached_stages(source.store, made_from.app)
+        with source.channels_for_clone(made_from.app, must_check_offsets=False) as channels:
             done = refresh(
                 client.store,
                 self.name,
@@ -133,12 +135,12 @@ class AppClones(AppHistory):
                 on_progress=on_progress,
                 fence=options["fence"],
                 # Places of sinks in the old clone mean nothing in the new one. The new clone reuses the topics.
-                outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_groups(removal)),
+                outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_consumer_groups(removal)),
                 on_wait=client.note,
             )
         origin, folder = done.info.origin, done.source.app
-        name = called(client.store.at(origin.root if origin else "")).get(folder, folder)
-        return shown.refreshed(done, name, dry_run=dry_run)
+        name = promoted_names(client.store.at(origin.root if origin else "")).get(folder, folder)
+        return shown.refresh_result(done, name, dry_run=dry_run)
 
     def remove(self, **options: Unpack[RemoveOptions]) -> Result:
         """Remove the app. For a clone, also remove the snapshot that kept the clone's files in the source.
@@ -152,7 +154,9 @@ class AppClones(AppHistory):
         topics, dry_run = options["topics"], options["dry_run"]
         self._check_allowed("to remove it", options)
         done = _remove(self._client, self.name, options, force=options["force"])
-        return maintenance.removed(done, self.called, _groups(done.removal), topics=topics, dry_run=dry_run)
+        return maintenance.removal_result(
+            done, self.called, _consumer_groups(done.removal), topics=topics, dry_run=dry_run
+        )
 
     def remove_clone(self, **options: Unpack[RemoveCloneOptions]) -> Result:
         """Remove the app if it is a clone, complete or not.
@@ -174,15 +178,15 @@ class AppClones(AppHistory):
             removal.check_protected(self._client.store, self.name, action, options["yes_really"], self.called)
 
 
-def listed(client: Backends, source: str) -> Result:
+def clones_result(client: Backends, source: str) -> Result:
     """List the clones under this root, and clones of its apps under other roots. See `Client.clones`."""
-    return shown.listed(_clones(client, source), source, instants.now_ms(), client.root)
+    return shown.clone_list_result(_clones(client, source), source, instants.now_ms(), client.root)
 
 
 def remove_expired(client: Backends, source: str, options: ExpiredOptions) -> Result:
     """Remove the expired clones. See `Client.remove_expired`."""
     now_ms = instants.now_ms()
-    ended = [clone for clone in _clones(client, source) if clone.root == client.root and clone.is_over(now_ms)]
+    ended = [clone for clone in _clones(client, source) if clone.root == client.root and clone.is_past_ttl(now_ms)]
     removed: list[Removed] = []
     errors: dict[str, SlackwaterError] = {}
     for expired in [clone for clone in ended if clone.is_expired(now_ms)]:
@@ -192,16 +196,16 @@ def remove_expired(client: Backends, source: str, options: ExpiredOptions) -> Re
         except Refused as error:  # continue with the others
             errors[expired.name] = error
     promoted = {clone.name: clone.called for clone in ended if clone.called}
-    return shown.expired(removed, errors, promoted, dry_run=options["dry_run"])
+    return shown.expired_clones_result(removed, errors, promoted, dry_run=options["dry_run"])
 
 
 def _clones(client: Backends, source: str) -> tuple[KnownClone, ...]:
-    return clones(client.store, folder_of(client.store, source) if source else "")
+    return list_clones(client.store, folder_of(client.store, source) if source else "")
 
 
 def _remove(client: Backends, name: str, options: ExpiredOptions, *, force: bool = False) -> Removed:
     # Raises before anything is removed.
-    channels = client.known_channels("to delete its topics") if options["topics"] else None
+    channels = client.require_channels("to delete its topics") if options["topics"] else None
     return remove_app(
         client.store,
         name,
@@ -210,7 +214,7 @@ def _remove(client: Backends, name: str, options: ExpiredOptions, *, force: bool
         fence=options["fence"],
         force=force,
         dry_run=options["dry_run"],
-        outside=lambda removal: remove_topics(channels, removal),
+        remove_topics=lambda removal: remove_topics(channels, removal),
         on_wait=client.note,
     )
 
@@ -222,8 +226,8 @@ def remove_topics(channels: "KafkaChannels | None", removal: Removal) -> None:
     if refused := channels.kafka.delete_topics(removal.topics):
         why = f"Kafka denied the deletion of these topics of {removal.app}: {', '.join(refused)}"
         raise Refused(why, hint="delete them yourself, then run it again without --topics")
-    channels.kafka.delete_groups(_groups(removal))
+    channels.kafka.delete_groups(_consumer_groups(removal))
 
 
-def _groups(removal: Removal) -> tuple[str, ...]:
-    return tuple(group_of(removal.app, stage) for stage in removal.stages)
+def _consumer_groups(removal: Removal) -> tuple[str, ...]:
+    return tuple(consumer_group(removal.app, stage) for stage in removal.stages)

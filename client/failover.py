@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Unpack
 
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..operations.disaster_recovery.drill import drill
 from ..operations.disaster_recovery.recover import recover
 from ..operations.disaster_recovery.recover_plan import FailoverTerms
-from ..operations.disaster_recovery.replicate import Replicator, Round
+from ..operations.disaster_recovery.replicate import Replicator, RoundResult
 from ..snapshot.cut.replicas import forget_replica
 from ..store.objects.protocol import ObjectStore
 from ..store.read.copier import WORKERS
@@ -21,11 +21,11 @@ from .show.shown import Result
 if TYPE_CHECKING:
     from .searches import Reports
 
-_GOES_ON = "to run the app"
-_LOOK_S = 5.0
+_KAFKA_PURPOSE = "to run the app"
+_PRIMARY_TIMEOUT_S = 5.0
 
 
-@checked_methods
+@check_method_arguments
 class AppFailover(AppReleases):
     """Methods of an app that replicate and recover it."""
 
@@ -52,10 +52,10 @@ class AppFailover(AppReleases):
         read_app(self._client.store, self.name)
         copies = self.replicator(to, workers=workers, on_progress=on_progress)
         if dry_run:
-            return shown.to_copy(self.called, copies.target.url, copies.plan())
+            return shown.replication_plan_result(self.called, copies.target.url, copies.plan())
         if copies.reader is None:
             self._client.note("note: no Kafka configured (--kafka), so in-flight records are not replicated")
-        return shown.copied(self.called, copies.target.url, copies.round())
+        return shown.replication_result(self.called, copies.target.url, copies.run_round())
 
     def replicator(
         self,
@@ -66,7 +66,7 @@ class AppFailover(AppReleases):
     ) -> Replicator:
         """Return a replicator, which copies the app to the store root `to` in rounds."""
         client = self._client
-        kafka = client.known_channels(_GOES_ON) if client.settings.brokers else None
+        kafka = client.require_channels(_KAFKA_PURPOSE) if client.settings.brokers else None
         at = client.store.at(to)
         return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
@@ -74,7 +74,9 @@ class AppFailover(AppReleases):
         """Stop tracking a replica; data that was copied there stays. One request."""
         read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
-        return shown.ended(self.called, root, was_known=forget_replica(self._client.store, self.name, root))
+        return shown.ended_replica_result(
+            self.called, root, was_known=forget_replica(self._client.store, self.name, root)
+        )
 
     def recover(
         self,
@@ -82,7 +84,7 @@ class AppFailover(AppReleases):
         offsets: Mapping[str, int] | None = None,
         as_it_is: bool = False,
         dry_run: bool = False,
-        doing: Callable[[str], None] = lambda _line: None,
+        on_progress: Callable[[str], None] = lambda _line: None,
         **options: Unpack[FailoverOptions],
     ) -> Result:
         """Make this replica, opened by its root, a runnable app in its own store and Kafka.
@@ -93,7 +95,7 @@ class AppFailover(AppReleases):
             offsets: next offset of partitions, by `"TOPIC[0]"` in the app's names; overrides what is detected.
             as_it_is: copy no newer versions from the original store.
             dry_run: only show what is lost, in seconds and offsets, and where topics continue.
-            doing: called with a line about the current step.
+            on_progress: called with a line about the current step.
 
         Raises:
             Usage: no Kafka is configured.
@@ -102,7 +104,7 @@ class AppFailover(AppReleases):
                 is unknown, or in-flight records are kept nowhere.
         """
         client, mirror = self._client, options["mirror"]
-        kafka = client.known_channels(_GOES_ON)
+        kafka = client.require_channels(_KAFKA_PURPOSE)
         done = recover(
             client.store,
             self.name,
@@ -114,9 +116,9 @@ class AppFailover(AppReleases):
             reader=kafka if mirror is None else None,
             as_it_is=as_it_is or mirror is not None,
             dry_run=dry_run,
-            doing=doing,
+            on_step=on_progress,
         )
-        return shown.recovered(done, dry_run=dry_run)
+        return shown.recovery_result(done, dry_run=dry_run)
 
     def drill(
         self,
@@ -124,7 +126,7 @@ class AppFailover(AppReleases):
         offsets: Mapping[str, int] | None = None,
         keep: bool = False,
         reports: "Reports | None" = None,
-        doing: Callable[[str], None] = lambda _line: None,
+        on_progress: Callable[[str], None] = lambda _line: None,
         **options: Unpack[FailoverOptions],
     ) -> Result:
         """Recover this replica into a temporary clone and verify the clone; with `keep`, the clone stays.
@@ -134,26 +136,26 @@ class AppFailover(AppReleases):
         `offsets` are as for `recover`; `reports` are files for the report. Raises as `recover` does.
         """
         client = self._client
-        channels = client.known_channels("to run the app")
+        channels = client.require_channels("to run the app")
         result = drill(
             client.store,
             self.name,
-            client.known_channels(_GOES_ON),
+            client.require_channels(_KAFKA_PURPOSE),
             primary=None if options["alone"] else self._open_primary,
             terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
             keep=keep,
-            outside=lambda removal: remove_topics(channels, removal),
-            doing=doing,
+            remove_topics=lambda removal: remove_topics(channels, removal),
+            on_step=on_progress,
         )
         if reports is not None:
-            reports.put(client, shown.page(result))
-        return shown.drilled(result)
+            reports.write_page(client, shown.drill_page(result))
+        return shown.drill_result(result)
 
     def _open_primary(self, root: str) -> ObjectStore:
         from ..store.objects.open import open_store
 
-        return open_store(root, patience_s=_LOOK_S, settings=self._client.settings.s3)
+        return open_store(root, patience_s=_PRIMARY_TIMEOUT_S, settings=self._client.settings.s3)
 
 
-__all__ = ["AppFailover", "Round"]
+__all__ = ["AppFailover", "RoundResult"]

@@ -6,37 +6,37 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..common import instants
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..common.durations import format_ms
-from ..common.validation import program_file
+from ..common.validation import find_program_file
 from ..errors import NotFound, Refused, Unavailable, Usage
 from ..operations.maintenance.removal import removal_of
-from ..operations.repair.rejected_listing import RejectedRecords, rejected
+from ..operations.repair.rejected_listing import RejectedRecords, list_rejected
 from ..snapshot.bisect.endpoints import BEGINNING
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.search import bisect
-from ..snapshot.bisect.session import Asked, Function, Python
+from ..snapshot.bisect.session import PredicateFunction, PythonPredicate, SearchRequest
 from ..snapshot.bisect.verdict import Evaluation, Verdict
 from ..snapshot.cut.graph import Cut
 from ..snapshot.cut.in_flight import in_flight
 from ..snapshot.cut.lineage import Lineage, trace
-from ..snapshot.cut.refs import AtTime, parse
-from ..snapshot.cut.resolve import again_if_forgotten, resolve
-from ..snapshot.cut.stored import Snapshot, list_snapshots, of_snapshot, open_requests, read_snapshot
+from ..snapshot.cut.refs import AtTime, parse_ref
+from ..snapshot.cut.resolve import resolve, retry_if_forgotten
+from ..snapshot.cut.stored import Snapshot, cut_of_snapshot, list_snapshots, open_requests, read_snapshot
 from ..snapshot.diff.key_history import RowHistory, key_history
-from ..snapshot.query.log import entries, unreplayable
+from ..snapshot.query.log import find_unreplayable, log_entries
 from ..snapshot.query.timeline import ThinnedLine, timeline
 from ..snapshot.take import taking
 from ..snapshot.take.audit_log import Operation, check_verb, list_operations
 from ..snapshot.take.snapshots import remove_or_withdraw
-from ..snapshot.take.taking import SnapshotProgress, ask, asks_nobody, take
+from ..snapshot.take.taking import SnapshotProgress, has_only_attached_stages, request_without_waiting, take_snapshot
 from ..snapshot.under_way import runners
-from ..snapshot.verify.captured import TOPICS_SAY
+from ..snapshot.verify.captured import TOPIC_CHECK_PURPOSE
 from ..snapshot.verify.verify import Report, verify
-from ..store.read.fetch import at_once
+from ..store.read.fetch import request_pool
 from ..store.versions import forgotten
 from ..store.versions import history as history_of
-from ..store.versions.apps import in_folder, read_app
+from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
 from .backends import Backends
 from .declared.questions import (
@@ -48,32 +48,32 @@ from .declared.questions import (
     When,
 )
 from .moment import Bisection, Moment
-from .replays import cause_behind, check
+from .replays import check_determinism, explain_verdict
 from .results import KeyHistory, Log
 from .show import history, snapshots
 from .show.document import Block, Title
 from .show.shown import Result
-from .status import stages, status, waiting_for
-from .when import HasMoments, in_words
+from .status import stages, status, waiting_sentences
+from .when import NewestMomentMethods, moment_text
 
 
-@checked_methods
-class AppHistory(HasMoments):
+@check_method_arguments
+class AppHistory(NewestMomentMethods):
     """Read access to an app's history, and snapshots. `StoredApp` adds operations that change the app.
 
     Methods raise `Corruption` if an object does not match its manifest, and `Unavailable` if the store or Kafka does
     not answer.
     """
 
-    _inner = frozenset((
+    _internal_names = frozenset((
         *("all_snapshots", "called", "cloned", "compactor", "newer", "note_input_gone", "of_versions"),
         *("replicator", "search", "take", "whole_ref"),
     ))  # fmt: skip
 
-    def __init__(self, client: Backends, name: str, called: str = "") -> None:
+    def __init__(self, client: Backends, name: str, opened_name: str = "") -> None:
         self.name = name
         """Name of the app's folder: the app's original name, which a promotion does not change."""
-        self.called = called or name
+        self.called = opened_name or name
         self._client = client
 
     def status(self) -> Result:
@@ -85,17 +85,19 @@ class AppHistory(HasMoments):
         """Snapshots of the app, oldest first. One listing, and one read per snapshot."""
         return list_snapshots(self._client.store, self.name)
 
-    def all_snapshots(self) -> Result:
+    def snapshot_listing(self) -> Result:
         """List the app's snapshots and its open requests for snapshots."""
         complete, requests = self.snapshots, open_requests(self._client.store, self.name)
-        return snapshots.snapshots(self.name, complete, requests, waiting_for(self._client, self.name, requests))
+        return snapshots.snapshot_list_result(
+            self.name, complete, requests, waiting_sentences(self._client, self.name, requests)
+        )
 
     def describe(self, name: str) -> Result:
         """Show a snapshot's versions, input offsets and in-flight records. Raises `NotFound`."""
         store = self._client.store
         snapshot = read_snapshot(store, self.name, name)
-        cut = of_snapshot(store, snapshot)
-        return snapshots.snapshot(snapshot, cut, in_flight(store, cut))
+        cut = cut_of_snapshot(store, snapshot)
+        return snapshots.snapshot_result(snapshot, cut, in_flight(store, cut))
 
     def at(self, moment: When = "now", *, stage: str = "") -> Moment:
         """Return a moment of the app: consistent over all stages, and fixed once returned.
@@ -113,7 +115,7 @@ class AppHistory(HasMoments):
         now_ms, ref = instants.now_ms(), self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
-    def of_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
+    def at_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
         """Return the moment with these versions by stage. At most one request per stage.
 
         Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` if a version was deleted.
@@ -122,7 +124,7 @@ class AppHistory(HasMoments):
         stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
         return Moment(self._client, f"{self.name}@now", Cut(self.name, stages, seen_ms=seen_ms))
 
-    def newer(self, moment: Moment) -> Moment | None:
+    def newer_moment(self, moment: Moment) -> Moment | None:
         """Return the newest moment if a stage has committed since `moment`; otherwise None.
 
         Makes one request per stage, and the requests of `at` if there is a newer moment. Does not notice a stage that
@@ -134,7 +136,7 @@ class AppHistory(HasMoments):
             return history_of.find(self._client.store, head.app, head.stage, head.version + 1) is not None
 
         # Each check is a request: run them in parallel.
-        run_all = at_once().map if len(heads) > 1 else map
+        run_all = request_pool().map if len(heads) > 1 else map
         return self.at() if any(run_all(is_over, heads)) else None
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
@@ -151,17 +153,17 @@ class AppHistory(HasMoments):
             Refused: the name is taken, in-flight records are lost, or the app has no stage left.
             Unavailable: a stage, which is named, did not answer in time.
         """
-        self.take(name, instant=instant, timeout_s=timeout_s)
+        self.take_snapshot(name, instant=instant, timeout_s=timeout_s)
         return self.at(name)
 
-    def take(
+    def take_snapshot(
         self,
         name: str,
         *,
         instant: bool,
         timeout_s: float,
         wait: bool = True,
-        on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
+        on_poll: Callable[[SnapshotProgress], None] = lambda _look: None,
     ) -> Result:
         """Take a snapshot as `snapshot` does, and return the result to print; without `wait`, only request it.
 
@@ -170,29 +172,29 @@ class AppHistory(HasMoments):
         client, store, app, now_ms = self._client, self._client.store, self.name, instants.now_ms()
         by = client.by
         read_app(store, app)
-        is_unattended = asks_nobody(store, app)
+        is_unattended = has_only_attached_stages(store, app)
         instant = instant or is_unattended
 
         def is_new() -> bool:
             # After an interruption, the same call finds the snapshot or the request of the first one.
-            return taking.taken_already(store, app, name, "markers", by=by, now_ms=now_ms) is None
+            return taking.find_earlier_snapshot(store, app, name, "markers", by=by, now_ms=now_ms) is None
 
         if not wait and not instant and is_new():
-            request, already = ask(store, app, name, by=by)
-            return snapshots.requested(app, request, already=already)
-        if not instant and not runners.beats(store, app, now_ms) and is_new():
+            request, already = request_without_waiting(store, app, name, by=by)
+            return snapshots.snapshot_request_result(app, request, already=already)
+        if not instant and not runners.live_heartbeats(store, app, now_ms) and is_new():
             up_to = format_ms(round(timeout_s * 1_000))
             client.note(
                 f"{app} is not running: waiting up to {up_to} for its next run to take the snapshot, then withdrawing "
                 "the request (--no-wait keeps the request; --instant pins the newest committed moment now)"
             )
         reader = client.channels_of(self.name)
-        snapshot, already = take(
-            store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_look=on_look
+        snapshot, already = take_snapshot(
+            store, app, name, by=by, reader=reader, instant=instant, timeout_s=timeout_s, on_progress=on_poll
         )
         if instant and reader is None and not already and not is_unattended:
             client.note("in-flight records are not kept with the snapshot: no Kafka configured (--kafka)")
-        return snapshots.taken(snapshot, already=already)
+        return snapshots.snapshot_taken_result(snapshot, already=already)
 
     def remove_snapshot(self, name: str, *, force: bool = False, dry_run: bool = False) -> Result:
         """Remove a snapshot, or withdraw the request for one.
@@ -202,7 +204,7 @@ class AppHistory(HasMoments):
         """
         client = self._client
         gone = remove_or_withdraw(client.store, self.name, name, by=client.by, force=force, dry_run=dry_run)
-        return snapshots.unpinned(f"{self.name}@{name}", gone, dry_run=dry_run)
+        return snapshots.snapshot_removal_result(f"{self.name}@{name}", gone, dry_run=dry_run)
 
     def log(self, limit: int = 20, *, stage: str = "", replayable: bool = False) -> Log:
         """Return the newest `limit` commits (0 for all) of the app or of one stage, newest first.
@@ -214,10 +216,10 @@ class AppHistory(HasMoments):
         topics = client.channels_of(self.name) if replayable else None
         if topics is not None:
             try:
-                return Log(entries(client.store, self.name, limit, stage=stage, held_of=topics.held()))
+                return Log(log_entries(client.store, self.name, limit, stage=stage, remaining_of=topics.held()))
             except (Unavailable, Refused) as error:
                 client.note(f"note: cannot tell which versions can be replayed: {error.message}")
-        return Log(entries(client.store, self.name, limit, stage=stage))
+        return Log(log_entries(client.store, self.name, limit, stage=stage))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
         """Return the commits from `from_ms` to `to_ms`, thinned out to about `points`, with annotations.
@@ -241,25 +243,25 @@ class AppHistory(HasMoments):
         since_ms, until_ms = self._time_ms(options["since"], 0), self._time_ms(options["until"], sys.maxsize)
 
         def is_meant(done: Operation) -> bool:
-            is_theirs = (not verb or done.is_of(verb)) and (not by or done.is_by(by))
+            is_theirs = (not verb or done.has_verb(verb)) and (not by or done.is_by(by))
             return is_theirs and since_ms <= done.time_ms <= until_ms
 
         try:
             read_app(store, self.name)
-            matches = list_operations(store, self.name, limit, is_meant=is_meant, since_ms=since_ms)
+            matches = list_operations(store, self.name, limit, is_match=is_meant, since_ms=since_ms)
         except NotFound:
             if (removed := removal_of(store, self.name)) is None:
                 raise
             matches = tuple(filter(is_meant, (removed.operation,)))  # its log was removed as well
         if verb and not matches:
             check_verb(verb)
-        return history.operations(matches, self.name, is_filtered=any(options.values()))
+        return history.operations_result(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
         """Parse a time as refs have it; `default` if it is empty. Raises `Usage` for a moment that is no time."""
         if not time:
             return default
-        moment = parse(self._ref(time), now_ms=instants.now_ms()).moment
+        moment = parse_ref(self._ref(time), now_ms=instants.now_ms()).moment
         if not isinstance(moment, AtTime):
             raise Usage(f"{time} is not a time", hint="for example 2026-11-21T07:12, or -5m")
         return moment.time_ms
@@ -271,11 +273,11 @@ class AppHistory(HasMoments):
         client, now_ms = self._client, instants.now_ms()
         report = verify(
             client.store,
-            in_folder(client.store, ref),
+            replace_name_by_folder(client.store, ref),
             now_ms=now_ms,
             deep=options["deep"],
             reader=client.channels_of(self.name) if options["deep"] else None,
-            topics=client.channels_where_needed(TOPICS_SAY, self.name),
+            topics=client.channels_or_stub(TOPIC_CHECK_PURPOSE, self.name),
             on_progress=on_progress,
         )
         client.note_thinned(ref, report.thinned_out)
@@ -294,7 +296,7 @@ class AppHistory(HasMoments):
         def found() -> RowHistory:
             return key_history(client.store, client.cache, self.name, table, values, limit=limit, now_ms=now_ms)
 
-        return KeyHistory(again_if_forgotten(client.store, self.name, found))
+        return KeyHistory(retry_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
         """Return the offsets that versions of a stage were computed from, on the stage's inputs and users' topics.
@@ -304,7 +306,7 @@ class AppHistory(HasMoments):
         """
         store = self._client.store
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
-        low = history_of.read(store, self.name, stage, after) if after else history_of.before(store, high)
+        low = history_of.read(store, self.name, stage, after) if after else history_of.previous_version(store, high)
         return trace(store, low, high)
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
@@ -312,13 +314,13 @@ class AppHistory(HasMoments):
 
         Raises `NotFound` for an unknown stage.
         """
-        client, cut = self._client, Moment.around(self._client, self.name, "read").cut
-        return rejected(client.store, client.cache, cut, limit=limit, **options)
+        client, cut = self._client, Moment.from_ref(self._client, self.name, "read").cut
+        return list_rejected(client.store, client.cache, cut, limit=limit, **options)
 
     def bisect(
         self,
         *,
-        python: Function | None = None,
+        python: PredicateFunction | None = None,
         run: str = "",
         code: str | Path | Sequence[str | Path] | None = None,
         on_step: Callable[[Evaluation], None] | None = None,
@@ -350,14 +352,14 @@ class AppHistory(HasMoments):
         codes = [code] if isinstance(code, str | Path) else code
         if codes:
             for file in codes:
-                program_file(file)
-            _ = client.known_channels("to read the records to replay")
-        good, bad = self.whole_ref(options["good"]), self.whole_ref(options["bad"])
+                find_program_file(file)
+            _ = client.require_channels("to read the records to replay")
+        good, bad = self.search_endpoint(options["good"]), self.search_endpoint(options["bad"])
         verdict = self.search(predicate, good=good, bad=bad, edge=options["edge"], on_step=on_step)
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
-        explanation = cause_behind(client, verdict, codes or None)
+        explanation = explain_verdict(client, verdict, codes or None)
         bad_moment = Moment(client, verdict.bad_ref, verdict.bad)
-        return Bisection(verdict, good_moment, bad_moment, explanation.guilty, explanation.cause)
+        return Bisection(verdict, good_moment, bad_moment, explanation.named_record_path, explanation.cause)
 
     def search(self, predicate: Predicate, **how: Any) -> Verdict:
         """Search for the first bad commit with any predicate. `how` has further arguments of `search.bisect`.
@@ -365,7 +367,7 @@ class AppHistory(HasMoments):
         Refs in `how` must include the app's name.
         """
         client = self._client
-        reader = client.channels_of(self.name) if predicate.sql and predicate.channels else None
+        reader = client.channels_of(self.name) if predicate.sql and predicate.reads_channels else None
         return bisect(client.store, client.cache, self.name, predicate, reader=reader, **how)
 
     def check(
@@ -385,35 +387,35 @@ class AppHistory(HasMoments):
             NotFound: the file, a stage or the app does not exist.
             Refused: the program does not run, or there is no version to replay.
         """
-        return check(self._client, code, self.name, options, on_progress)
+        return check_determinism(self._client, code, self.name, options, on_progress)
 
-    def note_input_gone(self) -> None:
+    def note_deleted_input(self) -> None:
         """Print a note that names versions whose input Kafka has deleted, if Kafka is configured."""
         client = self._client
         if (topics := client.channels_of(self.name)) is None:
             return
         try:
-            gone = unreplayable(client.store, self.name, topics.held())
+            gone = find_unreplayable(client.store, self.name, topics.held())
         except (Unavailable, Refused) as error:
             client.note(f"note: cannot tell which input Kafka still has: {error.message}")
             return
         if gone:
             versions = ", ".join(f"{stage} up to v{lost_input.version}" for stage, lost_input in gone.items())
             topics_now = {topic: None for lost_input in gone.values() for topic in lost_input.replaced}
-            why = f" ({', '.join(map(history.anew, topics_now))})" if topics_now else ""
+            why = f" ({', '.join(map(history.recreated_topic_phrase, topics_now))})" if topics_now else ""
             note = f"Kafka has deleted input of {versions}{why}: a search can find these versions, but not replay them"
             client.note(f"note: {note}")
 
-    def _predicate(self, options: SearchOptions, python: Function | None = None, run: str = "") -> Predicate:
-        question = Asked(self.name, options["where"], options["check"], options["table"], run=run)
+    def _predicate(self, options: SearchOptions, python: PredicateFunction | None = None, run: str = "") -> Predicate:
+        question = SearchRequest(self.name, options["where"], options["check"], options["table"], run=run)
         if python is None:
-            if not question.by_hand:
-                return question.predicate(self._client.store)
-        elif question.by_hand:
-            return Python(getattr(python, "__name__", "function"), python)
+            if not question.is_manual:
+                return question.make_predicate(self._client.store)
+        elif question.is_manual:
+            return PythonPredicate(getattr(python, "__name__", "function"), python)
         raise Usage("give exactly one of where=, check=, python= and run=")
 
-    def whole_ref(self, moment: When | None) -> str | None:
+    def search_endpoint(self, moment: When | None) -> str | None:
         """Return a moment as a ref with the app's name, or `beginning`; None for None.
 
         Raises `Usage` for a moment of another app.
@@ -421,7 +423,7 @@ class AppHistory(HasMoments):
         return BEGINNING if moment == BEGINNING else self._ref(moment) if moment else None
 
     def _ref(self, moment: When, stage: str = "") -> str:
-        text = in_words(moment)
+        text = moment_text(moment)
         if "@" in text or "/" in text:
             app = text.partition("@")[0].partition("/")[0]
             if app not in (self.name, self.called):

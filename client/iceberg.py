@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from ..common import instants
 from ..common.durations import HOUR_MS
-from ..common.validation import installing
+from ..common.validation import install_hint
 from ..errors import Refused, Usage
 from ..snapshot.cut.graph import Cut
-from ..snapshot.cut.refs import parse
-from ..snapshot.take.audit_log import record
-from ..store.versions.apps import in_folder
+from ..snapshot.cut.refs import parse_ref
+from ..snapshot.take.audit_log import record_operation
+from ..store.versions.apps import replace_name_by_folder
 from .backends import Backends
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class IcebergTables:
         self, client: Backends, ref: str, root: str, *, tables: Collection[str] = (), keep_ms: int = KEEP_MS
     ) -> None:
         if find_spec("pyiceberg") is None:
-            raise Refused("Iceberg tables need the package pyiceberg", hint=installing("iceberg"))
+            raise Refused("Iceberg tables need the package pyiceberg", hint=install_hint("iceberg"))
         from ..operations.exchange.iceberg.export import IcebergExport
 
         self.ref = ref
@@ -50,9 +50,9 @@ class IcebergTables:
         self.root = target.url
         self._export = IcebergExport(client.store, client.cache, target, client.by, keep_ms)
 
-    def check_moves(self) -> None:
+    def check_ref_is_relative(self) -> None:
         """Raise `Usage` for a ref that always names one moment, such as a snapshot or a version."""
-        if not parse(in_folder(self._client.store, self.ref), now_ms=instants.now_ms()).moves:
+        if not parse_ref(replace_name_by_folder(self._client.store, self.ref), now_ms=instants.now_ms()).is_relative:
             raise Usage(
                 f"{self.ref!r} always names the same moment, so there is nothing to keep up to date",
                 hint="omit --every, or name only the app",
@@ -61,7 +61,7 @@ class IcebergTables:
     def record(self, app: str) -> None:
         """Record the export in the app's log of operations."""
         named = f" ({', '.join(self._tables)})" if self._tables else ""
-        record(
+        record_operation(
             self._client.store, app, "export", f"{self.ref}{named} as Iceberg tables in {self.root}", self._client.by
         )
 

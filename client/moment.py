@@ -15,27 +15,27 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..common import instants
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..common.durations import parse_ms
-from ..common.whole_file import check_folder_name, ending_of
+from ..common.whole_file import check_folder_name, extension_of
 from ..errors import NotFound, Refused, Usage
 from ..snapshot.cut.graph import Cut, Thinned, channels
-from ..snapshot.cut.moments import having, later_stages
-from ..snapshot.cut.resolve import again_if_forgotten, as_known, resolve_around, telling_if_collected
-from ..snapshot.query.columns import TableColumn, columns, get, look_up, parse_keys, select
-from ..store.objects.counting import CountingStore, Reads
+from ..snapshot.cut.moments import later_stages, require_tables
+from ..snapshot.cut.resolve import apply_known_forgets, report_if_collected, resolve_despite_damage, retry_if_forgotten
+from ..snapshot.query.columns import TableColumn, describe_columns, get, look_up, parse_keys, select
+from ..store.objects.counting import CountingStore, ReadCounters
 from ..store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead
 from ..store.read.open_rows import OpenRows
 from ..store.sst.arrow_types import python_rows
 from ..store.sst.hashing import hash_keys, partition_of
-from ..store.sst.sorted_runs import touching
+from ..store.sst.sorted_runs import ssts_of_partition
 from ..store.versions import forgotten
 from ..store.versions.manifest import Table
-from ..store.versions.side_tables import owner
+from ..store.versions.side_tables import find_owner
 from .backends import Backends
 from .declared.questions import DiffOptions, VerifyOptions
 from .show.document import Block, TableBlock, Time, Title
-from .show.shown import Result, Shown
+from .show.shown import Displayable, Result
 
 if TYPE_CHECKING:
     import duckdb
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
     from ..operations.exchange.export import FolderWritten, OnProgress
     from ..pipeline.kafka.channels import KafkaChannels
     from ..snapshot.bisect.causes import Cause
-    from ..snapshot.bisect.verdict import Guilty, Verdict
+    from ..snapshot.bisect.verdict import RecordPath, Verdict
     from ..snapshot.cut.lineage import Window
     from ..snapshot.query.columns import FirstRows
-    from ..snapshot.query.export import Exported
+    from ..snapshot.query.export import ExportedDatabase
     from ..snapshot.query.sql import Bounds
     from .results import Difference, Verification
 
 
-class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
+class Tables(Displayable, dict[str, tuple[TableColumn, ...]]):
     """Columns of each table, by table name."""
 
     def __init__(self, ref: str, columns_by_table: Mapping[str, tuple[TableColumn, ...]]) -> None:
@@ -66,47 +66,47 @@ class Tables(Shown, dict[str, tuple[TableColumn, ...]]):
         yield columns_table(self)
 
 
-@checked_methods
-class Moment(Shown):
+@check_method_arguments
+class Moment(Displayable):
     """State that all stages of an app had committed at one moment. Immutable, except that `forget` removes keys.
 
     Methods raise `NotFound` if garbage collection removes the moment meanwhile, `Corruption` if an object does not
     match its manifest, and `Unavailable` if the store or Kafka does not answer.
     """
 
-    _inner = frozenset((
+    _internal_names = frozenset((
         *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
         *("exported", "partitions", "partitions_of", "rows_of", "stage_of", "write"),
     ))  # fmt: skip
 
-    def __init__(self, client: Backends, ref: str, cut: Cut, *, is_whole: bool = True) -> None:
+    def __init__(self, client: Backends, ref: str, cut: Cut, *, is_undamaged: bool = True) -> None:
         self.ref = ref
         self._cut = cut
-        self._known: object = None
+        self._forgotten_index: object = None
         self._client = client
-        self._is_whole = is_whole
+        self._is_undamaged = is_undamaged
 
     @classmethod
-    def around(cls, client: Backends, ref: str, done: str) -> Moment:
+    def from_ref(cls, client: Backends, ref: str, participle: str) -> Moment:
         """Return the moment of a ref, and print notes about damaged stages and thinned-out history.
 
         `participle` completes the notes, such as "read". Raises the errors of `StoredApp.at`.
         """
-        cut, damage = resolve_around(client.store, ref, now_ms=instants.now_ms())
+        cut, damage = resolve_despite_damage(client.store, ref, now_ms=instants.now_ms())
         if damage is not None:
-            client.note(f"only {', '.join(cut.stages)} is {done}: {damage.message}")
+            client.note(f"only {', '.join(cut.stages)} is {participle}: {damage.message}")
         client.note_thinned(ref, cut.thinned)
-        return cls(client, ref, cut, is_whole=damage is None)
+        return cls(client, ref, cut, is_undamaged=damage is None)
 
     @property
     def cut(self) -> Cut:
         """Manifests of the moment. Keys that this process knows to be forgotten are hidden."""
-        index = forgotten.cached(self._client.store, self._cut.app, at_least=None)
-        if index is not self._known:
-            self._cut, self._known = as_known(self._client.store, self._cut), index
+        index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
+        if index is not self._forgotten_index:
+            self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
         return self._cut
 
-    def current(self) -> Cut:
+    def current_cut(self) -> Cut:
         """Return the manifests with all keys hidden that have been forgotten up to now. One listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
@@ -129,7 +129,7 @@ class Moment(Shown):
     @property
     def tables(self) -> Tables:
         """Tables with their columns."""
-        return Tables(self.ref, {name: columns(manifest) for name, manifest in self.cut.tables.items()})
+        return Tables(self.ref, {name: describe_columns(manifest) for name, manifest in self.cut.tables.items()})
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
         """Query the tables with DuckDB SQL and return a relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
@@ -146,9 +146,9 @@ class Moment(Shown):
         """
         from ..snapshot.query.answers import as_relation
 
-        return as_relation(self.answer(sql)[0])
+        return as_relation(self.query_rows(sql)[0])
 
-    def answer(
+    def query_rows(
         self,
         sql: str,
         *,
@@ -161,13 +161,13 @@ class Moment(Shown):
         Notes name tables that did not exist yet or had another name. A query that exceeds `bounds` raises `TooMuch`.
         `on_moment` is called with each other moment before it is read, and may raise an error.
         """
-        from ..snapshot.query.answers import answer, shown_otherwise
+        from ..snapshot.query.answers import run_statement, tables_with_converted_values
         from ..snapshot.query.sql import names_channels
 
-        client, cut = self._client, self.current()
+        client, cut = self._client, self.current_cut()
         other_cuts: dict[str, Cut] = {}
         # A damaged stage must not be reported as one that has not begun.
-        later = later_stages(client.store, cut) if self._is_whole else {}
+        later = later_stages(client.store, cut) if self._is_undamaged else {}
         # Kafka is needed only for in-flight records.
         reader, now_ms = client.channels_of(cut.app) if names_channels(sql) else None, instants.now_ms()
 
@@ -176,17 +176,17 @@ class Moment(Shown):
             other_cuts[ref] = other
 
         how: dict[str, Any] = {"reader": reader, "max_rows": max_rows, "now_ms": now_ms, "bounds": bounds}
-        rows = answer(client.store, client.cache, cut, sql, later=later, on_moment=found, **how)
-        named = cut.under_names_of(later).stages
+        rows = run_statement(client.store, client.cache, cut, sql, later=later, on_moment=found, **how)
+        named = cut.with_renamed_stages(later).stages
         for name, head in later.items():
             if head.table is not None and name.casefold() in sql.casefold():
                 if name in named:
-                    self._note_name(name, named[name].stage)
+                    self._note_rename(name, named[name].stage)
                 else:
                     client.note(f"note: {name} had no version yet at {self.ref}, so it has no rows there")
         for ref, other in other_cuts.items():
             client.note_thinned(ref, other.thinned)
-        for name in shown_otherwise((cut, *other_cuts.values()), sql):
+        for name in tables_with_converted_values((cut, *other_cuts.values()), sql):
             client.note(
                 f"note: {name} has strings that are not UTF-8 (bytes shown as \\xff), or maps with duplicate keys "
                 "(null in SQL); `slackwater get` shows the stored values"
@@ -195,7 +195,7 @@ class Moment(Shown):
 
     def spark_query(self, spark: SparkSession, sql: str) -> DataFrame:
         """Query the tables with DuckDB in this process, and return the rows as a Spark DataFrame."""
-        return spark.createDataFrame(self.answer(sql)[0])
+        return spark.createDataFrame(self.query_rows(sql)[0])
 
     def spark_table(self, spark: SparkSession, table: str, columns: Collection[str] = ()) -> DataFrame:
         """Return a table as a Spark DataFrame, read by one task per state partition.
@@ -205,10 +205,10 @@ class Moment(Shown):
         # Importing PySpark takes a second or two.
         from ..spark import load_table
 
-        cut = having(self._client.store, self.cut, (table,))
+        cut = require_tables(self._client.store, self.cut, (table,))
         return load_table(spark, self._client.root, cut, table, columns)
 
-    def _note_name(self, name: str, then: str) -> None:
+    def _note_rename(self, name: str, then: str) -> None:
         if then != name:
             self._client.note(f"note: {name} was called {then} at {self.ref}")
 
@@ -227,10 +227,10 @@ class Moment(Shown):
             NotFound: the table does not exist.
             Refused: the file or folder exists or cannot be written, or in-flight records are lost.
         """
-        self.exported(path, (table,) if table else (), force=force)
+        self.export_tables(path, (table,) if table else (), force=force)
         return Path(path)
 
-    def exported(
+    def export_tables(
         self,
         path: str | PathLike[str],
         tables: Sequence[str] = (),
@@ -239,33 +239,35 @@ class Moment(Shown):
         on_progress: OnProgress = lambda _done, _all: None,
     ) -> Result:
         """Export some tables or all, as `export` does, and return the result to print."""
-        from ..snapshot.query.export import ENDINGS
+        from ..snapshot.query.export import FILE_SUFFIXES
         from .show import rows, values
 
-        where, ending = Path(path), ending_of(path)
-        if ending in ENDINGS:
-            return rows.exported(self.write(where, [*tables] or None, force=force), self.cut, self.ref, where)
+        where, ending = Path(path), extension_of(path)
+        if ending in FILE_SUFFIXES:
+            return rows.duckdb_export_result(
+                self.write_duckdb(where, [*tables] or None, force=force), self.cut, self.ref, where
+            )
         if ending not in values.ENDINGS:
             if tables or force:
                 raise Usage(
                     f"{'table' if tables else 'force'} goes with a file; {path} would be a folder, which has the whole "
                     "app and is never overwritten",
-                    hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *ENDINGS))}",
+                    hint=f"name the file so that it ends in one of {', '.join((*values.ENDINGS, *FILE_SUFFIXES))}",
                 )
-            return rows.exported_folder(self._write_folder(path, on_progress), self.cut)
+            return rows.folder_export_result(self._write_folder(path, on_progress), self.cut)
         if len(tables) > 1:
             raise Usage(
                 f"{where} can hold only one table", hint=f"name one, or write all of them to {where.stem}.duckdb"
             )
-        return rows.exported_table(where, *self._write_table(where, *tables, force=force), self.cut)
+        return rows.file_export_result(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
         """Write one table to a file of any format; return the table's name and number of rows.
 
         Raises `Usage` if `table` is empty and the moment does not have one table, and `Refused` as `export` does.
         """
-        from ..snapshot.query.export import check_free
-        from ..store.read.duckdb_view import quoted
+        from ..snapshot.query.export import check_writable
+        from ..store.read.duckdb_view import quote_identifier
         from .show import values
 
         if not table:
@@ -280,48 +282,49 @@ class Moment(Shown):
                     f"them to {path.with_suffix('.duckdb')}",
                 )
             (table,) = names
-        check_free(path, force=force)
-        rows, _ = self.having(table).answer(f"FROM {quoted(table)}")
-        values.write(rows, path)
+        check_writable(path, force=force)
+        rows, _ = self.with_table(table).query_rows(f"FROM {quote_identifier(table)}")
+        values.write_table(rows, path)
         return table, rows.num_rows
 
     def _write_folder(self, path: str | PathLike[str], on_progress: OnProgress) -> FolderWritten:
         from ..operations.exchange.export import export_folder
-        from ..snapshot.query.export import ENDINGS
+        from ..snapshot.query.export import FILE_SUFFIXES
         from .show import values
 
         client, where = self._client, Path(path)
-        if ending_of(path):
+        if extension_of(path):
             check_folder_name(
                 where,
                 "export to",
-                f"a file of one table ends in {', '.join(values.ENDINGS)}, one of all tables in {', '.join(ENDINGS)}; "
+                f"a file of one table ends in {', '.join(values.ENDINGS)}, one of all tables in "
+                f"{', '.join(FILE_SUFFIXES)}; "
                 f"a folder's name has no ending, or a slash behind it: {where}{os.sep}",
-                any_ending=True,
+                any_extension=True,
             )
-        if not self._is_whole:
+        if not self._is_undamaged:
             raise Refused(
                 f"cannot export {self.ref} to a folder: some of its stages are damaged, and a folder needs all of them",
                 hint="export the undamaged tables: slackwater export REF FILE.duckdb --table NAME",
             )
 
         def reader() -> KafkaChannels:
-            return client.known_channels("to read the in-flight records")
+            return client.require_channels("to read the in-flight records")
 
         who, now_ms = client.by, instants.now_ms()
         at = client.store, client.cache, self.cut, self.ref, where, reader
         return export_folder(*at, by=who, now_ms=now_ms, on_progress=on_progress)
 
-    def write(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> Exported:
+    def write_duckdb(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> ExportedDatabase:
         """Write a DuckDB file with some tables or all, and return its description."""
         from ..snapshot.query.export import export
 
-        client, _ = self._client, self.current()
+        client, _ = self._client, self.current_cut()
 
-        def written() -> Exported:
+        def written() -> ExportedDatabase:
             return export(client.store, client.cache, self.cut, self.ref, path, only=tables, force=force)
 
-        return again_if_forgotten(client.store, self._cut.app, written)
+        return retry_if_forgotten(client.store, self._cut.app, written)
 
     def export_iceberg(self, root: str, tables: Collection[str] = (), *, keep: str = "1h") -> Result:
         """Write Apache Iceberg metadata over the SSTs under a root, without copying rows.
@@ -343,10 +346,10 @@ class Moment(Shown):
                 cannot represent the table.
         """
         from .iceberg import IcebergTables
-        from .show.rows import iceberg_tables
+        from .show.rows import iceberg_result
 
         to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
-        return iceberg_tables(to.write(self.cut), self.cut, self.ref, to.root)
+        return iceberg_result(to.write(self.cut), self.cut, self.ref, to.root)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """Return the row of one key as a dict by column, or None. Reads only files that may hold the key.
@@ -368,27 +371,27 @@ class Moment(Shown):
 
         `columns` limits the columns. SSTs that are read stay in the local cache for later calls.
         """
-        parsed = self.keys_of(table, [key if isinstance(key, tuple) else (key,) for key in keys])
-        rows, present = self.rows_of(table, parsed)
+        parsed = self.parse_key_values(table, [key if isinstance(key, tuple) else (key,) for key in keys])
+        rows, present = self.read_rows(table, parsed)
         present_rows = python_rows(select(table, rows, columns))
         return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
-    def having(self, table: str) -> Moment:
+    def with_table(self, table: str) -> Moment:
         """Return this moment with the table under the given name, even if renamed since. Raises `NotFound`."""
-        cut = having(self._client.store, self.cut, (table,))
-        return self if cut is self._cut else Moment(self._client, self.ref, cut, is_whole=self._is_whole)
+        cut = require_tables(self._client.store, self.cut, (table,))
+        return self if cut is self._cut else Moment(self._client, self.ref, cut, is_undamaged=self._is_undamaged)
 
-    def keys_of(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
+    def parse_key_values(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
         """Return keys, each a sequence of values, as an Arrow table for `read_rows`. Raises the errors of `get`."""
-        return parse_keys(table, self.declared(table), keys)
+        return parse_keys(table, self.table_declaration(table), keys)
 
-    def declared(self, table: str) -> Table:
+    def table_declaration(self, table: str) -> Table:
         """Return a table's key, columns and other declared properties. Raises `NotFound`."""
-        manifest = self.having(table).cut.table(table)
+        manifest = self.with_table(table).cut.table(table)
         assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
         return manifest.table
 
-    def rows_of(
+    def read_rows(
         self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Return the users' columns of the keys' rows, and a mask of the keys that were found.
@@ -400,42 +403,42 @@ class Moment(Shown):
 
         def read() -> tuple[pa.Table, npt.NDArray[np.bool_]]:
             cut = replace(self.cut, seen_ms=seen_ms) if seen_ms else self.cut
-            with telling_if_collected(client.store, cut):
-                cut_with_table = having(client.store, cut, (table,))
+            with report_if_collected(client.store, cut):
+                cut_with_table = require_tables(client.store, cut, (table,))
                 return look_up(client.store, client.cache, cut_with_table, table, keys, read_ahead=read_ahead)
 
-        return again_if_forgotten(client.store, self._cut.app, read)
+        return retry_if_forgotten(client.store, self._cut.app, read)
 
     def first_rows(self, table: str, limit: int = 100, *, start: int | None = None) -> FirstRows:
         """Return the first `limit` rows of a table in stored order, beginning at the key hash `start`.
 
         Reads little more than these rows, however large the table is. Raises `NotFound` for an unknown table.
         """
-        from ..snapshot.query.columns import FIRST, first_rows
+        from ..snapshot.query.columns import FIRST_HASH, first_rows
 
-        client, first = self._client, FIRST if start is None else start
+        client, first = self._client, FIRST_HASH if start is None else start
 
         def read() -> FirstRows:
-            cut = having(client.store, self.cut, (table,))
-            with telling_if_collected(client.store, cut):
+            cut = require_tables(client.store, self.cut, (table,))
+            with report_if_collected(client.store, cut):
                 return first_rows(client.store, client.cache, cut, table, limit, first)
 
-        return again_if_forgotten(client.store, self._cut.app, read)
+        return retry_if_forgotten(client.store, self._cut.app, read)
 
     def stage_of(self, table: str) -> str:
         """Return the stage that writes a table."""
-        return owner(table, self.cut.stages)
+        return find_owner(table, self.cut.stages)
 
-    def partitions_of(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
+    def key_partitions(self, table: str, keys: pa.Table) -> npt.NDArray[np.int32]:
         """Return the state partition of each key; `keys` comes from `parse_key_values`."""
-        return partition_of(hash_keys(keys, keys.schema.names), self.partitions(table))
+        return partition_of(hash_keys(keys, keys.schema.names), self.partition_count(table))
 
-    def partitions(self, table: str) -> int:
+    def partition_count(self, table: str) -> int:
         """Return the number of state partitions of a table."""
         declared = self.cut.tables[table].table
         return declared.partitions if declared is not None else 0
 
-    def opened(self, table: str, partitions: Collection[int], most_bytes: int | None = None) -> OpenRows | None:
+    def open_rows(self, table: str, partitions: Collection[int], max_fetch_bytes: int | None = None) -> OpenRows | None:
         """Fetch and memory-map the SSTs of some state partitions, and return their rows.
 
         Returns None if the SSTs exceed half of the cache, if more than `max_fetch_bytes` would have to be fetched, or
@@ -445,14 +448,14 @@ class Moment(Shown):
         declared = manifest.table
         if declared is None:
             return None
-        by_partition = (touching(manifest.ssts, partition, declared.partitions) for partition in partitions)
+        by_partition = (ssts_of_partition(manifest.ssts, partition, declared.partitions) for partition in partitions)
         ssts = dict.fromkeys(sst for partition_ssts in by_partition for sst in partition_ssts)
         if sum(sst.bytes for sst in ssts) > client.cache.max_bytes // 2:
             return None
-        if most_bytes is not None and sum(s.bytes for s in ssts if not client.cache.has(s)) > most_bytes:
+        if max_fetch_bytes is not None and sum(s.bytes for s in ssts if not client.cache.has(s)) > max_fetch_bytes:
             return None
-        with telling_if_collected(client.store, self.cut):
-            fetched = [(sst, client.cache.bring(client.store, sst, declared, Reads())) for sst in ssts]
+        with report_if_collected(client.store, self.cut):
+            fetched = [(sst, client.cache.fetch_rows(client.store, sst, declared, ReadCounters())) for sst in ssts]
         # An SST in this process's memory is not backed by a file, so only the cache may hold it.
         mapped_ssts = [(sst, mapped) for sst, mapped in fetched if mapped is not None and not mapped.memory_bytes]
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
@@ -462,24 +465,26 @@ class Moment(Shown):
 
         Without arguments, considers all tables.
         """
-        from ..snapshot.cut.lineage import read_up_to
+        from ..snapshot.cut.lineage import offsets_read_by_all
 
         cut = self.cut
-        return read_up_to(self._client.store, cut, {owner(table, cut.stages) for table in tables or cut.tables})
+        return offsets_read_by_all(
+            self._client.store, cut, {find_owner(table, cut.stages) for table in tables or cut.tables}
+        )
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
         """Return a key's row (a table of 0 or 1 rows), the cut that was read, and the requests and bytes read."""
-        self.current()
+        self.current_cut()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
             counted = CountingStore(self._client.store)
-            with telling_if_collected(counted, self.cut):
-                cut = having(counted, self.cut, (table,))
+            with report_if_collected(counted, self.cut):
+                cut = require_tables(counted, self.cut, (table,))
                 return get(counted, cut, table, key if isinstance(key, tuple) else (key,)), cut, counted
 
-        row, cut, counted = again_if_forgotten(self._client.store, self._cut.app, read)
+        row, cut, counted = retry_if_forgotten(self._client.store, self._cut.app, read)
         manifest = cut.tables[table]
-        self._note_name(table, manifest.stage)
+        self._note_rename(table, manifest.stage)
         effort = {"requests": counted.requests, "bytes": counted.bytes_read}
         return row, cut, effort | {"table_bytes": sum(sst.bytes for sst in manifest.ssts)}
 
@@ -492,7 +497,7 @@ class Moment(Shown):
         from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
 
-        first, second = (StoredCut(moment._client.store, moment.current()) for moment in (self, other))
+        first, second = (StoredCut(moment._client.store, moment.current_cut()) for moment in (self, other))
         differences = diff(self._client.cache, first, second, **options)
         return Difference((self.ref, other.ref), (self.cut, other.cut), differences)
 
@@ -510,7 +515,7 @@ class Moment(Shown):
         names = {channel_.name for channel_ in channels(self.cut)}
         if channel not in names:
             raise NotFound(f"channel at {self.ref}", channel, names)
-        with telling_if_collected(store, self.cut):
+        with report_if_collected(store, self.cut):
             return as_relation(
                 channel_tables(store, self.cut, channel, self._client.channels_of(self.cut.app))[channel]
             )
@@ -520,32 +525,32 @@ class Moment(Shown):
 
         With `deep`, every byte, the whole history and the records in Kafka are read; else only manifests and sizes.
         """
-        from ..snapshot.verify.captured import TOPICS_SAY
+        from ..snapshot.verify.captured import TOPIC_CHECK_PURPOSE
         from ..snapshot.verify.verify import verify
         from .results import Verification
 
         client, app = self._client, self.cut.app
         deep = options["deep"]
-        reader, topics = client.channels_of(app) if deep else None, client.channels_where_needed(TOPICS_SAY, app)
+        reader, topics = client.channels_of(app) if deep else None, client.channels_or_stub(TOPIC_CHECK_PURPOSE, app)
         return Verification(verify(client.store, self.cut, deep=deep, reader=reader, topics=topics))
 
     def _blocks(self) -> Iterator[Block]:
-        yield Title(f"{self.ref}, committed {instants.iso(self.cut.time_ms)}")
+        yield Title(f"{self.ref}, committed {instants.format_iso(self.cut.time_ms)}")
         stages, tables = (self.cut.stages[stage] for stage in self.versions), self.cut.tables
         rows = ((s.stage, f"v{s.version}", Time(s.time_ms), s.stage if s.stage in tables else "-") for s in stages)
-        yield TableBlock.of(("stage", "version", "committed", "table"), rows)
+        yield TableBlock.from_rows(("stage", "version", "committed", "table"), rows)
         if self.thinned_out:
             yield "gc has thinned out the history: this is the nearest kept moment"
 
 
 def _not_replayed() -> Cause:
-    from ..snapshot.bisect.causes import unknown
+    from ..snapshot.bisect.causes import unknown_cause
 
-    return unknown("nothing was replayed")
+    return unknown_cause("nothing was replayed")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Bisection(Shown):
+class Bisection(Displayable):
     """Result of a bisect: the first bad commit, or the latest candidate if skipped moments leave several."""
 
     verdict: Verdict
@@ -553,7 +558,7 @@ class Bisection(Shown):
     """Last good moment, right before the bad commit; None if no moment precedes the bad commit."""
     bad: Moment
     """First bad moment, right after the bad commit."""
-    record: Guilty | None = None
+    record: RecordPath | None = None
     """Input record that made the state bad, and how it was found; None if unknown or for another cause."""
     cause: Cause = field(default_factory=_not_replayed)
     """Cause of the bad commit: its class, whether a replay proves it, the records, and the evidence."""
@@ -585,11 +590,11 @@ class Bisection(Shown):
         """Keys that the bad commit turned bad, with `before_…` and `after_…` values; None without a table."""
         from ..snapshot.query.answers import as_relation
 
-        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
+        return as_relation(self.verdict.keys.to_table()) if self.verdict.keys is not None else None
 
     def _blocks(self) -> Iterable[Block]:
-        from ..snapshot.bisect.causes import Behind
+        from ..snapshot.bisect.causes import TracedCause
         from .show import verdict
 
-        about = verdict.blocks(self.verdict, explanation=Behind(self.cause, self.record))
-        return *about, *verdict.notes(self.verdict)
+        about = verdict.verdict_blocks(self.verdict, explanation=TracedCause(self.cause, self.record))
+        return *about, *verdict.verdict_notes(self.verdict)

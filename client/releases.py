@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..errors import Usage
 from ..operations.staging.promote import promote
 from ..store.versions.apps import folder_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .searches import Reports
 
 
-@checked_methods
+@check_method_arguments
 class AppReleases(AppClones):
     """Methods of an app that migrate, try and promote a changed program."""
 
@@ -102,14 +102,14 @@ class AppReleases(AppClones):
                 is not given, or the name `keep` is taken.
             KeyboardInterrupt: Ctrl-C or SIGTERM stopped the trial. Nothing is compared, and the clone is removed.
         """
-        from ..operations.staging.trial import plan_of, trial
+        from ..operations.staging.trial import make_trial_plan, run_trial
         from ..operations.staging.trial_plan import Release, Sample
         from ..pipeline.listener import Callbacks
         from .show import programs, trials
         from .show.report import Mask
 
         client = self._client
-        client.known_channels("to read the input")
+        client.require_channels("to read the input")
         run_options = self._run_options(master, spark_conf, py_files)
         refs = self._ref(start), self._ref(end or "now")
         old = str(before) if before is not None else ""
@@ -121,18 +121,18 @@ class AppReleases(AppClones):
             keep=options["keep"],
             allow=tuple(options["allow"]),
             only=tuple(options["stages"]),
-            sample=Sample.of(options["keys"]) if options["keys"] else None,
+            sample=Sample.parse(options["keys"]) if options["keys"] else None,
             renames=options["rename"] or {},
             stages=options["rename_stage"] or {},
         )
         if options["dry_run"]:
-            plan_of(release, run_options)
+            make_trial_plan(release, run_options)
             migration = self.migrate(code, rename=release.renames, rename_stage=release.stages, dry_run=True)
-            return programs.migrated(migration, str(code), dry_run=True)
-        result = trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
+            return programs.migration_result(migration, str(code), dry_run=True)
+        result = run_trial(release, run_options, client.cache, by=client.by, listener=Callbacks(on_progress))
         if reports is not None:
-            reports.put(client, trials.page(result, str(code), Mask(show_values)))
-        return trials.trial(result, str(code), show_values=show_values)
+            reports.write_page(client, trials.trial_page(result, str(code), Mask(show_values)))
+        return trials.trial_result(result, str(code), show_values=show_values)
 
     def promote(
         self,
@@ -163,7 +163,7 @@ class AppReleases(AppClones):
         if "~" in name:
             raise Usage(f"{name} is the app that was replaced in a promotion", hint="promote over the name without ~")
         action = f"to promote {staging} over it" if staging else "to give the name back"
-        channels = client.known_channels("to compare the offsets of both apps")
+        channels = client.require_channels("to compare the offsets of both apps")
         done = promote(
             client.store,
             channels,
@@ -173,7 +173,7 @@ class AppReleases(AppClones):
             cache=client.cache,
             timeout_s=options["timeout_s"],
             dry_run=dry_run,
-            allowed=lambda: loser._check_allowed(action, options),
+            check_allowed=lambda: loser._check_allowed(action, options),
             on_wait=on_wait,
         )
         if done.idle:
@@ -181,7 +181,7 @@ class AppReleases(AppClones):
             client.note(
                 f"note: neither {name} nor {called} is running: nothing is published until one of them is started"
             )
-        return snapshots.promoted(done, with_values=options["show_values"], dry_run=dry_run)
+        return snapshots.promotion_result(done, with_values=options["show_values"], dry_run=dry_run)
 
     def _run_options(
         self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]

@@ -6,16 +6,24 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..common.instants import when
+from ..common.instants import format_with_age
 from ..errors import Refused, SlackwaterError, Usage
-from ..snapshot.bisect.causes import Behind, Cause, absence, guess, operation_of, unknown, untouched
-from ..snapshot.bisect.verdict import Guilty, Hop, Verdict
+from ..snapshot.bisect.causes import (
+    Cause,
+    TracedCause,
+    absence_cause,
+    find_operation_cause,
+    find_untouched_keys,
+    guess_deploy_cause,
+    unknown_cause,
+)
+from ..snapshot.bisect.verdict import Hop, RecordPath, Verdict
 from ..snapshot.diff.key_history import RowChange, RowHistory
 from ..snapshot.query.columns import parse_key
 from ..store.versions import forgotten, history
-from ..store.versions.apps import in_folder, read_app
+from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
-from .backends import Backends, names_of_stage
+from .backends import Backends, split_stage_name
 from .declared.questions import CheckOptions
 from .moment import Moment
 from .show.shown import Result
@@ -27,32 +35,32 @@ if TYPE_CHECKING:
     from ..operations.debugging.replay.program import LoadedProgram
     from ..operations.debugging.replay.stage_replay import StageReplay
 
-    Opened = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
+    OpenedBatch = tuple[StageReplay, Mapping[str, SentRows], pa.Table | None]
 
 STARTING = "starting Spark for the replay"
 
 
-Codes = Sequence[str | Path]
+ProgramFiles = Sequence[str | Path]
 """Paths of the program that ran, and optionally of the program that ran before a deploy."""
 
 
-def cause_behind(
+def explain_verdict(
     client: Backends,
     verdict: Verdict,
-    codes: Codes | None,
+    codes: ProgramFiles | None,
     progress: Callable[[str], None] = lambda _doing: None,
-) -> Behind:
+) -> TracedCause:
     """Find the cause of a bisect's verdict, from the store or by replays with the programs in `codes`.
 
     An error of a replay is not raised, because the commit is already found; it becomes the reason why the cause is
     unknown. A note says what is missing for a replay. If `codes` is None, nothing is replayed.
     """
     try:
-        cause = cause_of_store(client, verdict)
+        cause = cause_without_replay(client, verdict)
         if cause.proved or verdict.candidates or codes is None:
-            return Behind(cause)
+            return TracedCause(cause)
         if lacks := _missing_for_replay(client, verdict, codes):
-            return Behind(unknown(lacks) if cause.kind == "unknown" else cause)
+            return TracedCause(unknown_cause(lacks) if cause.kind == "unknown" else cause)
         _note_forgotten(client, (verdict.bad.stages[verdict.stage],))
         progress(STARTING)
         return _find_cause_traced(client, verdict, codes, progress)
@@ -61,41 +69,43 @@ def cause_behind(
         why = "; ".join(filter(None, (error.message, error.hint))) if isinstance(error, SlackwaterError) else str(error)
         why = (why or type(error).__name__).partition("\n")[0]
         client.note(f"note: the commit was found, but the replay failed: {why}")
-        return Behind(unknown(why))
+        return TracedCause(unknown_cause(why))
 
 
-def cause_of_store(client: Backends, verdict: Verdict) -> Cause:
+def cause_without_replay(client: Backends, verdict: Verdict) -> Cause:
     """Return the cause that manifests and rows suggest without a replay; it may be unproven.
 
     Raises `Corruption` and `Unavailable`.
     """
     store = client.store
     if verdict.candidates:
-        return unknown("the commit is not certain, so nothing was replayed")
-    if (done := operation_of(store, verdict)) is not None:
+        return unknown_cause("the commit is not certain, so nothing was replayed")
+    if (done := find_operation_cause(store, verdict)) is not None:
         return done
-    if (verdict_hop := untouched(store, client.cache, verdict)) is not None:
+    if (verdict_hop := find_untouched_keys(store, client.cache, verdict)) is not None:
         how = "; a replay (--code) tells whether a record of another key is at fault"
-        return absence(store, verdict, verdict_hop, proved=False, how="" if _sources(verdict) else how)
-    return guess(store, verdict) or unknown("nothing was replayed")
+        return absence_cause(
+            store, verdict, verdict_hop, proved=False, suffix="" if _non_kafka_sources(verdict) else how
+        )
+    return guess_deploy_cause(store, verdict) or unknown_cause("nothing was replayed")
 
 
-def programs_of(client: Backends, verdict: Verdict, codes: Codes) -> Codes:
+def replay_programs(client: Backends, verdict: Verdict, codes: ProgramFiles) -> ProgramFiles:
     """Return the program files to replay with: `codes`, or else the file in the settings, if any."""
     configured = client.settings.programs.get(verdict.app)
     return codes or ([configured] if configured is not None else [])
 
 
-def _sources(verdict: Verdict) -> str:
+def _non_kafka_sources(verdict: Verdict) -> str:
     """Return the sources of an attached query that reads no Kafka topic, as text; otherwise an empty text."""
     bad = verdict.bad.stages[verdict.stage]
     other_sources = bad.attached.others if bad.attached is not None else ()
     return "" if bad.inputs.keys() - other_sources else ", ".join(other_sources)
 
 
-def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str:
+def _missing_for_replay(client: Backends, verdict: Verdict, codes: ProgramFiles) -> str:
     """Return the reason why a replay is impossible, and print a note about what to add; empty if possible."""
-    if sources := _sources(verdict):
+    if sources := _non_kafka_sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
     attached, ran = verdict.bad.stages[verdict.stage].attached, verdict.bad.stages[verdict.stage].program
@@ -111,20 +121,24 @@ def _missing_for_replay(client: Backends, verdict: Verdict, codes: Codes) -> str
     return ""
 
 
-def _find_cause_traced(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
-    from ..pipeline.telemetry.spans import tracing_of
+def _find_cause_traced(
+    client: Backends, verdict: Verdict, codes: ProgramFiles, progress: Callable[[str], None]
+) -> TracedCause:
+    from ..pipeline.telemetry.spans import configured_tracing
 
-    if (tracing := tracing_of()) is None:
+    if (tracing := configured_tracing()) is None:
         return _find_cause_by_replay(client, verdict, codes, progress)
     with closing(tracing), tracing.bisect(verdict.app) as span:
         explanation = _find_cause_by_replay(client, verdict, codes, progress)
-        message = explanation.guilty.message if explanation.guilty is not None else None
-        record_trace = (message.headers, str(message.address)) if message is not None else ()
-        span.found(verdict.stage, verdict.bad_version, *record_trace)
+        message = explanation.named_record_path.source_record if explanation.named_record_path is not None else None
+        record_trace = (message.headers, str(message.location)) if message is not None else ()
+        span.set_first_bad(verdict.stage, verdict.bad_version, *record_trace)
         return explanation
 
 
-def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, progress: Callable[[str], None]) -> Behind:
+def _find_cause_by_replay(
+    client: Backends, verdict: Verdict, codes: ProgramFiles, progress: Callable[[str], None]
+) -> TracedCause:
     def on_hop(hop: Hop) -> None:
         # Do not name the record yet: it may be healthy.
         progress(f"{hop.stage} v{hop.version}: one of {hop.records:,} records, with {hop.replays:,} replays")
@@ -133,33 +147,35 @@ def _find_cause_by_replay(client: Backends, verdict: Verdict, codes: Codes, prog
     if verdict.bad.stages[verdict.stage].attached is not None:
         from ..operations.debugging.causes.window import cause_in_window
 
-        kafka = client.known_channels("to read the records of the window", verdict.app).kafka
+        kafka = client.require_channels("to read the records of the window", verdict.app).kafka
         return cause_in_window(kafka, verdict, str(codes[0]))
     from ..operations.debugging.causes.find import find_cause
     from ..operations.debugging.replay.program import open_programs
 
-    kafka = client.known_channels("to read the records to replay").kafka
+    kafka = client.require_channels("to read the records to replay").kafka
     with open_programs(client.store, client.cache, kafka, verdict, codes) as (program, *earlier_programs):
         return find_cause(program, earlier_programs, verdict, verdict.predicate, on_hop)
 
 
-def records_behind(
+def records_of_changes(
     client: Backends, key_history: RowHistory, code: Path | None, progress: Callable[[str], None]
-) -> tuple[Guilty | None, ...]:
+) -> tuple[RecordPath | None, ...]:
     """Return, for each change of a key, the record that caused it.
 
     The record is None if no batch made the change, or if the record is unknown.
     """
-    file = client.program_of(key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
+    file = client.program_path(
+        key_history.app, code, "to replay the batches with (--why)", "FILE, the program that ran"
+    )
     progress(STARTING)
     with _open_program(client, key_history.app, file) as program:
-        from ..operations.debugging.replay.record import why
+        from ..operations.debugging.replay.record import find_record_of_key
 
-        def record_of(change: RowChange) -> Guilty | None:
-            if not change.by_batch:
+        def record_of(change: RowChange) -> RecordPath | None:
+            if not change.is_by_batch:
                 return None
             progress(f"replaying {change.stage} v{change.version}")
-            return why(program, change.stage, change.version, key_history.key)
+            return find_record_of_key(program, change.stage, change.version, key_history.key)
 
         return tuple(map(record_of, key_history.changes))
 
@@ -169,27 +185,28 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
         index = forgotten.newest(client.store, app)
         if index.number > at:
             client.note(
-                f"note: keys of {app} were forgotten since then, last {when(index.time_ms)}: their archived records "
+                f"note: keys of {app} were forgotten since then, last {format_with_age(index.time_ms)}: their "
+                f"archived records "
                 "are not replayed, and rows that only the replay has may belong to them"
             )
 
 
 @contextmanager
-def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[Opened]":
+def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object, ...]) -> "Iterator[OpenedBatch]":
     """Yield the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
 
     Raises `Usage` if no program or no Kafka is configured, or if a key is given for a stage without a table; and the
     errors of `StoredApp.at` and `StageReplay.of`.
     """
-    app, stage = names_of_stage(ref.partition("@")[0])
-    after = Moment.around(client, in_folder(client.store, ref), "replayed").cut.stages[stage]
+    app, stage = split_stage_name(ref.partition("@")[0])
+    after = Moment.from_ref(client, replace_name_by_folder(client.store, ref), "replayed").cut.stages[stage]
     if key and after.table is None:
         raise Usage(f"stage {stage!r} has no table, and so has no keys", hint="omit the key")
     only = parse_key(stage, after.table, key) if key and after.table is not None else None
     ran = after.program.path if after.program is not None else "FILE"
-    file = client.program_of(app, code, "to replay with", f"{ran}, the program that ran")
+    file = client.program_path(app, code, "to replay with", f"{ran}, the program that ran")
     with _open_program(client, after.app, file) as program:
-        from ..operations.debugging.replay.compare import sent_rows
+        from ..operations.debugging.replay.compare import read_sent_rows
         from ..operations.debugging.replay.stage_replay import StageReplay
         from ..pipeline.run.claim import program_of
 
@@ -197,12 +214,12 @@ def batch_of(client: Backends, ref: str, code: Path | None, key: tuple[object, .
         if now is not None and then is not None and now.checksum != then.checksum:
             client.note(f"note: {file} differs from the program that ran then, {then}")
         _note_forgotten(client, (after,))
-        batch = StageReplay.of(program, after)
-        yield batch, sent_rows(batch) if only is None else {}, only
+        batch = StageReplay.for_version(program, after)
+        yield batch, read_sent_rows(batch) if only is None else {}, only
 
 
 @contextmanager
-def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
+def open_bundled_batch(bundle: Path, code: Path | None) -> "Iterator[OpenedBatch]":
     """Yield the batch of a bundle file, the rows that it sent, and its keys. Raises the errors of `open_bundle`."""
     from ..operations.debugging.replay.bundle import read
     from ..operations.debugging.replay.bundled import open_bundle
@@ -211,7 +228,7 @@ def batch_in(bundle: Path, code: Path | None) -> "Iterator[Opened]":
         yield opened
 
 
-def check(
+def check_determinism(
     client: Backends,
     code: str | Path,
     app: str | None,
@@ -226,13 +243,15 @@ def check(
     with _open_program(client, app, code) as program:
         from ..operations.debugging.check.check import check as check_versions
         from ..pipeline.spark.session import has_own_workers
-        from .show.programs import checked
+        from .show.programs import check_result
 
         chosen: list[Manifest] = []
-        for stage in program.app.select(options["stages"]):
+        for stage in program.app.select_stages(options["stages"]):
             head = history.head(client.store, program.app.name, stage.name)
             chosen += islice(
-                (manifest for manifest in history.backwards(client.store, head) if manifest.has_read) if head else (),
+                (manifest for manifest in history.iter_backwards(client.store, head) if manifest.has_read)
+                if head
+                else (),
                 versions,
             )
         if not chosen:
@@ -251,7 +270,7 @@ def check(
             client.note(
                 "note: this Spark session was started elsewhere, so the clock of its Python workers is not controlled"
             )
-        return checked(str(code), program.app.name, outcomes, show_values=options["show_values"])
+        return check_result(str(code), program.app.name, outcomes, show_values=options["show_values"])
 
 
 def _open_program(client: Backends, app: str | None, code: str | Path) -> "AbstractContextManager[LoadedProgram]":
@@ -259,7 +278,7 @@ def _open_program(client: Backends, app: str | None, code: str | Path) -> "Abstr
 
     Raises the errors of `load_app` and `open_program`.
     """
-    kafka = client.known_channels("to read the records to replay").kafka
+    kafka = client.require_channels("to read the records to replay").kafka
     # Importing PySpark takes a second or two.
     from ..operations.debugging.replay.program import open_program
     from ..pipeline.run.program import load_app

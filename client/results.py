@@ -16,15 +16,15 @@ from ..snapshot.verify.report import Finding
 from ..snapshot.verify.verify import Report
 from ..store.sst.arrow_types import python_rows
 from .show.document import Block, TableBlock, Title
-from .show.history import changes_table, commits_table, table_diff
-from .show.shown import Shown
-from .show.status import verified
+from .show.history import changes_table, commits_table, table_diff_blocks
+from .show.shown import Displayable
+from .show.status import verification_blocks
 
 if TYPE_CHECKING:
     import duckdb
 
 
-class Log(Shown, tuple[LogEntry, ...]):
+class Log(Displayable, tuple[LogEntry, ...]):
     """Commits of an app, newest first."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class Log(Shown, tuple[LogEntry, ...]):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verification(Shown):
+class Verification(Displayable):
     """Result of verifying a moment."""
 
     report: Report
@@ -52,31 +52,31 @@ class Verification(Shown):
     def _blocks(self) -> Iterator[Block]:
         report = self.report
         yield Title(f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}")
-        yield from islice(verified(report), 1, None)
+        yield from islice(verification_blocks(report), 1, None)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TableDifference(Shown):
+class TableDifference(Displayable):
     """Differing rows of one table between two moments."""
 
-    found: TableDiff
+    full_diff: TableDiff
     """Counts, agreement of each column, and the parts that could not be compared."""
 
     @property
     def equal(self) -> bool:
         """True if no row and no column differs."""
-        return self.found.equal
+        return self.full_diff.is_equal
 
     @property
     def rows(self) -> duckdb.DuckDBPyRelation:
         """Differing rows: the key, `change` (`added`, `removed`, `changed`), `before_…` and `after_…` values."""
-        return as_relation(self.found.changes.flat())
+        return as_relation(self.full_diff.changes.to_table())
 
     def _blocks(self) -> Iterable[Block]:
-        return table_diff(self.found)
+        return table_diff_blocks(self.full_diff)
 
 
-class Difference(Shown, dict[str, TableDifference]):
+class Difference(Displayable, dict[str, TableDifference]):
     """Differences between the tables of two moments, by table."""
 
     def __init__(self, refs: tuple[str, str], cuts: tuple[Cut, Cut], diffs: Sequence[TableDiff]) -> None:
@@ -90,31 +90,31 @@ class Difference(Shown, dict[str, TableDifference]):
         return all(table.equal for table in self.values())
 
     @property
-    def found(self) -> tuple[TableDiff, ...]:
+    def full_diffs(self) -> tuple[TableDiff, ...]:
         """Full differences of each table."""
-        return tuple(table.found for table in self.values())
+        return tuple(table.full_diff for table in self.values())
 
     def _blocks(self) -> Iterator[Block]:
         first, second = self.refs
         yield Title(f"{first} and {second} {'are equal' if self.equal else 'differ'}")
-        rows = ((table.table, table.added, table.removed, table.changed) for table in self.found)
-        yield TableBlock.of(("table", "added", "removed", "changed"), rows)
-        yield from (f"{table.table}: {reason}" for table in self.found for reason in table.unlike)
+        rows = ((table.table, table.added, table.removed, table.changed) for table in self.full_diffs)
+        yield TableBlock.from_rows(("table", "added", "removed", "changed"), rows)
+        yield from (f"{table.table}: {reason}" for table in self.full_diffs for reason in table.unlike)
 
 
-class KeyHistory(Shown, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
+class KeyHistory(Displayable, tuple[history.RowChange, ...]):  # noqa: SLOT001  it has more than its items
     """Changes of one key, newest first."""
 
-    found: history.RowHistory
+    full_history: history.RowHistory
 
     def __new__(cls, row_history: history.RowHistory) -> KeyHistory:
         """Create the tuple of changes, with the full history as `full_history`."""
         changes = super().__new__(cls, row_history.changes)
-        changes.found = row_history
+        changes.full_history = row_history
         return changes
 
     def _blocks(self) -> Iterator[Block]:
-        key_history, (key,) = self.found, python_rows(self.found.key)
+        key_history, (key,) = self.full_history, python_rows(self.full_history.key)
         named = ", ".join(f"{name} {value!r}" for name, value in key.items())
         yield Title(f"{key_history.app}/{key_history.table}, {named}: {len(self)} changes, newest first")
         yield changes_table(key_history)

@@ -11,26 +11,26 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from ..common import instants
-from ..common.whole_file import check_folder, whole_file
+from ..common.whole_file import atomic_file, check_parent_folder
 from ..errors import NotFound, Refused, SlackwaterError, Usage
 from ..snapshot.bisect import session as kept
-from ..snapshot.bisect.causes import Behind, Cause
-from ..snapshot.bisect.endpoints import BEGINNING, pinned
-from ..snapshot.bisect.evidence import collect
-from ..snapshot.bisect.predicate import Wanted, Where
-from ..snapshot.bisect.session import Asked, KeptSearch, KnownAnswer
+from ..snapshot.bisect.causes import Cause, TracedCause
+from ..snapshot.bisect.endpoints import BEGINNING, stable_ref
+from ..snapshot.bisect.evidence import collect_evidence
+from ..snapshot.bisect.predicate import AnswerNeeded, SqlPredicate
+from ..snapshot.bisect.session import KnownAnswer, SearchRequest, SearchSession
 from ..snapshot.bisect.verdict import Answer, Evaluation, Verdict
-from ..snapshot.bisect.watcher import Findings, Invariant, Watcher, call
+from ..snapshot.bisect.watcher import Findings, Invariant, Watcher, run_failure_command
 from ..snapshot.query.sql import names_channels
-from ..snapshot.take.audit_log import record
-from ..store.versions.apps import folder_of, free_name, in_folder, read_app
+from ..snapshot.take.audit_log import record_operation
+from ..store.versions.apps import folder_of, free_name, read_app, replace_name_by_folder
 from .backends import Backends
 from .history import AppHistory
-from .replays import cause_behind
+from .replays import explain_verdict
 from .show import verdict as shown
 from .show.document import Page
 from .show.render import html, markdown
-from .show.report import Case, Mask, document
+from .show.report import Mask, ReportInput, report_page
 from .show.shown import Result
 
 _FOLDER = Path(".slackwater")
@@ -38,60 +38,60 @@ _FOLDER = Path(".slackwater")
 _HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 
 
-def with_folders(client: Backends, question: Asked) -> Asked:
+def use_folder_names(client: Backends, question: SearchRequest) -> SearchRequest:
     """Return the question with the app's folder in place of the app's name, also within refs."""
-    good, bad = (in_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
+    good, bad = (replace_name_by_folder(client.store, ref) if ref else "" for ref in (question.good, question.bad))
     return replace(question, app=folder_of(client.store, question.app), good=good, bad=bad)
 
 
-def start_search(client: Backends, question: Asked) -> KeptSearch:
+def start_search(client: Backends, question: SearchRequest) -> SearchSession:
     """Create a search; a manual search begins with the moments `good` and `bad` as answers.
 
     Raises `Refused` if a manual search of the app is open.
     """
     app = question.app
     try:
-        open_search = kept.read(_FOLDER, app)
+        open_search = kept.read_session(_FOLDER, app)
     except NotFound:
         open_search = None
     if open_search is not None and open_search.wanted is not None:
         hint = f"`slackwater bisect log {app}` prints it, `slackwater bisect reset {app}` deletes it"
         moment = open_search.wanted or "the beginning"
         raise Refused(f"a manual search of {app} is open, and waits for an answer on {moment}", hint=hint)
-    if not question.by_hand:
-        return KeptSearch(client.root, question)
-    good = _marks(client, app, "good", filter(None, [question.good]))
-    bad = _marks(client, app, "bad", filter(None, [question.bad]))
+    if not question.is_manual:
+        return SearchSession(client.root, question)
+    good = _known_answers(client, app, "good", filter(None, [question.good]))
+    bad = _known_answers(client, app, "bad", filter(None, [question.bad]))
     question = replace(question, good=good[0].ref if good else "", bad=bad[0].ref if bad else "")
-    return KeptSearch(client.root, question).with_marks(*good, *bad)
+    return SearchSession(client.root, question).with_answers(*good, *bad)
 
 
-def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> KeptSearch:
+def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> SearchSession:
     """Return the app's saved search with a user's answer for `refs`, or else for the moment that waits for one.
 
     Raises `NotFound` for an unknown search or moment, and `Refused` if the search belongs to another store, or no
     moment waits for an answer.
     """
-    search, refs = read_search(client, app), [in_folder(client.store, ref) for ref in refs]
+    search, refs = read_search(client, app), [replace_name_by_folder(client.store, ref) for ref in refs]
     app = search.asked.app
     if not refs and search.wanted is None:
         why, hint = search.found or "the search was interrupted", f"slackwater bisect {answer} {app} REF"
         raise Refused(f"no moment of {app} waits for an answer: {why}", hint=f"name the moment: {hint}")
-    answers = _marks(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
-    return search.with_marks(*answers)
+    answers = _known_answers(client, app, answer, refs) or [KnownAnswer(search.wanted or "", answer, by_hand=True)]
+    return search.with_answers(*answers)
 
 
-def _marks(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
+def _known_answers(client: Backends, app: str, answer: Answer, refs: Iterable[str]) -> list[KnownAnswer]:
     now_ms = instants.now_ms()
-    fixed = ("" if ref == BEGINNING else pinned(client.store, app, ref, answer, now_ms) for ref in refs)
+    fixed = ("" if ref == BEGINNING else stable_ref(client.store, app, ref, answer, now_ms) for ref in refs)
     return [KnownAnswer(ref, answer, by_hand=True) for ref in fixed]
 
 
-def read_search(client: Backends, app: str) -> KeptSearch:
+def read_search(client: Backends, app: str) -> SearchSession:
     """Return the app's saved search. Raises `NotFound`, and `Refused` if it belongs to another store."""
     folder = folder_of(client.store, app)
     try:
-        search = kept.read(_FOLDER, folder)
+        search = kept.read_session(_FOLDER, folder)
     except NotFound:
         read_app(client.store, folder)  # raises if the app does not exist
         raise
@@ -101,34 +101,34 @@ def read_search(client: Backends, app: str) -> KeptSearch:
     return search
 
 
-def search_of_log(client: Backends, file: Path) -> KeptSearch:
+def read_search_log(client: Backends, file: Path) -> SearchSession:
     """Read a search from a log file. Raises `NotFound` without the file, and `Usage` if it is no log."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise NotFound("log", str(file), found=error.strerror or "") from None
-    return kept.of_log(text, client.root)
+    return kept.parse_log(text, client.root)
 
 
-def log(client: Backends, app: str) -> Result:
+def search_log(client: Backends, app: str) -> Result:
     """Return the commands that recreate the app's saved search, as a result to print."""
-    lines = tuple(kept.log_of(read_search(client, app)))
+    lines = tuple(kept.format_log(read_search(client, app)))
     return Result({"app": app, "lines": lines}, *lines)
 
 
-def reset(app: str, opened: Callable[[], Backends]) -> Result:
+def delete_search(app: str, open_client: Callable[[], Backends]) -> Result:
     """Delete the app's saved search. Without a search, raises `NotFound` unless the store has the app."""
-    path = kept.path_of(_FOLDER, app)
+    path = kept.session_path(_FOLDER, app)
     was_there = path.exists()
     if not was_there:
-        store = opened().store
+        store = open_client().store
         read_app(store, folder_of(store, app))
     path.unlink(missing_ok=True)
     line = f"removed {path}" if was_there else f"{app} has no search"
     return Result({"app": app, "removed": was_there}, line)
 
 
-def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
+def continue_search(client: Backends, search: SearchSession, on_step: Callable[[Evaluation], None]) -> Verdict | Result:
     """Continue a search, saving each answer. Returns the verdict, or a result that asks the user about a moment.
 
     Raises the errors of `StoredApp.bisect`.
@@ -143,32 +143,32 @@ def continue_search(client: Backends, search: KeptSearch, on_step: Callable[[Eva
 
     try:
         verdict = AppHistory(client, question.app).search(
-            question.predicate(client.store),
+            question.make_predicate(client.store),
             good=question.good or None,
             bad=question.bad or None,
             edge=question.edge,
-            known=search.known,
+            known=search.answers_by_ref,
             on_step=keep,
         )
-    except Wanted as wanted:
+    except AnswerNeeded as wanted:
         search = replace(search, wanted=wanted.ref, asked=replace(question, bad=question.bad or wanted.ref))
         _write(client, search)
-        return shown.ask_for_answer(search, wanted.cut, wanted.left)
-    _write(client, replace(search, found=shown.sentence(verdict), wanted=None))
+        return shown.pending_answer_result(search, wanted.cut, wanted.left)
+    _write(client, replace(search, found=shown.verdict_sentence(verdict), wanted=None))
     for ref, cut in verdict.resolved.items():
         client.note_thinned(ref, cut.thinned)
-    if verdict.begins:
-        thinned = f"gc has thinned out the history of {verdict.app} before {verdict.begins}"
+    if verdict.gapless_start_ref:
+        thinned = f"gc has thinned out the history of {verdict.app} before {verdict.gapless_start_ref}"
         client.note(f"note: {thinned}; only the kept moments are searched")
     return verdict
 
 
-def _write(client: Backends, search: KeptSearch) -> None:
+def _write(client: Backends, search: SearchSession) -> None:
     """Save the search. On failure, raises `Refused` for a manual search; otherwise prints a note once it is done."""
     try:
         search.write(_FOLDER)
     except Refused as error:
-        if search.asked.by_hand:
+        if search.asked.is_manual:
             raise
         if search.found:
             client.note(f"note: {error.message}")
@@ -186,7 +186,7 @@ class Reports:
     report: Path | None
     md: Path | None = None
     show_values: bool = False
-    alone: bool = False
+    also_on_terminal: bool = False
     """True if `show_values` also applies to terminal output, and so is accepted without a report file."""
 
     def check(self) -> None:
@@ -197,11 +197,11 @@ class Reports:
             if path.suffix.lower() not in endings:
                 expected = " or ".join(endings)
                 raise Usage(f"{option} {path} has no supported format: expected a name that ends with {expected}")
-            check_folder(path, option)
-        if self.show_values and not self.alone and self.report is None and self.md is None:
+            check_parent_folder(path, option)
+        if self.show_values and not self.also_on_terminal and self.report is None and self.md is None:
             raise Usage("--show-values applies to reports", hint="add --report FILE or --md FILE")
 
-    def write(self, client: Backends, verdict: Verdict, explanation: Behind) -> None:
+    def write_verdict(self, client: Backends, verdict: Verdict, explanation: TracedCause) -> None:
         """Write the reports of a bisect's verdict and its cause, and print a note with their paths.
 
         Raises `NotFound` if garbage collection has removed a manifest that the report needs, `Refused` for a file that
@@ -209,16 +209,16 @@ class Reports:
         """
         if self.report is None and self.md is None:
             return
-        reader = client.channels_of(verdict.app) if verdict.predicate.channels else None
-        evidence = collect(client.store, client.cache, verdict, reader)
-        case = Case(verdict, explanation, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
-        self.put(client, document(case, Mask(self.show_values)))
+        reader = client.channels_of(verdict.app) if verdict.predicate.reads_channels else None
+        evidence = collect_evidence(client.store, client.cache, verdict, reader)
+        case = ReportInput(verdict, explanation, evidence, clone_name(client, verdict), client.flags, instants.now_ms())
+        self.write_page(client, report_page(case, Mask(self.show_values)))
 
-    def put(self, client: Backends, page: Page) -> None:
+    def write_page(self, client: Backends, page: Page) -> None:
         """Write a page to the files, and print a note with their paths. Raises `Refused` if that is impossible."""
         for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
             if path is not None:
-                with whole_file(path, option) as temporary:
+                with atomic_file(path, option) as temporary:
                     temporary.write_text(render(page), encoding="utf-8")
                 client.note(f"the report is in {path}")
 
@@ -238,36 +238,40 @@ class WatchedApp(Watcher):
         super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)
         self._client = client
 
-    def record(self) -> None:
+    def record_watch(self) -> None:
         """Record the watch in the app's log of operations."""
-        record(self.store, self.app, "watch", ", ".join(invariant.name for invariant in self.invariants), self.by)
+        record_operation(
+            self.store, self.app, "watch", ", ".join(invariant.name for invariant in self.invariants), self.by
+        )
 
-    def bisect(self, invariant: Invariant, look: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
+    def bisect(self, invariant: Invariant, findings: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
         """Return the commit that broke an invariant; None, with a note, if it is not found."""
-        app, good = AppHistory(self._client, self.app), look.last_good or None
+        app, good = AppHistory(self._client, self.app), findings.last_good or None
         try:
-            return app.search(Where(invariant.where), good=good, bad=look.ref, on_step=on_step)
+            return app.search(SqlPredicate(invariant.where), good=good, bad=findings.ref, on_step=on_step)
         except SlackwaterError as error:
             self._client.note(f"the commit that broke {invariant.name} was not found: {error.message}")
             return None
 
-    def cause(self, verdict: Verdict) -> Cause:
+    def find_cause(self, verdict: Verdict) -> Cause:
         """Return the cause of the commit that broke an invariant, found without a replay."""
-        return cause_behind(self._client, verdict, None).cause
+        return explain_verdict(self._client, verdict, None).cause
 
-    def report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
+    def write_report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
         """Write a report about a broken invariant into `folder`; None, with a note, if that is impossible."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            Reports(path).write(self._client, verdict, cause_behind(self._client, verdict, None))
+            Reports(path).write_verdict(self._client, verdict, explain_verdict(self._client, verdict, None))
         except OSError as error:
             self._client.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
             return None
         return path
 
-    def call(self, invariant: Invariant, look: Findings, verdict: Verdict | None, report: Path | None) -> None:
+    def run_command(
+        self, invariant: Invariant, findings: Findings, verdict: Verdict | None, report: Path | None
+    ) -> None:
         """Run the `on_failure` command of an invariant, if it has one. Raises `Unavailable` as `watcher.call` does."""
         if not invariant.on_failure:
             return
@@ -275,9 +279,9 @@ class WatchedApp(Watcher):
             "SLACKWATER_STORE": self._client.root,
             "SLACKWATER_APP": self.app,
             "SLACKWATER_INVARIANT": invariant.name,
-            "SLACKWATER_REF": look.ref,
-            "SLACKWATER_LAST_GOOD": look.last_good,
+            "SLACKWATER_REF": findings.ref,
+            "SLACKWATER_LAST_GOOD": findings.last_good,
             "SLACKWATER_FIRST_BAD": verdict.bad_ref if verdict is not None else "",
             "SLACKWATER_REPORT": str(report) if report is not None else "",
         }
-        call(invariant.on_failure, about)
+        run_failure_command(invariant.on_failure, about)

@@ -6,15 +6,15 @@ from pathlib import Path
 from ..common import instants
 from ..common.durations import format_ms
 from ..snapshot.cut.graph import Cut
-from ..snapshot.cut.stored import Request, open_requests
+from ..snapshot.cut.stored import SnapshotRequest, open_requests
 from ..snapshot.status.cost import cost_of
 from ..snapshot.status.overview import overview, overviews, stages_at
 from ..store.versions.apps import folder_of, list_apps
 from .backends import Backends
 from .show import status as shown
-from .show.shown import Result, fields
+from .show.shown import Result, attributes
 
-_ANSWERED_MS = 10_000
+_ANSWER_EXPECTED_MS = 10_000
 _KAFKA_TIMEOUT_S = 3.0
 
 
@@ -29,12 +29,14 @@ def status(client: Backends, app: str | None) -> Result:
         sentence
         for app_overview in overviews_found
         if app_overview.requested and not app_overview.damaged
-        for sentence in waiting_for(client, app_overview.app, open_requests(client.store, app_overview.app))
+        for sentence in waiting_sentences(client, app_overview.app, open_requests(client.store, app_overview.app))
     ]
-    if ends is not None and ends.silence:
-        notes.append(f"the lag of users' topics is unknown: {ends.silence}")
-    notes += (f"{why[:1].upper()}{why[1:]}" for why in (ends.another.values() if ends is not None else ()))
-    return shown.status(overviews_found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty(client))
+    if ends is not None and ends.timeout_message:
+        notes.append(f"the lag of users' topics is unknown: {ends.timeout_message}")
+    notes += (f"{why[:1].upper()}{why[1:]}" for why in (ends.missing_reasons.values() if ends is not None else ()))
+    return shown.status_result(
+        overviews_found, in_detail=app is not None, damaged=damaged, notes=notes, empty=_empty_store_line(client)
+    )
 
 
 def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
@@ -45,16 +47,16 @@ def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
     if cut is not None:
         return {"now": False, "stages": stages_at(cut), "waiting": ()}
     from ..pipeline.kafka.open import EndOffsets
-    from ..snapshot.take.taking import answers
+    from ..snapshot.take.taking import read_answers
 
     settings = client.settings
     ends = EndOffsets(settings.open_kafka(), timeout_s=_KAFKA_TIMEOUT_S) if settings.brokers else None
     app_overview = overview(client.store, app, ends or (lambda _topic: None))
     waiting = (
-        fields(request, "name", "created_ms", "by", stages=answers(client.store, app, request))
+        attributes(request, "name", "created_ms", "by", stages=read_answers(client.store, app, request))
         for request in (open_requests(client.store, app) if app_overview.requested else ())
     )
-    more = fields(app_overview, "created_ms", "origin", "names", "archives", "replicas", "damaged")
+    more = attributes(app_overview, "created_ms", "origin", "names", "archives", "replicas", "damaged")
     return {"now": True, "stages": app_overview.stages, "waiting": tuple(waiting), **more}
 
 
@@ -64,29 +66,29 @@ def cost(client: Backends, app: str | None, since_ms: int) -> Result:
     costs = tuple(
         cost_of(store, name, began_ms, prices) for name in ((folder_of(store, app),) if app else list_apps(store))
     )
-    return shown.cost(costs, format_ms(since_ms), _empty(client))
+    return shown.cost_result(costs, format_ms(since_ms), _empty_store_line(client))
 
 
-def waiting_for(client: Backends, app: str, requests: Sequence[Request]) -> Iterator[str]:
+def waiting_sentences(client: Backends, app: str, requests: Sequence[SnapshotRequest]) -> Iterator[str]:
     """Yield a sentence for each open snapshot request that waits for inactive stages."""
     if not requests:
         return
     # These import Arrow, which takes longer than the rest of `status`.
-    from ..snapshot.take.taking import answers, ask_whether_gone, silent_stages
+    from ..snapshot.take.taking import read_answers, retire_question, silent_stages
 
     for request in requests:
-        if instants.now_ms() - request.created_ms < _ANSWERED_MS:
+        if instants.now_ms() - request.created_ms < _ANSWER_EXPECTED_MS:
             continue
-        answers_found = answers(client.store, app, request)
+        answers_found = read_answers(client.store, app, request)
         if silent := silent_stages(answers_found):
             stages = ", ".join(
-                f"{stage} (last commit {instants.when(answers_found[stage].head_ms)})" for stage in silent
+                f"{stage} (last commit {instants.format_with_age(answers_found[stage].head_ms)})" for stage in silent
             )
             waits = f"{stages}, which {'does' if len(silent) == 1 else 'do'} not answer"
-            yield f"snapshot {request.name} waits for {waits}: {ask_whether_gone(app, silent)}"
+            yield f"snapshot {request.name} waits for {waits}: {retire_question(app, silent)}"
 
 
-def _empty(client: Backends) -> str:
+def _empty_store_line(client: Backends) -> str:
     # A mistyped root looks like an empty store; for a folder, the two can be distinguished.
     if client.root.startswith("/") and not Path(client.root).exists():
         return f"no app in this store yet, and no folder {client.root}; `slackwater run FILE` makes both"

@@ -3,10 +3,10 @@
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..common.arguments import checked_methods
+from ..common.arguments import check_method_arguments
 from ..common.durations import format_ms
 from .declared.questions import DiffOptions, When
-from .show.shown import Shown
+from .show.shown import Displayable
 
 if TYPE_CHECKING:
     import duckdb
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .results import Difference
 
 
-def in_words(moment: When) -> str:
+def moment_text(moment: When) -> str:
     """Return a moment as the text that follows the `@` of a ref.
 
     A `timedelta` is a span back from now, whatever its sign.
@@ -27,8 +27,8 @@ def in_words(moment: When) -> str:
     return moment.isoformat() if isinstance(moment, datetime | date) else moment
 
 
-@checked_methods
-class HasMoments(Shown):
+@check_method_arguments
+class NewestMomentMethods(Displayable):
     """Base of an app of a store or a server: methods that query its newest moment, and compare two moments."""
 
     def at(self, moment: When = "now", *, stage: str = "") -> Any:
@@ -51,11 +51,11 @@ class HasMoments(Shown):
         row: dict[str, object] | None = self.at().get(table, key)
         return row
 
-    def diff(self, before: When, after: When | Shown = "now", **options: Unpack[DiffOptions]) -> "Difference":
+    def diff(self, before: When, after: When | Displayable = "now", **options: Unpack[DiffOptions]) -> "Difference":
         """Compare two moments, given as for `at`, as `Moment.diff` does.
 
         A moment of another app, such as a clone's, is given as a `Moment`.
         """
-        other = after if isinstance(after, Shown) else self.at(after)
+        other = after if isinstance(after, Displayable) else self.at(after)
         difference: Difference = self.at(before).diff(other, **options)
         return difference

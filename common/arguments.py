@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar, Unpack, get_args, get_origi
 
 from ..errors import Usage
 
-_OF_TYPE: Any = object()
+_NO_DEFAULT: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Param:
     help: str
     metavar: str | None = None
     """Placeholder of the value in a verb's help. Without one, `…_s` and `…_ms` are durations on the command line."""
-    default: Any = _OF_TYPE
+    default: Any = _NO_DEFAULT
     """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
     """Command line name; if empty, made from the parameter's name without unit and plural: `--topic` for `topics`."""
@@ -50,11 +50,11 @@ def param_of(parameter: inspect.Parameter) -> Param | None:
     )
 
 
-def kind_of(annotation: Any) -> Any:
+def unwrap_annotated(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def parts_of(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
@@ -67,25 +67,25 @@ def declaration_of(function: Callable[..., Any]) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Unpack else None
 
 
-def declared_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def declared_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     declaration = declaration_of(function)
     hints = get_type_hints(declaration, include_extras=True) if declaration is not None else {}
-    return [_field(name, annotation) for name, annotation in hints.items()]
+    return [_declared_parameter(name, annotation) for name, annotation in hints.items()]
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def all_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of a function; declared parameters come before the function's own keywords."""
     own = [*inspect.signature(function).parameters.values()]
     if declaration_of(function) is None:
         return own
     keywords = [parameter for parameter in own[:-1] if parameter.kind is parameter.KEYWORD_ONLY]
-    return [*own[: len(own) - 1 - len(keywords)], *declared_of(function), *keywords]
+    return [*own[: len(own) - 1 - len(keywords)], *declared_parameters(function), *keywords]
 
 
-def explained(function: Callable[..., Any]) -> str:
+def full_docstring(function: Callable[..., Any]) -> str:
     first, _, details = inspect.cleandoc(function.__doc__ or "").partition("\n\n")
     declared_doc = inspect.cleandoc(declaration_of(function).__doc__ or "")
-    params = [(parameter.name, param_of(parameter)) for parameter in declared_of(function)]
+    params = [(parameter.name, param_of(parameter)) for parameter in declared_parameters(function)]
     args = "\n".join(f"    {name}: {param.help}" for name, param in params if param is not None)
     details = f"\n\n{details}" if details else ""
     if "\n\nArgs:\n" in details:
@@ -98,15 +98,17 @@ def explained(function: Callable[..., Any]) -> str:
     return f"{first}\n\n{declared_doc}{details}" if "\n\n" in declared_doc else first + details
 
 
-def _field(name: str, annotation: Any) -> inspect.Parameter:
+def _declared_parameter(name: str, annotation: Any) -> inspect.Parameter:
     parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
     param = param_of(parameter)
     assert param is not None, f"{name} is declared without a Param"  # noqa: S101  a declaration of ours
-    return parameter.replace(default=_empty(kind_of(annotation)) if param.default is _OF_TYPE else param.default)
+    return parameter.replace(
+        default=_empty_value(unwrap_annotated(annotation)) if param.default is _NO_DEFAULT else param.default
+    )
 
 
-def _empty(kind: Any) -> Any:
-    parts = parts_of(kind)
+def _empty_value(kind: Any) -> Any:
+    parts = union_members(kind)
     if NoneType in parts:
         return None
     return "" if str in parts else {bool: False}.get(kind, ())
@@ -115,9 +117,11 @@ def _empty(kind: Any) -> Any:
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
-_MOST = 1_000
-_MOMENT = "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
-_CALLS = {
+_MAX_CHECKED_ITEMS = 1_000
+_MOMENT_HINT = (
+    "a moment is text such as '-5m', '~3' or a snapshot's name, a datetime or date, or timedelta(minutes=5) back"
+)
+_CREATING_CALLS = {
     "Aggregate": "count(), sum(…)",
     "Kind": "aggregate(n=count()), upsert(…), join(…) or update(…)",
     "Topic": "topic(…)",
@@ -128,22 +132,23 @@ _CALLS = {
     "EventTimeOptions": "event_time(…)",
 }
 """Text for a class in messages: the call that creates a value of it."""
-_SPANS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
-_LEAST = {"limit": 0, "points": 1}
+_DURATION_ARGUMENTS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
+_MINIMUMS = {"limit": 0, "points": 1}
 
 
-def checked(function: F, *, declares: bool = True) -> F:
+def check_arguments(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
 
     With `declares`, the function is called before its arguments are checked, because its own messages are better; it
     also checks its numbers itself. Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and
     its docstring explains them.
     """
-    declared = declared_of(function)
+    declared = declared_parameters(function)
     signature = inspect.signature(function)
     if declared:
         parameters = [
-            parameter.replace(annotation=kind_of(parameter.annotation)) for parameter in parameters_of(function)
+            parameter.replace(annotation=unwrap_annotated(parameter.annotation))
+            for parameter in all_parameters(function)
         ]
         signature = signature.replace(parameters=parameters)
     defaults = {parameter.name: parameter.default for parameter in declared}
@@ -161,7 +166,7 @@ def checked(function: F, *, declares: bool = True) -> F:
 
         def check() -> None:
             for name, value in bound.arguments.items():
-                _check(function, signature.parameters[name], value, numbers=not declares)
+                _check_argument(function, signature.parameters[name], value, numbers=not declares)
 
         if not declares:
             check()
@@ -176,14 +181,14 @@ def checked(function: F, *, declares: bool = True) -> F:
         return result
 
     if declared:
-        call.__doc__, call.__signature__ = explained(function), signature  # type: ignore[attr-defined]
+        call.__doc__, call.__signature__ = full_docstring(function), signature  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 
-def checked_methods(cls: C) -> C:
+def check_method_arguments(cls: C) -> C:
     for name, value in vars(cls).copy().items():
         if inspect.isfunction(value) and not name.startswith("_"):
-            setattr(cls, name, checked(value, declares=False))
+            setattr(cls, name, check_arguments(value, declares=False))
     return cls
 
 
@@ -208,8 +213,10 @@ def _check_parentheses(function: Callable[..., Any], signature: inspect.Signatur
     )
 
 
-def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: object, *, numbers: bool) -> None:
-    hint = _hints(function).get(parameter.name, Any)
+def _check_argument(
+    function: Callable[..., Any], parameter: inspect.Parameter, value: object, *, numbers: bool
+) -> None:
+    hint = _argument_types(function).get(parameter.name, Any)
     default = parameter.default
     values: Iterable[object] = (value,)
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -217,15 +224,15 @@ def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: ob
     elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
         values = typing.cast(Mapping[str, object], value).values()
     for item in values:
-        least = _LEAST.get(parameter.name)
+        least = _MINIMUMS.get(parameter.name)
         if isinstance(item, Real) and least is not None and item < least:
             raise Usage(f"{function.__name__}(): {parameter.name} is {item}; expected {least} or more")
-        if item is default or _fits(item, hint) or (not numbers and {int, float} & {*_parts(hint)}):
+        if item is default or _has_type(item, hint) or (not numbers and {int, float} & {*_union_members(hint)}):
             continue
-        more = _MOMENT if timedelta in typing.get_args(hint) else ""
-        if parameter.name in _SPANS and isinstance(item, Real | timedelta):
+        more = _MOMENT_HINT if timedelta in typing.get_args(hint) else ""
+        if parameter.name in _DURATION_ARGUMENTS and isinstance(item, Real | timedelta):
             more = "a span of time is text, such as '10 seconds' or '7d'"
-        if isinstance(item, str) and _is_several(hint):
+        if isinstance(item, str) and _is_list_type(hint):
             more = f"write [{item!r:.100}] for a single one"
         raise Usage(
             f"{function.__name__}(): {parameter.name} {_describe_value(item, hint)}; expected {_type_text(hint)}",
@@ -234,11 +241,11 @@ def _check(function: Callable[..., Any], parameter: inspect.Parameter, value: ob
 
 
 @cache
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _argument_types(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the types of a function's arguments. Names imported only for type checkers accept any value."""
     names, hints = (
-        _Names(function),
-        {parameter.name: kind_of(parameter.annotation) for parameter in declared_of(function)},
+        _AnnotationNames(function),
+        {parameter.name: unwrap_annotated(parameter.annotation) for parameter in declared_parameters(function)},
     )
     for name, annotation in function.__annotations__.items():
         hints[name] = annotation
@@ -250,7 +257,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-class _Names(dict[str, Any]):
+class _AnnotationNames(dict[str, Any]):
     """Namespace in which a function's annotations are evaluated."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -262,7 +269,7 @@ class _Names(dict[str, Any]):
             raise KeyError(name)
         builtins = self._known.get("__builtins__", {})
         inside = builtins if isinstance(builtins, dict) else vars(builtins)
-        return self._known.get(name, inside.get(name, _Unknown))
+        return self._known.get(name, inside.get(name, _UnknownType))
 
 
 class _UnknownMeta(type):
@@ -275,22 +282,22 @@ class _UnknownMeta(type):
         return cls
 
 
-class _Unknown(metaclass=_UnknownMeta):
+class _UnknownType(metaclass=_UnknownMeta):
     """Stand-in for a name imported only for type checkers, its attributes and its parameters; accepts any value."""
 
 
-def _parts(hint: Any) -> tuple[Any, ...]:
+def _union_members(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, also of nested ones; for any other type, the type itself."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return tuple(part for member in typing.get_args(hint) for part in _parts(member))
+        return tuple(part for member in typing.get_args(hint) for part in _union_members(member))
     return (hint,)
 
 
-def _fits(value: object, hint: Any) -> bool:
-    return any(_fits_part(value, part) for part in _parts(hint))
+def _has_type(value: object, hint: Any) -> bool:
+    return any(_has_member_type(value, part) for part in _union_members(hint))
 
 
-def _fits_part(value: object, hint: Any) -> bool:
+def _has_member_type(value: object, hint: Any) -> bool:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return value in inner
@@ -299,34 +306,34 @@ def _fits_part(value: object, hint: Any) -> bool:
         return value is None
     if kind is Callable or kind is typing.get_origin(Callable[..., Any]):
         return callable(value)
-    if not isinstance(kind, type) or kind in (object, _Unknown):
+    if not isinstance(kind, type) or kind in (object, _UnknownType):
         return True  # any value, or a type that isinstance cannot check
     if kind in (int, float):
         return isinstance(value, Real)
     if kind is Path:
         return isinstance(value, str | PathLike)
     if _is_mapping(kind):
-        return isinstance(value, Mapping) and (not inner or _all_fit(value.values(), inner[-1]))
-    if _is_several(hint):
+        return isinstance(value, Mapping) and (not inner or _all_have_type(value.values(), inner[-1]))
+    if _is_list_type(hint):
         is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-        return is_several and (not isinstance(value, list | tuple) or not inner or _all_fit(value, inner[0]))
+        return is_several and (not isinstance(value, list | tuple) or not inner or _all_have_type(value, inner[0]))
     with suppress(TypeError):  # isinstance fails for protocols that are not runtime-checkable
         return isinstance(value, kind)
     return True
 
 
 def _describe_value(value: object, hint: Any) -> str:
-    if isinstance(value, list | tuple) and any(_is_several(part) for part in _parts(hint)):
-        inner = next(typing.get_args(part)[:1] for part in _parts(hint) if _is_several(part))
-        wrong = next((item for item in value if inner and not _fits(item, inner[0])), None)
+    if isinstance(value, list | tuple) and any(_is_list_type(part) for part in _union_members(hint)):
+        inner = next(typing.get_args(part)[:1] for part in _union_members(hint) if _is_list_type(part))
+        wrong = next((item for item in value if inner and not _has_type(item, inner[0])), None)
         if wrong is not None:
-            return f"has {_shown(wrong)}"
+            return f"has {_value_text(wrong)}"
     if isinstance(value, Mapping):
-        inner = next((typing.get_args(part)[-1:] for part in _parts(hint) if _is_mapping(part)), ())
-        named = next(((name, item) for name, item in value.items() if inner and not _fits(item, inner[0])), None)
+        inner = next((typing.get_args(part)[-1:] for part in _union_members(hint) if _is_mapping(part)), ())
+        named = next(((name, item) for name, item in value.items() if inner and not _has_type(item, inner[0])), None)
         if named is not None:
-            return f"has {named[0]!r:.100}: {_shown(named[1])}"
-    return f"is {_shown(value)}"
+            return f"has {named[0]!r:.100}: {_value_text(named[1])}"
+    return f"is {_value_text(value)}"
 
 
 def _is_mapping(hint: Any) -> bool:
@@ -334,32 +341,32 @@ def _is_mapping(hint: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return (
         f"{value!r:.100}" if isinstance(value, str | bytes | Real | type(None)) else f"of type {type(value).__name__}"
     )
 
 
-def _all_fit(values: Iterable[object], hint: Any) -> bool:
-    return all(_fits(item, hint) for number, item in enumerate(values) if number < _MOST)
+def _all_have_type(values: Iterable[object], hint: Any) -> bool:
+    return all(_has_type(item, hint) for number, item in enumerate(values) if number < _MAX_CHECKED_ITEMS)
 
 
-def _is_several(hint: Any) -> bool:
+def _is_list_type(hint: Any) -> bool:
     """Return True if values of the type can be lists and cannot be text."""
-    if str in _parts(hint):
+    if str in _union_members(hint):
         return False
-    kinds = [typing.get_origin(part) or part for part in _parts(hint)]
+    kinds = [typing.get_origin(part) or part for part in _union_members(hint)]
     several = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Iterable)]
     return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
 
 
 def _type_text(hint: Any) -> str:
-    phrases = [_part_text(part) for part in _parts(hint)]
+    phrases = [_member_text(part) for part in _union_members(hint)]
     phrases = [*dict.fromkeys(phrases)]
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} or {phrases[-1]}"
 
 
-def _part_text(hint: Any) -> str:
+def _member_text(hint: Any) -> str:
     origin, inner = typing.get_origin(hint), [arg for arg in typing.get_args(hint) if arg is not ...]
     if origin is Literal:
         return " or ".join(map(repr, inner))
@@ -370,8 +377,8 @@ def _part_text(hint: Any) -> str:
         return str(kind)
     if issubclass(kind, Mapping):
         return f"a dict of {_type_text(inner[0])} to {_type_text(inner[-1])}" if inner else "a dict"
-    if _is_several(hint):
+    if _is_list_type(hint):
         return f"a list of {_type_text(inner[0])}" if inner else "a list"
     if kind is typing.get_origin(Callable[..., Any]):
         return "a function"
-    return {int: "a whole number", float: "a number"}.get(kind) or _CALLS.get(kind.__name__, kind.__name__)
+    return {int: "a whole number", float: "a number"}.get(kind) or _CREATING_CALLS.get(kind.__name__, kind.__name__)

@@ -24,7 +24,7 @@ _UNITS_MS = _SHORT | {
     "w": 7 * DAY_MS,
     "week": 7 * DAY_MS,
 }
-_MOST_MS = 10**9 * DAY_MS
+_MAX_MS = 10**9 * DAY_MS
 _NUMBER = r"\d{1,18}(?:\.\d{1,18})?"
 _WORDS = "|".join(unit for unit in _UNITS_MS if len(unit) > 2)
 _PART = re.compile(rf"({_NUMBER})\s*(?:({_WORDS})s?|({'|'.join(_SHORT)}|w))(?![a-z])\s*", re.ASCII)
@@ -53,8 +53,8 @@ def parse_ms(subject: str, text: object, *, bare_seconds: bool = False) -> int:
         digits, _, fraction = number.partition(".")
         parts: int = 10 ** len(fraction)
         span_ms += (2 * int(digits + fraction) * _UNITS_MS[word or symbol] + parts) // (2 * parts)
-    if span_ms > _MOST_MS:
-        raise Usage(f"{subject} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
+    if span_ms > _MAX_MS:
+        raise Usage(f"{subject} {text!r} is longer than {_MAX_MS // DAY_MS:,} days".lstrip())
     return span_ms
 
 
@@ -67,7 +67,7 @@ def format_ms(span_ms: int) -> str:
     return "".join(parts) or "0s"
 
 
-def rounded(span_ms: int) -> str:
+def format_rounded(span_ms: int) -> str:
     """Format a duration in the largest unit that fits, rounded down: `3 min`, `85 ms`."""
     for unit, unit_ms in (("d", DAY_MS), ("h", HOUR_MS), ("min", 60_000), ("s", 1_000)):
         if span_ms >= unit_ms:

@@ -7,14 +7,14 @@ import time
 from datetime import UTC, date, datetime, timedelta
 
 from ..errors import Usage
-from .durations import DAY_MS, parse_ms, rounded
+from .durations import DAY_MS, format_rounded, parse_ms
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def parse(subject: str, text: str) -> int:
+def parse_instant(subject: str, text: str) -> int:
     """Parse an instant into ms since 1970 UTC: an ISO time (local without an offset), or an age such as `-5m`.
 
     Raises `Usage`, with a message that begins with `subject`, for anything else.
@@ -22,7 +22,7 @@ def parse(subject: str, text: str) -> int:
     if text.startswith("-"):
         return now_ms() - parse_ms(subject, text[1:])
     try:
-        return of_iso(text)
+        return parse_iso(text)
     except Usage as error:
         raise Usage(f"{subject} {error.sentence}", hint=error.hint) from None
     except (ValueError, OverflowError, OSError) as error:
@@ -32,7 +32,7 @@ def parse(subject: str, text: str) -> int:
         ) from None
 
 
-def of_iso(text: str) -> int:
+def parse_iso(text: str) -> int:
     """Parse an ISO time into milliseconds since 1970 UTC. Without an offset, it is local; a date is its first instant.
 
     Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
@@ -44,14 +44,15 @@ def of_iso(text: str) -> int:
     is_twice = all(reading.replace(tzinfo=None) == at for reading in readings)
     if at.tzinfo is None and times_ms[0] != times_ms[1] and not _is_date(text):
         why = (
-            f"comes twice in local time, {iso(times_ms[0])} and {iso(times_ms[1])}, when clocks are put back"
+            f"comes twice in local time, {format_iso(times_ms[0])} and {format_iso(times_ms[1])}, when clocks are "
+            f"put back"
             if is_twice
             else "does not exist in local time: clocks are put forward over it"
         )
         offsets = " or ".join(f"{text}{reading.isoformat()[-6:]}" for reading in readings)
         raise Usage(
             f"{text} {why} ({' and '.join(str(reading.tzname()) for reading in readings)})",
-            hint=f"write it with its offset: {offsets}; or in UTC, as {iso(times_ms[0])}",
+            hint=f"write it with its offset: {offsets}; or in UTC, as {format_iso(times_ms[0])}",
         )
     # If clocks are put forward over midnight, the day begins at the new time.
     return times_ms[0 if is_twice else 1]
@@ -65,11 +66,11 @@ def _is_date(text: str) -> bool:
     return True
 
 
-def iso(time_ms: int, precision: str = "seconds") -> str:
+def format_iso(time_ms: int, precision: str = "seconds") -> str:
     """Format a time of any year in UTC, truncated to minutes, seconds or milliseconds: `2026-11-21T07:12:05Z`."""
     days, ms = divmod(time_ms, DAY_MS)
     clock = (_MIDNIGHT + timedelta(milliseconds=ms)).time()
-    return f"{day(days)}T{clock.isoformat(timespec=precision)}Z"
+    return f"{format_day(days)}T{clock.isoformat(timespec=precision)}Z"
 
 
 _EPOCH = date(1970, 1, 1)
@@ -77,7 +78,7 @@ _MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 
 
-def day(days: int) -> str:
+def format_day(days: int) -> str:
     """Format a day, counted from 1970-01-01, of any year, in the Gregorian calendar: `55840-11-08`.
 
     A year has four digits or more, in the numbering of ISO 8601: 0 is before 1, and -43 is 44 BC. Python supports only
@@ -89,11 +90,11 @@ def day(days: int) -> str:
     return f"{year:0{5 if year < 0 else 4}}-{within.month:02}-{within.day:02}"
 
 
-def age(time_ms: int, present_ms: int | None = None) -> str:
+def format_age(time_ms: int, present_ms: int | None = None) -> str:
     """Format the age of a time in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
     elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
-    return "now" if elapsed_ms < 1000 else f"{rounded(elapsed_ms)} ago"
+    return "now" if elapsed_ms < 1000 else f"{format_rounded(elapsed_ms)} ago"
 
 
-def when(time_ms: int) -> str:
-    return f"{iso(time_ms)} ({age(time_ms)})"
+def format_with_age(time_ms: int) -> str:
+    return f"{format_iso(time_ms)} ({format_age(time_ms)})"

@@ -32,20 +32,20 @@ def printable(text: str) -> str:
     Joiners and style selectors within emoji stay. Backslashes are not escaped: the text is for reading, not for
     parsing.
     """
-    return _UNSAFE.sub(_shown, text)
+    return _UNSAFE.sub(_escape_match, text)
 
 
 def escaped_in_json(document: str) -> str:
     """Escape control and invisible characters of a JSON document as JSON does, so that a terminal can show it."""
-    return _UNSAFE_IN_JSON.sub(lambda match: _units(match[0]), document)
+    return _UNSAFE_IN_JSON.sub(lambda match: _utf16_escapes(match[0]), document)
 
 
-def _units(character: str) -> str:
+def _utf16_escapes(character: str) -> str:
     data = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
 
 
-def _shown(match: re.Match[str]) -> str:
+def _escape_match(match: re.Match[str]) -> str:
     character = match[0]
     if _within_emoji(match.string, match.start()):
         return character

@@ -5,22 +5,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 
-SILENT_S = 5.0
+SILENCE_S = 5.0
 
 _log = logging.getLogger("slackwater")
 
 
-def address_of(setting: str) -> str:
+def address_hint(setting: str) -> str:
     """Return a hint to check a server's address in this setting; empty if no setting has the address."""
     return f"check that it is running, and its address in {setting}" if setting else ""
 
 
-def warn_of(silence: str, setting: str) -> None:
-    _log.warning("%s", ": ".join(filter(None, (silence, address_of(setting)))))
+def warn_silent(silence: str, setting: str) -> None:
+    _log.warning("%s", ": ".join(filter(None, (silence, address_hint(setting)))))
 
 
 @contextmanager
-def on_silence(warn: Callable[[], None], after_s: float = SILENT_S) -> Iterator[None]:
+def call_on_silence(warn: Callable[[], None], after_s: float = SILENCE_S) -> Iterator[None]:
     """Call `warn` once, in a thread, if the block takes longer than `after_s`. Starts a thread per call."""
     timer = Timer(after_s, warn)
     timer.daemon = True

@@ -14,33 +14,33 @@ from pathlib import Path
 from ..errors import NotFound, Usage
 
 
-def installing(extras: str) -> str:
+def install_hint(extras: str) -> str:
     """Return a hint on how to install these extras from a clone of the repository, since there is no release yet."""
     return f"in a clone of slackwater: pip install -c constraints.txt '.[{extras}]'"
 
 
-def nearest(word: str, choices: Iterable[str]) -> str:
+def nearest_hint(word: str, choices: Iterable[str]) -> str:
     """Return `; the nearest is 'hourly'`, for the end of an error about an unknown word; empty without a match."""
     matches = get_close_matches(word, tuple(choices), n=1, cutoff=0.4)
     return f"; the nearest is {matches[0]!r}" if matches else ""
 
 
-def whole(subject: str, value: object, least: int, most: int | None = None) -> int:
+def check_whole(subject: str, value: object, minimum: int, maximum: int | None = None) -> int:
     """Return the value if it is a whole number (also of numpy) between the limits; a maximum of None is no limit.
 
     Raises `Usage`, with a message that begins with `subject`, otherwise.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), least, most):
+    if isinstance(value, Integral) and not isinstance(value, bool) and _is_within(int(value), minimum, maximum):
         return int(value)
-    limit = f"{least} or more" if most is None else f"{least} to {most}"
-    only_written_so = isinstance(value, float) and value.is_integer() and _is_within(value, least, most)
+    limit = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
+    only_written_so = isinstance(value, float) and value.is_integer() and _is_within(value, minimum, maximum)
     raise Usage(
         f"{subject} is {value!r}; expected a whole number, {limit}",
         hint=f"write it without a fraction: {value:.0f}" if only_written_so else "",
     )
 
 
-def finite(subject: str, value: object, least: float, most: float | None = None) -> float:
+def check_finite(subject: str, value: object, minimum: float, maximum: float | None = None) -> float:
     """Return the value as a float if it is a finite number (also of numpy) between the limits; None is no limit.
 
     Raises `Usage`, with a message that begins with `subject`, otherwise.
@@ -48,20 +48,20 @@ def finite(subject: str, value: object, least: float, most: float | None = None)
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold
             number = float(value)
-            if math.isfinite(number) and _is_within(number, least, most):
+            if math.isfinite(number) and _is_within(number, minimum, maximum):
                 return number
-    limit = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
+    limit = f"{minimum:g} or more" if maximum is None else f"{minimum:g} to {maximum:g}"
     raise Usage(
         f"{subject} is {value!r}; expected a finite number, {limit}",
         hint="for no limit, use a large number such as 1e9" if value == math.inf else "",
     )
 
 
-def _is_within(number: float, least: float, most: float | None) -> bool:
-    return number >= least and (most is None or number <= most)
+def _is_within(number: float, minimum: float, maximum: float | None) -> bool:
+    return number >= minimum and (maximum is None or number <= maximum)
 
 
-def program_file(code: str | Path) -> Path:
+def find_program_file(code: str | Path) -> Path:
     """Return the file named by `FILE` or `FILE:FUNCTION`.
 
     Raises `NotFound` if there is no such file, and `Usage` if it is a folder.

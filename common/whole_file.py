@@ -18,28 +18,28 @@ from uuid import uuid4
 
 from ..errors import Refused, SlackwaterError, Usage
 
-_FILE = re.compile(
+_FILE_EXTENSION = re.compile(
     r"\.(csv|tsv|txt|jsonl?|ndjson|xml|ya?ml|toml|html?|md|log|py|sql|parquet|pq|arrow|feather|ipc|avro|orc|xlsx?|ods|pdf|"
     r"duckdb|ddb|db|sqlite3?|pkl|pickle|np[yz]|h5|hdf5|zip|gz|bz2|xz|zst|lz4|7z|tar|tgz|jar)",
     re.IGNORECASE,
 )
 
 
-_ENDING = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
+_EXTENSION = re.compile(r"\.[a-z]\w*", re.IGNORECASE)
 
 
-def ending_of(path: PathLike[str] | str) -> str:
+def extension_of(path: PathLike[str] | str) -> str:
     """Return the lower-case extension of a file's name; empty for a name that ends in a slash."""
     return "" if os.fspath(path).endswith(os.sep) else Path(path).suffix.lower()
 
 
-def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_ending: bool = False) -> None:
+def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_extension: bool = False) -> None:
     """Raise `Usage` if a folder to create has the name of a file; existing folders are accepted.
 
     With `any_extension`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
     """
     path = Path(path)
-    if (_ENDING if any_ending else _FILE).fullmatch(path.suffix) and not path.is_dir():
+    if (_EXTENSION if any_extension else _FILE_EXTENSION).fullmatch(path.suffix) and not path.is_dir():
         raise Usage(
             f"{option} {path} would be a folder, but its name ends like a file's",
             hint=hint or f"write a name without an ending, such as {path.with_suffix('')}",
@@ -47,7 +47,7 @@ def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_endi
 
 
 @contextmanager
-def whole_file(path: Path, option: str) -> Iterator[Path]:
+def atomic_file(path: Path, option: str) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends without an error.
 
     Raises `Refused` if the file cannot be written; `option` is the option that named it.
@@ -66,15 +66,15 @@ def whole_file(path: Path, option: str) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path, option: str) -> Iterator[Path]:
+def atomic_folder(path: Path, option: str) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends without an error.
 
     Removes temporary folders of killed calls. Raises `Refused` if `path` exists or cannot be written; `option` is the
     option that named it.
     """
     path = path.absolute()
-    check_folder(path, option)
-    check_new(path, option)
+    check_parent_folder(path, option)
+    check_absent(path, option)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
@@ -87,10 +87,10 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
                 # All files must be durable before the rename.
                 for folder, _, files in os.walk(temporary):
                     for written in (*(Path(folder) / file for file in files), Path(folder)):
-                        sync(written)
-                check_new(path, option)
+                        fsync_path(written)
+                check_absent(path, option)
                 temporary.rename(path)
-                sync(path.parent)
+                fsync_path(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except SlackwaterError:
@@ -99,7 +99,7 @@ def whole_folder(path: Path, option: str) -> Iterator[Path]:
         raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
 
 
-def check_new(path: Path, option: str) -> None:
+def check_absent(path: Path, option: str) -> None:
     if path.exists() or path.is_symlink():
         raise Refused(f"{path} already exists", hint=f"choose another {option}, or remove it yourself")
 
@@ -114,7 +114,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Make a file, or the entries of a folder, durable. Syncing a file does not sync its folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -123,7 +123,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_folder(path: Path, option: str) -> None:
+def check_parent_folder(path: Path, option: str) -> None:
     if not path.parent.is_dir():
         raise Refused(
             f"{path} cannot be written: no folder {path.parent}", hint=f"create the folder, or choose another {option}"
@@ -131,7 +131,7 @@ def check_folder(path: Path, option: str) -> None:
 
 
 @contextmanager
-def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
+def lock_file(path: Path, wait: Callable[[], None]) -> Iterator[None]:
     """Hold the lock at `path`, whose folder must exist. The lock is released when this process ends, even if killed.
 
     Calls `wait` once if another process has the lock, then blocks until it is free.
@@ -151,11 +151,11 @@ def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def own_folder(parent: Path, name: str) -> Iterator[Path]:
+def locked_folder(parent: Path, name: str) -> Iterator[Path]:
     parent.mkdir(parents=True, exist_ok=True)
     folder, lock = parent / name, parent / f"{name}.lock"
     # Lock before creating the folder: `sweep` removes folders without a held lock.
-    with locked(lock, lambda: None):
+    with lock_file(lock, lambda: None):
         folder.mkdir()
         try:
             yield folder
@@ -164,7 +164,7 @@ def own_folder(parent: Path, name: str) -> Iterator[Path]:
             lock.unlink(missing_ok=True)
 
 
-def sweep(parent: Path) -> None:
+def remove_dead_folders(parent: Path) -> None:
     for folder in [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else ():
         lock = folder.with_name(f"{folder.name}.lock")
         try:
@@ -187,6 +187,6 @@ def temporary_folder() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
         return
-    sweep(parent)
-    with own_folder(parent, uuid4().hex[:12]) as folder:
+    remove_dead_folders(parent)
+    with locked_folder(parent, uuid4().hex[:12]) as folder:
         yield folder

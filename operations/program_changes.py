@@ -12,20 +12,20 @@ from ulid import ULID
 from ..common import instants
 from ..errors import Usage
 from ..pipeline.api.app import App
-from ..pipeline.batch.schemas import Shape, ddl_of, shapes
+from ..pipeline.batch.schemas import StageSchemas, ddl_of, derive_schemas
 from ..pipeline.kafka.channels import KafkaChannels
-from ..pipeline.kafka.open import open_kafka, wait_for
+from ..pipeline.kafka.open import open_kafka, wait_until_available
 from ..pipeline.listener import Listener
 from ..pipeline.run.claim import Claimer, check_program
 from ..pipeline.run.options import Options
 from ..pipeline.run.program import load_app
-from ..pipeline.spark.conf import on_path
+from ..pipeline.spark.conf import add_to_python_path
 from ..pipeline.spark.session import running_session, spark_session
 from ..snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
 from ..snapshot.cut import replicas
 from ..snapshot.cut.moments import heads_of, stages_of
 from ..snapshot.take.audit_log import whoami
-from ..snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ..snapshot.under_way.exclusion import RUNS_ELSEWHERE, Intent, check_exclusion
 from ..state.fits import Declared, DeclaredStage
 from ..store.objects.open import open_store
 from ..store.objects.protocol import ObjectStore
@@ -33,13 +33,13 @@ from ..store.versions import apps
 from ..store.versions.manifest import Input
 
 
-def declared(app: App, shapes_by_stage: Mapping[str, Shape]) -> Declared:
+def declared(app: App, shapes_by_stage: Mapping[str, StageSchemas]) -> Declared:
     """Return the tables and outputs that a program declares, in the form that manifests store."""
     stages = {}
-    for stage in app.in_order():
+    for stage in app.stages_in_order():
         shape = shapes_by_stage[stage.name]
         outputs = {channel.name: ddl_of(shape.emits[channel.name]) for channel in stage.repartitions}
-        stages[stage.name] = DeclaredStage(stage.name, app.writers(stage), outputs, shape.table)
+        stages[stage.name] = DeclaredStage(stage.name, app.input_writers(stage), outputs, shape.table)
     return Declared(app.name, stages)
 
 
@@ -60,7 +60,7 @@ def migrate_file(
     before. Raises the errors of `StoredApp.migrate`, `load_app` and `shapes`, and `Refused` if the program is that of
     the app over which this one was promoted.
     """
-    on_path(options.py_files)
+    add_to_python_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     program = load_app(path, name=app, store=store)
     return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, listener=listener)
@@ -80,10 +80,10 @@ def migrate_app(
     listener = listener or Listener()
     info = apps.read_app(store, program.name)
     if not dry_run:
-        check_exclusion(store, program.name, Intent.MIGRATE, *HERE)
+        check_exclusion(store, program.name, Intent.MIGRATE, *RUNS_ELSEWHERE)
     check_program(store, program, heads_of(store, program.name, stages_of(store, program.name)).values())
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=instants.now_ms())
-    plan = find_plan(store, with_spark(program, options, listener), renames, stages=stages)
+    plan = find_plan(store, declare_with_spark(program, options, listener), renames, stages=stages)
     if dry_run or not plan.changes:
         return Migrated(plan, 0, "", {}, finished)
     starts: dict[str, dict[str, Input]] = {}
@@ -95,24 +95,24 @@ def migrate_app(
                 f"no Kafka configured, needed for the first offsets of {unread}",
                 hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
             )
-        wait_for(kafka := open_kafka(options.kafka), options.patience_s)
-        renamed, writer = replicas.topics_of(store, info), str(ULID())
+        wait_until_available(kafka := open_kafka(options.kafka), options.patience_s)
+        renamed, writer = replicas.current_topic_names(store, info), str(ULID())
         claimer = Claimer(store, kafka, program, renamed, writer, by=whoami(), accept_loss=options.accept_loss)
         for stage, names in plan.unread.items():
-            starts[stage] = {name: claimer.begin(program.stages[stage], name) for name in names}
-    listener.doing("migrating")
+            starts[stage] = {name: claimer.position_of_new_input(program.stages[stage], name) for name in names}
+    listener.on_activity("migrating")
     reader = KafkaChannels(open_kafka(options.kafka), patience_s=options.patience_s) if options.kafka else None
     done = migrate(store, plan, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader)
     return replace(done, finished=finished)
 
 
-def with_spark(program: App, options: Options, listener: Listener) -> Declared:
-    listener.doing("starting Spark, to see which columns the program declares")
-    with spark_of("migrate", program, options, master="local[1]") as spark:
-        return declared(program, shapes(program, spark))
+def declare_with_spark(program: App, options: Options, listener: Listener) -> Declared:
+    listener.on_activity("starting Spark, to see which columns the program declares")
+    with open_spark("migrate", program, options, master="local[1]") as spark:
+        return declared(program, derive_schemas(program, spark))
 
 
-def spark_of(
+def open_spark(
     verb: str, program: App, options: Options, master: str | None = None
 ) -> AbstractContextManager[SparkSession]:
     """Return a Spark session with the options' master, or `master` if they have none; reuses a running session."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StateFigures:
+class StateSizes:
     """Sizes of a stage's state after one batch. All zero for a stage without a table.
 
     Attributes:
@@ -70,7 +70,7 @@ class BatchReport:
     commit_seconds: float
     time_ms: int
     epoch: int
-    state: StateFigures
+    state: StateSizes
     stats: "Stats"
     stall_seconds: float = 0.0
     unflushed: int = 0
@@ -87,7 +87,7 @@ class ArchiveState:
 
     app: str
     topic: str
-    behind: int
+    lag: int
     """Number of offsets that committed batches have read and that are not archived yet."""
     objects: int
     bytes: int
@@ -98,44 +98,44 @@ class ArchiveState:
 class Listener:
     """Receives the events of a run, from several threads. The methods of this base class do nothing."""
 
-    def doing(self, what: str) -> None:
+    def on_activity(self, what: str) -> None:
         """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
-    def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
         """Report that batches of these stages run, at most one of each stage in its `triggers_s` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
         batch because stages that read from it lag.
         """
 
-    def move(self, head: "Manifest", tip: "Manifest") -> None:
+    def on_version(self, head: "Manifest", tip: "Manifest") -> None:
         """Report a stage's newest committed version, `head`, and its newest acknowledged version, `tip`."""
 
-    def committed(self, batch: BatchReport) -> None:
+    def on_commit(self, batch: BatchReport) -> None:
         """Report a committed batch."""
 
-    def looped(self) -> None:
+    def on_loop(self) -> None:
         """Report one pass of the driver's loop."""
 
-    def looked(self, stage: str, *, busy: bool, version: int) -> None:
+    def on_stage_polled(self, stage: str, *, busy: bool, version: int) -> None:
         """Report a stage's newest `version`, and `busy` while a batch of the stage runs."""
 
-    def checked(self) -> None:
+    def on_ownership_checked(self) -> None:
         """Report that this runner still owns all its stages."""
 
-    def spark(self, tasks: Hashable) -> None:
+    def on_spark_answered(self, tasks: Hashable) -> None:
         """Report that Spark's JVM has answered. `tasks` changes whenever a task has ended."""
 
-    def lags(self, stages: "tuple[StageLag, ...]") -> None:
+    def on_lags(self, stages: "tuple[StageLag, ...]") -> None:
         """Report the lag of every stage of the app, every few seconds."""
 
-    def archived(self, states: tuple[ArchiveState, ...]) -> None:
+    def on_archive_progress(self, states: tuple[ArchiveState, ...]) -> None:
         """Report the progress of the input archives of the topics read by this run, every few seconds."""
 
-    def collected(self, done: "Collected") -> None:
+    def on_gc(self, done: "Collected") -> None:
         """Report a garbage collection of the app, with what it deleted."""
 
-    def ending(self) -> None:
+    def on_ending(self) -> None:
         """Report that the run starts no more batches."""
 
 
@@ -144,10 +144,10 @@ class Listeners(Listener):
 
     def __init__(self, *listeners: Listener | None) -> None:
         for name in [name for name in vars(Listener) if not name.startswith("_")]:
-            setattr(self, name, _all([getattr(listener, name) for listener in listeners if listener is not None]))
+            setattr(self, name, _call_all([getattr(listener, name) for listener in listeners if listener is not None]))
 
 
-def _all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
+def _call_all(methods: "list[Callable[..., None]]") -> Callable[..., None]:
     def told(*args: object, **how: object) -> None:
         for method in methods:
             method(*args, **how)
@@ -165,9 +165,9 @@ class Callbacks(Listener):
     ) -> None:
         self._doing, self._committed = doing, committed
 
-    def doing(self, what: str) -> None:
+    def on_activity(self, what: str) -> None:
         if what:
             self._doing(what)
 
-    def committed(self, batch: BatchReport) -> None:
+    def on_commit(self, batch: BatchReport) -> None:
         self._committed(batch)

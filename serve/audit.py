@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..client.show.shown import encoded
-from ..common.instants import iso, now_ms
-from ..snapshot.query.clauses import words
+from ..client.show.shown import encode_json
+from ..common.instants import format_iso, now_ms
+from ..snapshot.query.clauses import tokenize
 
 AUDIT = logging.getLogger("slackwater.audit")
 """Logger of the audit log; lines have the level INFO."""
-_SQL = ("sql", "where", "check")
-_HIDDEN = ("string", "number", "escaped", "dollars", "open")
+_SQL_ARGUMENTS = ("sql", "where", "check")
+_LITERAL_KINDS = ("string", "number", "escaped", "dollars", "open")
 
 
 @contextmanager
-def write_to(file: Path | None) -> Iterator[None]:
+def log_to_file(file: Path | None) -> Iterator[None]:
     """Append audit lines to a file during the context; `-` is standard error, None is no log."""
     if file is None:
         yield
@@ -37,32 +37,32 @@ def write_to(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def write(
-    action: str, host: str, who: str, arguments: Mapping[str, object], status: int, rows: int | None, took_s: float
+def log_request(
+    action: str, host: str, who: str, arguments: Mapping[str, object], status: int, rows: int | None, elapsed_s: float
 ) -> None:
     """Log a request, if the audit log is enabled; `rows` is None for a stream that has not ended."""
     if not AUDIT.isEnabledFor(logging.INFO):
         return
-    shown_arguments = {name: _shown(name, value) for name, value in arguments.items() if value not in ("", [])}
+    shown_arguments = {name: _redact(name, value) for name, value in arguments.items() if value not in ("", [])}
     line = {
-        "time": iso(now_ms(), "milliseconds"),
+        "time": format_iso(now_ms(), "milliseconds"),
         "who": who,
         "from": host,
         "what": action,
         "asked": shown_arguments,
         "status": status,
         "rows": rows,
-        "ms": round(took_s * 1_000, 1),
+        "ms": round(elapsed_s * 1_000, 1),
     }
-    AUDIT.info(encoded(line).decode())
+    AUDIT.info(encode_json(line).decode())
 
 
-def _shown(name: str, value: object) -> object:
+def _redact(name: str, value: object) -> object:
     if name in ("key", "keys"):
         return len(value) if isinstance(value, list) else 1
-    return without_values(value) if name in _SQL and isinstance(value, str) else value
+    return redact_sql(value) if name in _SQL_ARGUMENTS and isinstance(value, str) else value
 
 
-def without_values(sql: str) -> str:
+def redact_sql(sql: str) -> str:
     """Return a SQL statement with `?` in place of each string and number."""
-    return " ".join("?" if token.kind in _HIDDEN else sql[token.start : token.end] for token in words(sql))
+    return " ".join("?" if token.kind in _LITERAL_KINDS else sql[token.start : token.end] for token in tokenize(sql))

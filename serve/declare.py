@@ -13,22 +13,24 @@ from typing import Annotated, Any, Literal, get_origin
 import msgspec
 from msgspec import Meta
 
-from ..common.arguments import kind_of, param_of, parameters_of, parts_of
-from ..common.validation import nearest
+from ..common.arguments import all_parameters, param_of, union_members, unwrap_annotated
+from ..common.validation import nearest_hint
 from ..errors import Usage
 from ..operations.maintenance.tokens import Verb
 from ..store.versions import keys
-from ..store.versions.codec import learned
+from ..store.versions.codec import register_type
 
 
-def _text(pattern: str, description: str, *examples: str, most: int = 200) -> Any:
-    return Annotated[str, Meta(pattern=pattern, max_length=most, description=description, examples=list(examples))]
+def _text_type(pattern: str, description: str, *examples: str, max_length: int = 200) -> Any:
+    return Annotated[
+        str, Meta(pattern=pattern, max_length=max_length, description=description, examples=list(examples))
+    ]
 
 
-AppName = _text(rf"^{keys.NAME}(~[0-9]{{1,3}})?$", "Name of the app.", "flights")
-Stage = _text(rf"^({keys.NAME})?$", "Name of a stage; empty for all stages.", "carriers")
-Table = _text(rf"^{keys.NAME}$", "Name of the table.", "carriers")
-Moment = _text(
+AppName = _text_type(rf"^{keys.NAME}(~[0-9]{{1,3}})?$", "Name of the app.", "flights")
+Stage = _text_type(rf"^({keys.NAME})?$", "Name of a stage; empty for all stages.", "carriers")
+Table = _text_type(rf"^{keys.NAME}$", "Name of the table.", "carriers")
+Moment = _text_type(
     r"^[^/@\x00-\x1f]+$",
     "A moment, the part of a ref after the @: `now`, an ISO time, `-5m`, `~3`, a snapshot; with `stage`, `v42`.",
     "now",
@@ -50,7 +52,7 @@ Limit = Annotated[int, Meta(ge=1, le=10_000, description="Maximum number of resu
 RowsOrAll = Annotated[int, Meta(ge=0, le=1_000_000, description="Maximum number of rows per table; 0 for all.")]
 Sql = Annotated[str, Meta(min_length=1, max_length=100_000, description="One read-only statement in DuckDB's SQL.")]
 KeyOrNone = Annotated[str, Meta(max_length=10_000, description="Only this key, as text; empty for the whole batch.")]
-SnapshotName = _text(rf"^({keys.NAME})?$", "Name of the snapshot; empty for the current time.", "before-deploy")
+SnapshotName = _text_type(rf"^({keys.NAME})?$", "Name of the snapshot; empty for the current time.", "before-deploy")
 Message = Annotated[str, Meta(max_length=4_096, description="Reason, for the log of operations.")]
 Format = Annotated[
     Literal["", "json", "arrow"],
@@ -76,7 +78,7 @@ class Endpoint:
     def name(self) -> str:
         return self.function.__name__
 
-    def understand(
+    def parse_arguments(
         self, in_path: dict[str, str], query: Iterable[tuple[str, str]], body: bytes = b""
     ) -> dict[str, Any]:
         """Convert a request's path, query and body to arguments by name.
@@ -88,7 +90,7 @@ class Endpoint:
         for name, value in query:
             if name not in names or name in self.in_path:
                 raise Usage(
-                    f"there is no parameter {name!r}{nearest(name, names)}", hint=f"there are: {', '.join(names)}"
+                    f"there is no parameter {name!r}{nearest_hint(name, names)}", hint=f"there are: {', '.join(names)}"
                 )
             if name in lists:
                 arguments.setdefault(name, []).append(value)
@@ -102,7 +104,7 @@ class Endpoint:
                 arguments |= in_body
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Usage(f"{self.path}: {error}", hint="/openapi.json describes the parameters") from None
-        return converted(arguments, self.parameters, self.path, "/openapi.json describes the parameters")
+        return convert_arguments(arguments, self.parameters, self.path, "/openapi.json describes the parameters")
 
 
 ENDPOINTS: list[Endpoint] = []
@@ -117,7 +119,7 @@ def endpoint(
     is_long: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters, struct = parameter_struct_of(function)
+        parameters, struct = build_parameter_struct(function)
         in_path = tuple(parameter.name for parameter in parameters if f"{{{parameter.name}}}" in path)
         lists = frozenset(parameter.name for parameter in parameters if _is_list(parameter.annotation))
         ENDPOINTS.extend(
@@ -128,24 +130,26 @@ def endpoint(
     return declared
 
 
-def parameter_struct_of(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
-    parameters = [_over_http(parameter) for parameter in parameters_of(function)[1:]]
+def build_parameter_struct(function: Callable[..., Any]) -> tuple[list[inspect.Parameter], type[msgspec.Struct]]:
+    parameters = [_http_parameter(parameter) for parameter in all_parameters(function)[1:]]
     fields = [_field(parameter) for parameter in parameters]
     return parameters, msgspec.defstruct(f"{function.__name__}_asked", fields, kw_only=True, frozen=True)
 
 
-def _over_http(parameter: inspect.Parameter) -> inspect.Parameter:
+def _http_parameter(parameter: inspect.Parameter) -> inspect.Parameter:
     if (param := param_of(parameter)) is None:
         return parameter
-    kind = kind_of(parameter.annotation)
-    kind, limits = str if str in parts_of(kind) else kind, dict(param.limits)
+    kind = unwrap_annotated(parameter.annotation)
+    kind, limits = str if str in union_members(kind) else kind, dict(param.limits)
     if item_limits := limits.pop("each", None):
         item: Any = Annotated[str, Meta(**item_limits)]
         kind = list[item]
     return parameter.replace(annotation=Annotated[kind, Meta(description=param.help, **limits)])
 
 
-def converted(arguments: Mapping[str, Any], struct: type[msgspec.Struct], subject: str, hint: str) -> dict[str, Any]:
+def convert_arguments(
+    arguments: Mapping[str, Any], struct: type[msgspec.Struct], subject: str, hint: str
+) -> dict[str, Any]:
     """Convert arguments to the parameters' types, by name. Raises `Usage` for an invalid argument."""
     names = struct.__struct_fields__
     if unknown := arguments.keys() - {*names}:
@@ -154,7 +158,7 @@ def converted(arguments: Mapping[str, Any], struct: type[msgspec.Struct], subjec
             hint=f"there are: {', '.join(names)}",
         )
     try:
-        return msgspec.structs.asdict(msgspec.convert(arguments, learned(struct), strict=False))
+        return msgspec.structs.asdict(msgspec.convert(arguments, register_type(struct), strict=False))
     except msgspec.ValidationError as error:
         raise Usage(f"{subject}: {error}", hint=hint) from None
 
@@ -167,4 +171,4 @@ def _field(parameter: inspect.Parameter) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
-    return get_origin(kind_of(kind)) is list
+    return get_origin(unwrap_annotated(kind)) is list

@@ -11,33 +11,33 @@ from contextlib import suppress
 
 from ..client.history import AppHistory
 from ..errors import Corruption, SlackwaterError, Unavailable
-from .rows.fresh import FreshMoment
-from .rows.look_ups import InThread
+from .rows.fresh import CachedMoment
+from .rows.look_ups import ThreadRunner
 
 _log = logging.getLogger(__name__)
 
 IDLE_S = 60.0
 """Seconds after the last request during which an app is polled."""
-_WHOLE_S = 2.0
+_FULL_POLL_S = 2.0
 """Seconds between full polls, which notice new stages and an app that was created again."""
-_REOPENED_S = 30.0
+_REOPEN_S = 30.0
 """Seconds between reopenings of cached files, so that files in use stay in the cache."""
 
 
-_SOON_BYTES = 8 << 20
+_MAX_PREFETCH_BYTES = 8 << 20
 """Maximum bytes to fetch before a new moment is announced: usually the SSTs of a batch."""
 
-Owned = Callable[[str, str, Iterable[int]], Sequence[int]]
+OwnedPartitions = Callable[[str, str, Iterable[int]], Sequence[int]]
 """Function that selects, from state partitions of an app's table, those that this instance owns."""
 
 
-class Newest:
+class AppPoller:
     """Poller of one app's newest moment. Belongs to one event loop."""
 
-    def __init__(self, app: AppHistory, in_thread: InThread, every_s: float, owned: Owned) -> None:
-        self._app, self._in_thread, self._every_s, self._owned = app, in_thread, every_s, owned
-        self._reading: FreshMoment | None = None
-        self._asked_s = self._whole_s = self._opened_s = 0.0
+    def __init__(self, app: AppHistory, in_thread: ThreadRunner, interval_s: float, owned: OwnedPartitions) -> None:
+        self._app, self._in_thread, self._interval_s, self._owned = app, in_thread, interval_s, owned
+        self._newest: CachedMoment | None = None
+        self._last_request_s = self._last_full_poll_s = self._last_open_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._polling = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -46,16 +46,16 @@ class Newest:
         self._warming: asyncio.Task[None] | None = None
         self._is_to_warm = False
 
-    async def reading(self) -> FreshMoment:
-        self._asked_s = time.monotonic()
-        if self._reading is None:
+    async def newest_moment(self) -> CachedMoment:
+        self._last_request_s = time.monotonic()
+        if self._newest is None:
             async with self._polling:
-                if self._reading is None:
+                if self._newest is None:
                     await self._poll()
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
-        assert self._reading is not None  # noqa: S101  `_poll` raises, or sets a moment
-        return self._reading
+        assert self._newest is not None  # noqa: S101  `_poll` raises, or sets a moment
+        return self._newest
 
     def keep_warm(self, table: str) -> None:
         """Keep a table's SSTs open for a while, because its rows were requested."""
@@ -64,22 +64,24 @@ class Newest:
         if is_new:
             self.warm()
 
-    async def until(self, condition: Callable[[FreshMoment], bool], timeout_s: float) -> tuple[FreshMoment, bool]:
+    async def wait_until(
+        self, condition: Callable[[CachedMoment], bool], timeout_s: float
+    ) -> tuple[CachedMoment, bool]:
         """Wait until a condition holds for the newest moment; return the moment, and False if time ran out."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 async for reading in self.changes():
                     if condition(reading):
                         return reading, True
-        return await self.reading(), False
+        return await self.newest_moment(), False
 
-    async def changes(self) -> AsyncIterator[FreshMoment]:
+    async def changes(self) -> AsyncIterator[CachedMoment]:
         self._listeners += 1
         try:
             seen = None
             while True:
                 changed = self._changed
-                reading = await self.reading()
+                reading = await self.newest_moment()
                 if reading is not seen:
                     seen = reading
                     yield reading
@@ -94,8 +96,8 @@ class Newest:
 
     async def _follow(self) -> None:
         try:
-            while self._listeners or time.monotonic() - self._asked_s < IDLE_S:
-                await asyncio.sleep(self._every_s)
+            while self._listeners or time.monotonic() - self._last_request_s < IDLE_S:
+                await asyncio.sleep(self._interval_s)
                 try:
                     await self._poll()
                 except (Unavailable, Corruption) as error:
@@ -104,49 +106,49 @@ class Newest:
         except Exception as error:  # such as a removed app; the next request raises the error
             _log.warning("stopped polling %s: %s", self._app.called, error)
         finally:
-            self._reading = self._task = None
+            self._newest = self._task = None
             self._notify()
 
     async def _poll(self) -> None:
-        previous, now_s = self._reading, time.monotonic()
-        if now_s - self._whole_s > _WHOLE_S:
-            self._whole_s, previous = now_s, None
+        previous, now_s = self._newest, time.monotonic()
+        if now_s - self._last_full_poll_s > _FULL_POLL_S:
+            self._last_full_poll_s, previous = now_s, None
         new_reading = await self._in_thread(lambda: self._read(previous))
         if new_reading is not None:
-            self._reading = new_reading
+            self._newest = new_reading
             self._notify()
             self.warm()
-        elif (reading := self._reading) is not None and now_s - self._opened_s > _REOPENED_S:
-            self._opened_s = now_s
+        elif (reading := self._newest) is not None and now_s - self._last_open_s > _REOPEN_S:
+            self._last_open_s = now_s
             await self._in_thread(lambda: self._open(reading, 0))
 
-    def _read(self, previous: FreshMoment | None) -> FreshMoment | None:
+    def _read(self, previous: CachedMoment | None) -> CachedMoment | None:
         """Return the newest moment, or None if it is unchanged."""
-        moment = self._app.newer(previous.moment) if previous is not None else self._app.at()
-        if moment is None or (self._reading is not None and moment.versions == self._reading.moment.versions):
+        moment = self._app.newer_moment(previous.moment) if previous is not None else self._app.at()
+        if moment is None or (self._newest is not None and moment.versions == self._newest.moment.versions):
             return None
         moment.read_up_to()  # loads the manifests
-        new_reading = FreshMoment(moment, is_newest=True, on_read=self.keep_warm)
+        new_reading = CachedMoment(moment, is_newest=True, on_read=self.keep_warm)
         # Fetch a batch's few new bytes before announcing the moment, so that no request has to wait for them.
-        self._open(new_reading, _SOON_BYTES)
+        self._open(new_reading, _MAX_PREFETCH_BYTES)
         return new_reading
 
-    def _open(self, reading: FreshMoment, most_bytes: int | None = None) -> None:
+    def _open(self, reading: CachedMoment, max_fetch_bytes: int | None = None) -> None:
         for table in [name for name in [*self._tables] if name in reading.moment.cut.tables]:
-            owned = self._owned(self._app.called, table, range(reading.moment.partitions(table)))
+            owned = self._owned(self._app.called, table, range(reading.moment.partition_count(table)))
             try:
-                reading.open(table, owned, most_bytes)
+                reading.open_partitions(table, owned, max_fetch_bytes)
             except SlackwaterError as error:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
         """Start fetching the SSTs of owned state partitions; called when their number may have grown."""
-        self._is_to_warm, self._opened_s = True, time.monotonic()
+        self._is_to_warm, self._last_open_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())
 
     async def _warm_owned(self) -> None:
-        while self._is_to_warm and (reading := self._reading) is not None:
+        while self._is_to_warm and (reading := self._newest) is not None:
             self._is_to_warm = False
             old_s = time.monotonic() - IDLE_S
             self._tables = {table: at_s for table, at_s in self._tables.items() if at_s > old_s}

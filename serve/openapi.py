@@ -17,7 +17,7 @@ _PROBLEM = {
 }
 
 
-def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in endpoints:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

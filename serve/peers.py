@@ -21,16 +21,16 @@ from ulid import ULID
 from ..errors import SlackwaterError
 from ..store.objects.protocol import ObjectStore
 from ..store.versions import keys, limits
-from ..store.versions.codec import Notes
+from ..store.versions.codec import JsonFolder
 
 _log = logging.getLogger(__name__)
 
-BEAT_S = 1.0
-_GONE_MS = 3_500
+HEARTBEAT_S = 1.0
+_DEAD_AFTER_MS = 3_500
 """Age of the last heartbeat, by the storage's clock, after which an instance counts as dead."""
-_FORGOTTEN_MS = 60_000
-_PATIENCE = urllib3.Timeout(connect=0.25, read=1.0)
-HOP = "slackwater-hop"
+_DELETE_AFTER_MS = 60_000
+_FORWARD_TIMEOUT = urllib3.Timeout(connect=0.25, read=1.0)
+FORWARDED_HEADER = "slackwater-hop"
 """Header of a forwarded request, which is not forwarded again; its value is the time as of which rows expire."""
 
 
@@ -38,10 +38,10 @@ class Peer(msgspec.Struct, frozen=True):
     """A live instance that serves the store."""
 
     id: limits.Id
-    url: limits.Line
+    url: limits.ShortText
 
 
-INSTANCES = Notes(Peer, lambda: keys.INSTANCES, lambda peer: peer.id)
+INSTANCES = JsonFolder(Peer, lambda: keys.INSTANCES, lambda peer: peer.id)
 
 
 class Peers:
@@ -61,34 +61,34 @@ class Peers:
         in_thread: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]],
         on_change: Callable[[], None],
     ) -> None:
-        self.me = Peer(str(ULID()), url.rstrip("/"))
+        self.this_instance = Peer(str(ULID()), url.rstrip("/"))
         self._store, self._in_thread, self._on_change = store, in_thread, on_change
         self.others: Mapping[str, Peer] = {}
         self._known: dict[str, Peer] = {}
         self._suspects: dict[str, float] = {}
-        self._http = urllib3.PoolManager(maxsize=32, timeout=_PATIENCE, retries=False)
+        self._http = urllib3.PoolManager(maxsize=32, timeout=_FORWARD_TIMEOUT, retries=False)
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self) -> None:
+    async def start_heartbeats(self) -> None:
         await self._in_thread(self._beat)
         self._task = asyncio.create_task(self._beat_forever())
 
-    async def end(self) -> None:
+    async def stop_heartbeats(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            await self._in_thread(lambda: INSTANCES.remove(self._store, self.me.id))
+            await self._in_thread(lambda: INSTANCES.remove(self._store, self.this_instance.id))
 
-    def owns(self, app: str, table: str, partitions: Iterable[int]) -> list[int]:
-        return [partition for partition in partitions if self._owner(app, table, partition) is self.me]
+    def owned_partitions(self, app: str, table: str, partitions: Iterable[int]) -> list[int]:
+        return [partition for partition in partitions if self._owner(app, table, partition) is self.this_instance]
 
-    def owners(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
+    def indices_by_owner(self, app: str, table: str, partitions: npt.NDArray[np.int32]) -> dict[str, list[int]]:
         """Return, by id of the owning instance, the indices of its state partitions in `partitions`."""
         positions: dict[str, list[int]] = {}
         for position, partition in enumerate(partitions.tolist()):
             positions.setdefault(self._owner(app, table, partition).id, []).append(position)
         return positions
 
-    async def ask(
+    async def forward(
         self, other: str, path: str, query: Sequence[tuple[str, str]], headers: dict[str, str]
     ) -> bytes | None:
         """Forward a request to another instance; return the body, or None unless it answers with 200."""
@@ -111,13 +111,15 @@ class Peers:
 
     def _owner(self, app: str, table: str, partition: int) -> Peer:
         now_s = time.monotonic()
-        live = (peer for peer in self.others.values() if now_s - self._suspects.get(peer.id, -9e9) > 2 * BEAT_S)
+        live = (peer for peer in self.others.values() if now_s - self._suspects.get(peer.id, -9e9) > 2 * HEARTBEAT_S)
         suffix = f"/{app}/{table}/{partition}"
-        return max((self.me, *live), key=lambda peer: xxhash.xxh3_64_intdigest(f"{peer.id}{suffix}".encode()))
+        return max(
+            (self.this_instance, *live), key=lambda peer: xxhash.xxh3_64_intdigest(f"{peer.id}{suffix}".encode())
+        )
 
     async def _beat_forever(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             try:
                 previous = self.others.keys()
                 await self._in_thread(self._beat)
@@ -127,14 +129,14 @@ class Peers:
                 _log.warning("cannot list the other instances: %s", error.message)
 
     def _beat(self) -> None:
-        INSTANCES.put(self._store, self.me)
-        own_key = INSTANCES.key(self.me)
+        INSTANCES.put(self._store, self.this_instance)
+        own_key = INSTANCES.key(self.this_instance)
         listed = INSTANCES.listed(self._store)
         # Compare with this instance's own heartbeat, so that only the storage's clock counts.
         now_ms = max((info.modified_ms for info in listed if info.key == own_key), default=0)
-        live = [info for info in listed if now_ms - info.modified_ms < _GONE_MS and info.key != own_key]
+        live = [info for info in listed if now_ms - info.modified_ms < _DEAD_AFTER_MS and info.key != own_key]
         new = [info for info in live if info.key not in self._known]
         self._known |= {INSTANCES.key(peer): peer for peer in INSTANCES.read(self._store, new)}
         peers = (self._known[info.key] for info in live if info.key in self._known)
         self.others = {peer.id: peer for peer in peers}
-        INSTANCES.sweep(self._store, listed, lambda info: now_ms - info.modified_ms > _FORGOTTEN_MS)
+        INSTANCES.sweep(self._store, listed, lambda info: now_ms - info.modified_ms > _DELETE_AFTER_MS)

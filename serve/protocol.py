@@ -10,15 +10,15 @@ _MAX_HEAD_BYTES = 64 << 10
 
 A single part may be a few times as large.
 """
-_PATIENCE_S = 10.0
+_REQUEST_TIMEOUT_S = 10.0
 PROBES = ("/healthz", "/livez", "/readyz", "/metrics")
 """Paths that are answered regardless of the number of requests in progress."""
 
 
-class Protocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """An HTTP connection. At the maximum number of connections, a new one closes an idle one."""
 
-    most = 2_000
+    max_connections = 2_000
     """Maximum number of connections; larger than that of requests, so that an idle one always exists."""
     idle_since_s = 0.0
     _head_bytes = _part_bytes = 0
@@ -27,8 +27,8 @@ class Protocol(HttpToolsProtocol):
     _is_in_head = True
 
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= self.most:
-            self._make_room()
+        if len(self.connections) >= self.max_connections:
+            self._close_idle_connection()
         super().connection_made(transport)
         ssl = transport.get_extra_info("ssl_object")
         certificate = (ssl.getpeercert() or {}) if ssl is not None else {}
@@ -41,13 +41,15 @@ class Protocol(HttpToolsProtocol):
     def is_idle(self) -> bool:
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
-    def _make_room(self) -> None:
+    def _close_idle_connection(self) -> None:
         """Close the longest idle connection of the address that has the most idle connections.
 
         So a client that opens many connections loses its own.
         """
         idle = [
-            connection for connection in self.connections if isinstance(connection, Protocol) and connection.is_idle
+            connection
+            for connection in self.connections
+            if isinstance(connection, LimitedHttpProtocol) and connection.is_idle
         ]
         counts = Counter(connection.peer for connection in idle)
         for busiest, _ in counts.most_common(1):
@@ -59,7 +61,7 @@ class Protocol(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait(begins=False)
+        self._wait(starts=False)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,7 +71,7 @@ class Protocol(HttpToolsProtocol):
             return  # the data completed a head, or belongs to a body
         self._head_bytes += len(data)
         if self._head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._wait(begins=False)
+            self._wait(starts=False)
             self.send_400_response("The request's headers are too large.")
 
     def on_message_begin(self) -> None:
@@ -84,13 +86,13 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._wait(begins=False)
+        self._wait(starts=False)
         self.idle_since_s = self.loop.time()
         # The rest of this data does not count for the next request.
         self._is_in_head, self._head_bytes = True, -self._part_bytes
         super().on_message_complete()
 
-    def _wait(self, *, begins: bool = True) -> None:
+    def _wait(self, *, starts: bool = True) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(_PATIENCE_S, self.transport.close) if begins else None
+        self._timer = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.close) if starts else None

@@ -6,9 +6,9 @@ from typing import Unpack
 from ..client.declared.questions import DiffOptions, MomentOptions
 from ..client.show import history as shown
 from ..client.show import rows, values
-from ..client.show.shown import Result, fields
+from ..client.show.shown import Result, attributes
 from ..errors import Usage
-from ..snapshot.query.key_text import key_of
+from ..snapshot.query.key_text import parse_key_text
 from . import passing
 from .declare import (
     AppName,
@@ -41,20 +41,20 @@ async def get(
 ) -> Answer:
     """Return rows by key in the order of the keys, null for a missing one, with the version, its time, and offsets."""
     reading = await call.moment(app, ref, table=table, **options)
-    answers = reading.known(table)
+    answers = reading.cached_answers(table)
     if answers is None:
-        answers = await call.service.in_thread(lambda: reading.about(table))
+        answers = await call.service.in_thread(lambda: reading.answers_for(table))
     etag = call.etag(*answers.etag)
-    headers = {} if answers.changes_by_itself else {"etag": etag}
+    headers = {} if answers.may_expire else {"etag": etag}
     if etag in call.known_etags and headers:
         return Answer(b"", status=304, headers=headers)
-    keys = [tuple(key_of(table, answers.declared, text)) for text in key]
-    key_rows = await passing.rows(call, reading, answers, key, keys, column)
+    keys = [tuple(parse_key_text(table, answers.declared, text)) for text in key]
+    key_rows = await passing.rows_by_key(call, reading, answers, key, keys, column)
     reading.on_read(table)  # after the look-up, so that warming does not delay this answer
     if key_rows.table is not None:
-        table_rows = key_rows.table.append_column(passing.FOUND, [list(key_rows.present)])
-        return Answer(arrow_bytes(table_rows, answers.fresh), ARROW, headers=headers, rows=len(key))
-    return Answer(b"%b%b]}" % (answers.begin, b",".join(key_rows.json)), headers=headers, rows=len(key))
+        table_rows = key_rows.table.append_column(passing.FOUND_COLUMN, [list(key_rows.present)])
+        return Answer(arrow_bytes(table_rows, answers.freshness), ARROW, headers=headers, rows=len(key))
+    return Answer(b"%b%b]}" % (answers.json_prefix, b",".join(key_rows.json)), headers=headers, rows=len(key))
 
 
 @endpoint("/apps")
@@ -80,12 +80,12 @@ async def moment(call: Call, app: AppName, ref: Moment, **options: Unpack[Moment
         return Answer(b"", status=304, headers={"etag": etag})
 
     def document() -> Answer:
-        tables = [table for table in rows.tables_data(cut) if call.grant.may_read(table["table"])]
-        read = {name: reading.offsets(name) for name in cut.tables if call.grant.may_read(name)}
+        tables = [table for table in rows.tables_data(cut) if call.grant.may_read_table(table["table"])]
+        read = {name: reading.offsets(name) for name in cut.tables if call.grant.may_read_table(name)}
         about = {"ref": reading.moment.ref, "snapshot": cut.snapshot, "tables": tables, "read_up_to": read}
         if call.grant.hidden:
             about["hidden"] = call.grant.hidden
-        return call.document(reading.freshness() | about, headers={"etag": etag}, rows=len(tables))
+        return call.json_answer(reading.freshness() | about, headers={"etag": etag}, rows=len(tables))
 
     return await call.service.in_thread(document)
 
@@ -103,25 +103,27 @@ async def query(
     """Return at most `limit` rows of a query over the tables of a moment; `cut_off` is true if there are more."""
     reading = await call.moment(app, ref, **options)
     service = call.service
-    result = await service.statements.answer(call.question(reading, ref, options["stage"], sql, limit), call.grant.name)
+    result = await service.statements.execute(
+        call.sql_statement(reading, ref, options["stage"], sql, limit), call.grant.name
+    )
     fresh = await service.in_thread(reading.freshness)
     about = fresh | {"moments": result.other_moments, "cut_off": result.is_cut_off, "notes": result.notes}
     table = result.table()
     if call.wants_arrow:
         return Answer(arrow_bytes(table, about), ARROW, rows=table.num_rows)
-    return await service.in_thread(lambda: call.document(about | values.for_json(table), rows=table.num_rows))
+    return await service.in_thread(lambda: call.json_answer(about | values.table_data(table), rows=table.num_rows))
 
 
 @endpoint("/apps/{app}/log")
 def log(call: Call, app: AppName, limit: Limit = 20, stage: Stage = "") -> Result:
     """Return commits, newest first: what each read, and how long it took."""
-    return shown.log(call.app(app, "the log of an app").log(limit, stage=stage), app)
+    return shown.log_result(call.app(app, "the log of an app").log(limit, stage=stage), app)
 
 
 @endpoint("/apps/{app}/snapshots")
 def snapshots(call: Call, app: AppName) -> Result:
     """Return snapshots, including requested ones."""
-    return call.app(app).all_snapshots()
+    return call.app(app).snapshot_listing()
 
 
 @endpoint("/apps/{app}/diff")
@@ -139,9 +141,11 @@ def diff(
     call.grant.check_table(options["table"] or "*")
     stored_app = call.app(app)
     compared = stored_app.at(before, stage=before_stage).diff(stored_app.at(after, stage=after_stage), **options)
-    lengths = [len(table_diff.changes) for table_diff in compared.found]
+    lengths = [len(table_diff.changes) for table_diff in compared.full_diffs]
     shown_rows = sum(min(length, limit) if limit else length for length in lengths)
-    return call.document(shown.diff(compared.refs, compared.cuts, compared.found, most=limit).data, rows=shown_rows)
+    return call.json_answer(
+        shown.diff_result(compared.refs, compared.cuts, compared.full_diffs, max_rows=limit).data, rows=shown_rows
+    )
 
 
 @endpoint("/apps/{app}/tables/{table}/history")
@@ -149,8 +153,8 @@ def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20)
     """Return the changes of one key's row, newest first, each with the input offsets that it was computed from."""
     call.grant.check_table(table)
     stored_app = call.app(app)
-    values = tuple(key_of(table, stored_app.at().declared(table), key))
-    return shown.key_history(stored_app.history(table, values, limit=limit).found, key, limit=limit)
+    values = tuple(parse_key_text(table, stored_app.at().table_declaration(table), key))
+    return shown.key_history_result(stored_app.history(table, values, limit=limit).full_history, key, limit=limit)
 
 
 @endpoint("/apps/{app}/lineage")
@@ -159,15 +163,15 @@ def lineage(call: Call, app: AppName, stage: Stage, version: Version = 0, after:
     if not stage:
         raise Usage("lineage needs a stage", hint="give stage=NAME")
     result = call.app(app, "the lineage of a stage").lineage(stage, version, after=after)
-    return fields(result, "stage", "direct", "sources", "lost", "records")
+    return attributes(result, "stage", "direct", "sources", "lost", "records")
 
 
 @endpoint("/apps/{app}/commits", streams=True)
 async def commits(call: Call, app: AppName) -> AsyncIterator[bytes]:
     """Server-sent events: the newest moment, and each later one, until the client disconnects."""
     call.grant.check_app(app)
-    newest = await call.service.newest(app)
-    await newest.reading()
+    newest = await call.service.poller(app)
+    await newest.newest_moment()
 
     async def events() -> AsyncIterator[bytes]:
         async for reading in newest.changes():

@@ -12,17 +12,17 @@ import uvicorn
 
 from ..client import Client
 from ..errors import Usage
-from .protocol import Protocol
+from .protocol import LimitedHttpProtocol
 from .service import ServeOptions, Service
-from .tokens import Doorkeeper, Grant
-from .web import application
+from .tokens import Authenticator, Grant
+from .web import build_application
 
 _OTHER_FILES = 256
 """Number of file descriptors that are needed in addition to those of connections."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListenOptions:
     """Address, TLS and authentication settings of an instance."""
 
     host: str = "127.0.0.1"
@@ -38,7 +38,7 @@ class Listening:
     """Address for other instances; empty for a single instance."""
 
     @property
-    def is_local(self) -> bool:
+    def is_loopback(self) -> bool:
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -60,7 +60,7 @@ class ServeInstance:
     def __init__(
         self,
         client: Client,
-        listening: Listening,
+        listening: ListenOptions,
         options: ServeOptions,
         *,
         with_agents: bool = False,
@@ -68,16 +68,16 @@ class ServeInstance:
     ) -> None:
         listening.check()
         self._client, self._listening = client, listening
-        self._is_open = listening.is_local and not listening.needs_tokens
+        self._is_open = listening.is_loopback and not listening.needs_tokens
         service = Service(client, options, listening.advertise)
-        anybody = Grant("").also("values") if shows_values else Grant("")
-        door = Doorkeeper(client, service.store_watch, is_open=self._is_open, anybody=anybody)
+        anybody = Grant("").with_verb("values") if shows_values else Grant("")
+        door = Authenticator(client, service.store_watch, is_open=self._is_open, anonymous_grant=anybody)
         agents = None
         if with_agents:
             from .agents.server import AgentServer  # needs the extra `agents`
 
             agents = AgentServer(service, door)
-        app = application(service, door, agents)
+        app = build_application(service, door, agents)
         config = uvicorn.Config(
             app,
             host=listening.host,
@@ -87,7 +87,7 @@ class ServeInstance:
             log_level="warning",
             access_log=False,
             loop="uvloop",
-            http=Protocol,
+            http=LimitedHttpProtocol,
             ws="none",
             server_header=False,
             proxy_headers=False,
@@ -99,7 +99,7 @@ class ServeInstance:
         )
         self._server = uvicorn.Server(config)
         connections = self._server.server_state.connections
-        service.metrics.look("connections", lambda: len(connections))
+        service.metrics.set_gauge_function("connections", lambda: len(connections))
 
     def run(self) -> None:
         """Serve until SIGINT, SIGTERM or `stop`."""
@@ -109,11 +109,11 @@ class ServeInstance:
         gc.collect()
         gc.freeze()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = Protocol.most + _OTHER_FILES
+        needed = LimitedHttpProtocol.max_connections + _OTHER_FILES
         if soft != resource.RLIM_INFINITY and soft < needed:
             soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            Protocol.most = min(Protocol.most, max(64, soft - _OTHER_FILES))
+            LimitedHttpProtocol.max_connections = min(LimitedHttpProtocol.max_connections, max(64, soft - _OTHER_FILES))
         try:
             self._server.run()
         finally:

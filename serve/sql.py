@@ -25,7 +25,7 @@ from pebble import ProcessExpired, ProcessPool
 from ..client import Client
 from ..errors import TooMuch
 from ..settings import Settings
-from ..snapshot.query.hidden import names_of
+from ..snapshot.query.hidden import pseudonyms_for
 from ..snapshot.query.sql import Bounds
 from .errors import TooOften
 
@@ -34,11 +34,11 @@ R = TypeVar("R")
 _GRACE_S = 2.0
 """Seconds after DuckDB's own timeout before the process is killed."""
 _SLACK_BYTES = 256 << 20
-_WAITING = 32
-_STATEMENTS = 1_000
+_MAX_QUEUED = 32
+_MAX_STATEMENTS = 1_000
 _ATTEMPTS = 3
 """Number of processes tried for a statement: a process with too little free memory exits before it starts."""
-_NO_MEMORY, _NO_ROOM = 41, 42
+_NO_MEMORY, _TOO_LITTLE_MEMORY = 41, 42
 """Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
 _OOM = "Out of Memory Error"
 """Text of DuckDB's error, as Arrow passes it on while streaming rows."""
@@ -47,7 +47,7 @@ _PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "s
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SqlStatement:
     """A SQL statement, and the moment to run it at."""
 
     app: str
@@ -63,7 +63,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StatementResult:
     """Rows that a SQL statement returned, and notes about them."""
 
     rows: bytes
@@ -77,7 +77,7 @@ class Found:
         return pa.ipc.open_stream(self.rows).read_all()
 
 
-class Statements:
+class SqlProcessPool:
     """Pool of processes that run SQL statements, started on first use. Belongs to one event loop.
 
     Args:
@@ -94,30 +94,35 @@ class Statements:
         settings: Settings,
         processes: int,
         memory_bytes: int,
-        replaced: Callable[[], None] = lambda: None,
+        on_replaced: Callable[[], None] = lambda: None,
         *,
-        stays: bool = True,
+        reuses_processes: bool = True,
     ) -> None:
-        self._settings, self._processes, self._memory_bytes, self._stays = settings, processes, memory_bytes, stays
+        self._settings, self._processes, self._memory_bytes, self._reuses_processes = (
+            settings,
+            processes,
+            memory_bytes,
+            reuses_processes,
+        )
         # A replay starts a JVM, which needs a fresh process rather than a fork.
-        self._method: Literal["forkserver", "spawn"] = "forkserver" if stays else "spawn"
+        self._method: Literal["forkserver", "spawn"] = "forkserver" if reuses_processes else "spawn"
         self._pool = self._new_pool(self._method)
         self._starting, self._is_started = asyncio.Lock(), False
-        self._of_asker = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(processes))
+        self._slots_by_caller = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(processes))
         self._waiting = defaultdict[str, int](int)
-        self._replaced = replaced
+        self._on_replaced = on_replaced
 
     @property
-    def under_way(self) -> int:
+    def num_pending(self) -> int:
         return sum(self._waiting.values())
 
     def _new_pool(self, method: Literal["forkserver", "spawn"]) -> ProcessPool:
         context = get_context(method)
         context.set_forkserver_preload(_PRELOADED)
         return ProcessPool(
-            self._processes + self._stays,
-            max_tasks=_STATEMENTS if self._stays else 1,
-            initializer=_begin,
+            self._processes + self._reuses_processes,
+            max_tasks=_MAX_STATEMENTS if self._reuses_processes else 1,
+            initializer=_init_process,
             initargs=(self._settings, self._memory_bytes, dict(os.environ)),
             context=context,
         )
@@ -129,8 +134,8 @@ class Statements:
                 await asyncio.get_running_loop().run_in_executor(None, self._pool.schedule, _nothing)
                 self._is_started = True
 
-    async def answer(self, statement: Question, who: str = "") -> Found:
-        return await self.run(_answer, statement, statement.bounds.seconds, who)
+    async def execute(self, statement: SqlStatement, who: str = "") -> StatementResult:
+        return await self.run(_execute, statement, statement.bounds.seconds, who)
 
     async def run(self, function: Callable[[A], R], argument: A, seconds: float, who: str = "") -> R:
         """Call a module's function in a process, which is killed on timeout or when this call is cancelled.
@@ -138,48 +143,48 @@ class Statements:
         The function gets its client by `process_client`; `who` is the caller's token. Raises `TooOften`, `TooMuch`, and
         the errors of the function.
         """
-        if self._waiting[who] >= _WAITING:
-            raise TooOften(f"{_WAITING} queries are already waiting")
+        if self._waiting[who] >= _MAX_QUEUED:
+            raise TooOften(f"{_MAX_QUEUED} queries are already waiting")
         self._waiting[who] += 1
         try:
-            async with self._of_asker[who]:
+            async with self._slots_by_caller[who]:
                 return await self._run_in_process(function, argument, seconds)
         except TimeoutError:
-            self._replaced()
+            self._on_replaced()
             raise TooMuch(f"the query took more than {seconds:g} s", hint="query less at once") from None
         finally:
             self._waiting[who] -= 1
             if not self._waiting[who]:
-                del self._waiting[who], self._of_asker[who]
+                del self._waiting[who], self._slots_by_caller[who]
 
     async def _run_in_process(self, function: Callable[[A], R], argument: A, seconds: float) -> R:
         await self.warm()
-        code = _NO_ROOM
+        code = _TOO_LITTLE_MEMORY
         for attempt in range(_ATTEMPTS):
             try:
                 if not self._pool.active:
                     raise BrokenProcessPool
-                future = self._pool.schedule(_guarded, args=(function, argument), timeout=seconds + _GRACE_S)
+                future = self._pool.schedule(_call_guarded, args=(function, argument), timeout=seconds + _GRACE_S)
                 result: R = await asyncio.wrap_future(future)
                 return result
             except (ProcessExpired, CancelledError) as error:
-                self._replaced()
-                if (code := getattr(error, "exitcode", 0)) != _NO_ROOM:
+                self._on_replaced()
+                if (code := getattr(error, "exitcode", 0)) != _TOO_LITTLE_MEMORY:
                     break
             except BrokenProcessPool:  # an idle process was killed, or forking fails
                 if not self._pool.active:
                     broken, self._pool = self._pool, self._new_pool("spawn" if attempt else self._method)
-                    asyncio.get_running_loop().run_in_executor(None, _end, broken)
+                    asyncio.get_running_loop().run_in_executor(None, _stop_pool, broken)
         message = "the query exceeded its memory limit"
-        if code not in (_NO_MEMORY, _NO_ROOM):
+        if code not in (_NO_MEMORY, _TOO_LITTLE_MEMORY):
             message = f"the query's process ended with exit code {code}: it ran out of memory, or was killed"
         raise TooMuch(message, hint="query less at once") from None
 
     def close(self) -> None:
-        _end(self._pool)
+        _stop_pool(self._pool)
 
 
-def _end(pool: ProcessPool) -> None:
+def _stop_pool(pool: ProcessPool) -> None:
     pool.stop()  # type: ignore[no-untyped-call]
     pool.join(5)
 
@@ -191,8 +196,8 @@ def _nothing() -> None:
     pass
 
 
-def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]) -> None:
-    global _client, _most_at_start_bytes
+def _init_process(settings: Settings, memory_bytes: int, environment: Mapping[str, str]) -> None:
+    global _client, _max_start_bytes
     import duckdb
 
     from ..client import app  # noqa: F401
@@ -205,10 +210,10 @@ def _begin(settings: Settings, memory_bytes: int, environment: Mapping[str, str]
         taken_bytes = _data_bytes()
         most = taken_bytes + memory_bytes + _SLACK_BYTES
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-        _most_at_start_bytes = taken_bytes + _SLACK_BYTES // 2
+        _max_start_bytes = taken_bytes + _SLACK_BYTES // 2
 
 
-_most_at_start_bytes = 0
+_max_start_bytes = 0
 """Maximum memory of a process before a statement, so that the statement can use its full limit."""
 
 
@@ -217,11 +222,11 @@ def _data_bytes() -> int:
     return int(next(line for line in lines if line.startswith("VmData")).split()[1]) * 1024
 
 
-def _guarded(function: Callable[[A], R], argument: A) -> R:
+def _call_guarded(function: Callable[[A], R], argument: A) -> R:
     """Call the function. Exit the process if it has too little memory before the call, or runs out of memory."""
     try:
-        if 0 < _most_at_start_bytes < _data_bytes():
-            os._exit(_NO_ROOM)
+        if 0 < _max_start_bytes < _data_bytes():
+            os._exit(_TOO_LITTLE_MEMORY)
         return function(argument)
     except BaseException as error:
         if _is_out_of_memory(error):
@@ -244,20 +249,20 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def here() -> Client:
+def process_client() -> Client:
     assert _client is not None  # noqa: S101  set by `_begin`
     return _client
 
 
-def _answer(statement: Question) -> Found:
-    app = here().called(statement.app)
+def _execute(statement: SqlStatement) -> StatementResult:
+    app = process_client().unchecked_app(statement.app)
     if statement.ref:
         moment = app.at(statement.ref, stage=statement.stage)
     else:
-        moment = app.of_versions(statement.versions, seen_ms=statement.seen_ms)
+        moment = app.at_versions(statement.versions, seen_ms=statement.seen_ms)
     notes: list[str] = []
-    here().note = notes.append
-    rows, other_moments = moment.answer(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
+    process_client().note = notes.append
+    rows, other_moments = moment.query_rows(statement.sql, bounds=statement.bounds, max_rows=statement.max_rows + 1)
     is_cut_off = rows.num_rows > statement.max_rows
     if is_cut_off:
         rows = rows.slice(0, statement.max_rows)
@@ -268,5 +273,5 @@ def _answer(statement: Question) -> Found:
         ref: {"versions": moment_.versions, "thinned_out": moment_.thinned} for ref, moment_ in other_moments.items()
     }
     secret = statement.bounds.secret
-    names = names_of(secret).known(rows) if secret else {}
-    return Found(sink.getvalue().to_pybytes(), moments, is_cut_off, tuple(notes), names)
+    names = pseudonyms_for(secret).remembered_values(rows) if secret else {}
+    return StatementResult(sink.getvalue().to_pybytes(), moments, is_cut_off, tuple(notes), names)

@@ -13,18 +13,18 @@ from ..client import Client
 from ..common.instants import now_ms
 from ..operations.maintenance.tokens import Verb
 from .errors import Denied, NotKnown, TooOften
-from .health.store_watch import StoreWatch, away
+from .health.store_watch import StoreWatch, store_unavailable
 
-_KNOWN_S = 5.0
+_TOKEN_CACHE_S = 5.0
 """Maximum seconds for which a removed token is still accepted."""
-STREAM_KNOWN_S = 1.0
+STREAM_RECHECK_S = 1.0
 """Maximum seconds for which open streams of a removed token continue."""
-_KNOWN_WITHOUT_STORE_S = 60.0
+_OUTAGE_TOKEN_CACHE_S = 60.0
 """Maximum seconds for which a removed token is still accepted while the store does not answer."""
-_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 ALL = "*"
-OF_ALL_TABLES = ("stages", "the timeline", "the log", "lineage", "rejected records", "operations", "cost")
+VIEWS_OF_ALL_TABLES = ("stages", "the timeline", "the log", "lineage", "rejected records", "operations", "cost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Grant:
     per_s: int = 0
     """Maximum number of requests per second; 0 for no limit."""
 
-    def also(self, verb: Verb) -> "Grant":
+    def with_verb(self, verb: Verb) -> "Grant":
         return replace(self, verbs=self.verbs | {verb})
 
-    def check(self, verb: Verb | None) -> None:
+    def check_verb(self, verb: Verb | None) -> None:
         if verb is not None and verb not in self.verbs:
             who = f"token {self.name!r}" if self.name else "a client without a token"
             raise Denied(
@@ -73,14 +73,14 @@ class Grant:
         return (
             *apps,
             f"tables other than {_listed(self.tables)}",
-            f"views of all tables: {', '.join(OF_ALL_TABLES)}",
+            f"views of all tables: {', '.join(VIEWS_OF_ALL_TABLES)}",
         )
 
     def check_table(self, table: str) -> None:
-        if not self.may_read(table):
+        if not self.may_read_table(table):
             raise Denied(f"token {self.name!r} may not read table {table!r}")
 
-    def may_read(self, table: str) -> bool:
+    def may_read_table(self, table: str) -> bool:
         return bool({ALL, table} & self.tables)
 
 
@@ -88,7 +88,7 @@ def _listed(names: frozenset[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-class Doorkeeper:
+class Authenticator:
     """Authenticates requests by the store's tokens. Belongs to one event loop.
 
     Args:
@@ -98,12 +98,12 @@ class Doorkeeper:
         anybody: Permissions of clients without a token.
     """
 
-    def __init__(self, client: Client, watch: StoreWatch, *, is_open: bool, anybody: Grant) -> None:
-        self._client, self._is_open, self._anybody = client, is_open, anybody
+    def __init__(self, client: Client, watch: StoreWatch, *, is_open: bool, anonymous_grant: Grant) -> None:
+        self._client, self._is_open, self._anonymous_grant = client, is_open, anonymous_grant
         self._by_digest: dict[str, tuple[Grant, int]] = {}
         self._by_name: dict[str, tuple[Grant, int]] = {}
         self._read_s = -math.inf
-        self._reading = watch.look(self._read)
+        self._token_check = watch.shared_check(self._read)
         self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(10_000)
 
     async def admit(self, headers: Mapping[str, str], scope: Scope) -> Grant:
@@ -112,11 +112,11 @@ class Doorkeeper:
         Tokens are cached for a minute while the store does not answer. Raises `NotKnown`, `Denied`, `TooOften`, and
         `Unavailable` if the store does not answer for longer.
         """
-        grant = await self.known(headers, scope, _KNOWN_S)
-        self._count(grant)
+        grant = await self.authenticate(headers, scope, _TOKEN_CACHE_S)
+        self._apply_rate_limit(grant)
         return grant
 
-    async def known(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_KNOWN_S) -> Grant:
+    async def authenticate(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_RECHECK_S) -> Grant:
         """Return the permissions of a request by tokens read at most `age_s` ago, without the rate limit.
 
         Also for streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
@@ -125,10 +125,10 @@ class Doorkeeper:
         authorization = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")
         if not authorization and not certificate:
-            return self._admit_anybody(headers)
-        is_away = self._age_s > age_s and not await self._reading.is_answered()
-        if is_away and self._age_s > _KNOWN_WITHOUT_STORE_S:
-            raise away("the store, which holds the tokens, does not answer")
+            return self._admit_anonymous(headers)
+        is_away = self._age_s > age_s and not await self._token_check.is_answered()
+        if is_away and self._age_s > _OUTAGE_TOKEN_CACHE_S:
+            raise store_unavailable("the store, which holds the tokens, does not answer")
         if authorization:
             scheme, _, token = authorization.partition(" ")
             entry = self._by_digest.get(self._client.digest_of(token.strip())) if scheme.lower() == "bearer" else None
@@ -142,7 +142,7 @@ class Doorkeeper:
     def _age_s(self) -> float:
         return time.monotonic() - self._read_s
 
-    def _admit_anybody(self, headers: Mapping[str, str]) -> Grant:
+    def _admit_anonymous(self, headers: Mapping[str, str]) -> Grant:
         if not self._is_open:
             raise NotKnown(
                 "a token is required", hint="send Authorization: Bearer TOKEN; slackwater token add NAME creates one"
@@ -150,12 +150,12 @@ class Doorkeeper:
         # DNS rebinding: a foreign page can resolve its own name to this machine, and send requests from the user's
         # browser.
         host = headers.get("host", "")
-        if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOCAL:
-            raise Denied(f"without a token, the Host header must be {_LOCAL[0]}; found {host[:100]!r}")
+        if (host if host.endswith("]") else host.rpartition(":")[0] or host) not in _LOOPBACK_HOSTS:
+            raise Denied(f"without a token, the Host header must be {_LOOPBACK_HOSTS[0]}; found {host[:100]!r}")
         # Cross-site requests: a foreign page can also send requests to this address without reading the answer.
         if (origin := headers.get("origin")) and _ORIGIN.fullmatch(origin) is None:
             raise Denied(f"without a token, pages of other hosts are refused; found the origin {origin[:100]!r}")
-        return self._anybody
+        return self._anonymous_grant
 
     def _read(self) -> None:
         by_digest, by_name = {}, {}
@@ -169,7 +169,7 @@ class Doorkeeper:
                 by_name[token.name] = grant, token.until_ms
         self._by_digest, self._by_name, self._read_s = by_digest, by_name, time.monotonic()
 
-    def _count(self, grant: Grant) -> None:
+    def _apply_rate_limit(self, grant: Grant) -> None:
         if not grant.per_s:
             return
         now_s = time.monotonic()

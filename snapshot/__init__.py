@@ -13,7 +13,7 @@
 | `gc/` | retention, reachability, collection |
 | `change/` | a decided change of all stages at one cut |
 
-No Spark here. Kafka comes in through one Protocol, `cut.kafka_topics.Topics`. Import the modules one by
+No Spark here. Kafka comes in through one Protocol, `cut.kafka_topics.KafkaTopics`. Import the modules one by
 one: only those that query load DuckDB and pyarrow.
 """
 

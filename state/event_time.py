@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ..store.sst.schema import event_ms
-from ..store.sst.ttl import BEFORE_ALL_MS
+from ..store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ..store.versions.limits import YEAR_1_MS
 from ..store.versions.manifest import EventTime, Input
 from .kinds.kind import BatchMoment, DueBy
-from .multi_input import TAG
+from .multi_input import INPUT_COLUMN
 
-AT, AHEAD = "_slackwater_at", "_slackwater_ahead"
+MAX_EVENT_TIME, AHEAD_COUNT = "_slackwater_at", "_slackwater_ahead"
 """Columns of pre-aggregated rows: their largest event time within the bound, and how many are beyond it."""
 
 
@@ -42,7 +42,7 @@ class Watermark:
     """Index of the DataFrame with the watermark, if several have its column; else None."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class SeenTimes(msgspec.Struct, frozen=True):
     """Event times in the rows of one task."""
 
     latest_ms: tuple[int | None, ...] = ()
@@ -50,7 +50,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class EventTimeScan:
     """Event time columns that a task scans, with the latest plausible time."""
 
     watermarks: tuple[Watermark, ...] = ()
@@ -58,16 +58,16 @@ class Times:
 
     @property
     def names(self) -> tuple[str, ...]:
-        tags = (TAG for watermark in self.watermarks if watermark.part is not None)
+        tags = (INPUT_COLUMN for watermark in self.watermarks if watermark.part is not None)
         return tuple(dict.fromkeys(chain(*(watermark.columns for watermark in self.watermarks), tags)))
 
-    def seen(self, rows: pa.Table) -> Seen:
+    def scan(self, rows: pa.Table) -> SeenTimes:
         columns = [[(name, watermark.part) for name in watermark.columns] for watermark in self.watermarks]
-        ahead = pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0
+        ahead = pc.sum(rows[AHEAD_COUNT]).as_py() or 0 if AHEAD_COUNT in rows.column_names else 0
         newest_by_column: dict[tuple[str, int | None], int | None] = {}
         for name, part in dict.fromkeys(chain.from_iterable(columns)):
             # Only the rows of the watermark's DataFrame, if others have the column too.
-            times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part)))
+            times = event_ms(rows[name] if part is None else rows[name].filter(pc.equal(rows[INPUT_COLUMN], part)))
             newest = pc.max(times).as_py()
             if newest is not None and newest > self.bound_ms:
                 within = times.filter(pc.less_equal(times, self.bound_ms))
@@ -78,33 +78,40 @@ class Times:
             max((time_ms for key in keys if (time_ms := newest_by_column[key]) is not None), default=None)
             for keys in columns
         )
-        return Seen(tuple(latest), ahead)
+        return SeenTimes(tuple(latest), ahead)
 
 
-def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:
+def advance_watermarks(
+    inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[SeenTimes]
+) -> dict[str, Input]:
     """Return the inputs with the watermarks after a batch. Watermarks of channels come with their positions."""
     moved, reports = dict(inputs), list(seen)
     for number, watermark in enumerate(watermarks):
         times = [time_ms for report in reports if (time_ms := report.latest_ms[number]) is not None]
         for name in watermark.inputs if times else ():
             at_ms = max(YEAR_1_MS, max(times) - watermark.delay_ms)
-            moved[name] = replace(moved[name], watermark_ms=later(moved[name].watermark_ms, at_ms))
+            moved[name] = replace(moved[name], watermark_ms=later_time(moved[name].watermark_ms, at_ms))
     return moved
 
 
-def watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
+def stage_watermark_ms(inputs: Mapping[str, Input], timed: Collection[str], before_ms: int | None) -> int | None:
     """Return the smallest watermark of the `timed` inputs, never below `before_ms`; None if unknown."""
     watermarks = [inputs[name].watermark_ms for name in sorted(timed)]
     present = [at for at in watermarks if at is not None]
-    return later(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
+    return later_time(before_ms, min(present)) if present and len(present) == len(watermarks) else before_ms
 
 
-def later(before_ms: int | None, now_ms: int | None) -> int | None:
+def later_time(before_ms: int | None, now_ms: int | None) -> int | None:
     return max((at for at in (before_ms, now_ms) if at is not None), default=None)
 
 
-def after(
-    previous: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
+def next_event_time(
+    previous: EventTime | None,
+    at_ms: int | None,
+    seen: Iterable[SeenTimes],
+    *,
+    late: int = 0,
+    bound_ms: int | None = None,
 ) -> EventTime | None:
     """Return the `EventTime` of the next version; None for an app without event time.
 
@@ -119,10 +126,10 @@ def after(
     return EventTime(at_ms, ahead, base.ahead_total + ahead, late, base.late_total + late, bound_ms)
 
 
-def due_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
+def due_span_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "Due":
     """Return the time span in which rows fall due with the batch after `base`; `wall_ms` is the clock at its start."""
     event_time = base or EventTime()
-    until_ms = later(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
+    until_ms = later_time(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
     pending = until_ms is not None and event_time.next_due_ms is not None and event_time.next_due_ms <= until_ms
     return Due(event_time.due_ms, until_ms, pending, wall_ms, event_time.watermark_ms)
 
@@ -145,7 +152,7 @@ class Due:
     def span(self) -> tuple[int, int]:
         """First and last millisecond in which rows fall due. Requires `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
-        return BEFORE_ALL_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
+        return BEFORE_FIRST_EVENT_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
 
 @dataclass(frozen=True, slots=True)

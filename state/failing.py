@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SlackwaterError
-from .kinds.kind import Bound, Groups, Merged
+from .kinds.kind import BoundState, Groups, MergeResult
 
 Items = npt.NDArray[np.int64]
 
@@ -27,15 +27,15 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 """Function that tests groups of items separately; returns True for each group that fails."""
 
 
-class TooMany(Exception):
+class TooManyFailing(Exception):
     """More items fail than allowed. `items` has the last item of each failing group found so far, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
-        self.found = tuple(sorted(failing))
+        self.items = tuple(sorted(failing))
 
 
-def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
+def find_culprits(count: int, fails: Fails, max_failing: int) -> tuple[int, ...]:
     """Return the items to leave out so that the remaining items pass; each returned item is necessary.
 
     `count` items, numbered from 0 and at least one, fail together. Returns at most `max_failing` numbers, ascending;
@@ -45,16 +45,16 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     never more than 2 * `max_failing` at once; each item that fails only with others takes log2(count) + 2 more.
     """
     items = np.arange(count, dtype=np.int64)
-    alone = failing_alone(items, fails, most)
+    alone = find_failing_alone(items, fails, max_failing)
     remaining = np.setdiff1d(items, alone)
     together: list[int] = []
     while remaining.size and fails([remaining])[0]:
         candidates = remaining
-        at = turning_point(remaining.size, lambda size: fails([candidates[:size]])[0])  # noqa: B023  called at once
+        at = find_turning_point(remaining.size, lambda size: fails([candidates[:size]])[0])  # noqa: B023  called at once
         together.append(int(remaining[at]))
         remaining = np.delete(remaining, at)
-        if len(alone) + len(together) > most:
-            raise TooMany([*alone, *together])
+        if len(alone) + len(together) > max_failing:
+            raise TooManyFailing([*alone, *together])
     for item in tuple(together):
         # The items that it failed with may have been left out since.
         restored = np.sort(np.append(remaining, item))
@@ -64,7 +64,7 @@ def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
     return tuple(sorted([*alone, *together]))
 
 
-def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
+def find_failing_alone(items: Items, fails: Fails, max_failing: int) -> list[int]:
     """Return the items that fail by themselves, ascending. Halves all failing groups at once.
 
     Raises `TooManyFailing` if there are more than `max_failing`.
@@ -75,13 +75,13 @@ def failing_alone(items: Items, fails: Fails, most: int) -> list[int]:
         alone += [int(group[0]) for group in failing if group.size == 1]
         halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
         failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
-        if len(alone) + len(failing) > most:
-            raise TooMany([*alone, *(int(group[-1]) for group in failing)])
+        if len(alone) + len(failing) > max_failing:
+            raise TooManyFailing([*alone, *(int(group[-1]) for group in failing)])
     return sorted(alone)
 
 
-def first_turn(
-    count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), most: int = 8
+def find_early_turning_point(
+    count: int, is_bad: Callable[[int], bool], *, scan: int = 0, suspects: Sequence[int] = (), max_suspects: int = 8
 ) -> int:
     """Return the index of an early item at which a sequence turns bad; see `find_turning_point`.
 
@@ -92,7 +92,7 @@ def first_turn(
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
     good, bad = 0, count
-    for suspect in suspects[:most]:
+    for suspect in suspects[:max_suspects]:
         if suspect + 1 >= count or is_bad(suspect + 1):
             bad = min(bad, suspect + 1)
             break
@@ -101,10 +101,10 @@ def first_turn(
         if not is_bad(bad - 1):
             return bad - 1
         bad -= 1
-    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+    return good + find_turning_point(bad - good, lambda size: is_bad(good + size))
 
 
-def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
+def find_late_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of a late item at which a sequence turns bad; see `find_turning_point`.
 
     Returns the last item if it turns the sequence bad. Tests prefixes that lack the last item, then the last two, four
@@ -114,10 +114,10 @@ def last_turn(count: int, is_bad: Callable[[int], bool]) -> int:
     while lacking < count and is_bad(count - lacking):
         bad, lacking = count - lacking, 2 * lacking
     good = max(count - lacking, 0)
-    return good + turning_point(bad - good, lambda size: is_bad(good + size))
+    return good + find_turning_point(bad - good, lambda size: is_bad(good + size))
 
 
-def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
+def find_turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     """Return the index of an item at which a sequence of `count` items turns from good to bad, by binary search.
 
     `is_bad(n)` tests the first n items. It is assumed True for all items (at least one) and False for none; neither is
@@ -134,8 +134,8 @@ def turning_point(count: int, is_bad: Callable[[int], bool]) -> int:
     return good
 
 
-def smallest(
-    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, most: int
+def minimize_failing(
+    items: Sequence[Item], is_bad: Callable[[Sequence[Item]], bool], *, max_tries: int
 ) -> tuple[Sequence[Item], bool]:
     """Return a small subset of items that is bad, and True if the subset is proved minimal (delta debugging).
 
@@ -150,7 +150,7 @@ def smallest(
         # With two chunks, each is the complement of the other.
         candidates = [*chunks, *(complements if len(chunks) > 2 else ())]
         for number, candidate in enumerate(candidates):
-            if tries == most:
+            if tries == max_tries:
                 return items, False
             tries += 1
             if is_bad(candidate):
@@ -165,7 +165,7 @@ def smallest(
 
 RECORD = "_slackwater_record"
 """Column with the number of the record from which a row was made: int64."""
-_MOST_STACK = 16_384
+_MAX_STACK_CHARS = 16_384
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -189,7 +189,7 @@ class StateFailure(msgspec.Struct, frozen=True):
     """Failures by record number, in place of `keys`, if the rows have record numbers."""
 
 
-class NoItems(Exception):
+class UnrelatedFailure(Exception):
     """An attempt failed for a reason unrelated to its items, such as a lack of memory."""
 
 
@@ -198,19 +198,19 @@ class StateFailed(Exception):
 
     def __init__(self, failure: StateFailure) -> None:
         super().__init__(f"{failure.why.kind}: {failure.why.message}")
-        self.told = failure
+        self.reported = failure
 
     @classmethod
-    def of(cls, failures: Sequence[StateFailure]) -> Self:
+    def from_reports(cls, failures: Sequence[StateFailure]) -> Self:
         """Merge the reports of several tasks into one error with all keys and records, and the first task's cause."""
         keys = tuple(key for failure in failures for key in failure.keys)
         records = {number: why for failure in failures for number, why in failure.records.items()}
         return cls(StateFailure(failures[0].why, keys, records))
 
 
-def described(error: BaseException) -> Failure:
+def describe_error(error: BaseException) -> Failure:
     message = error.message if isinstance(error, SlackwaterError) else str(error)
-    stack = "".join(traceback.format_exception(error))[-_MOST_STACK:]
+    stack = "".join(traceback.format_exception(error))[-_MAX_STACK_CHARS:]
     return Failure(type(error).__name__, _unicode(message), _unicode(stack))
 
 
@@ -218,7 +218,7 @@ def _unicode(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
+def find_failures(count: int, attempts: Attempts, max_failing: int) -> dict[int, Failure]:
     """Return the failures of the items to leave out, by item; empty if all items pass now.
 
     Items are numbered from 0. If more than `max_failing` fail, at least `max_failing` + 1 of them are returned, perhaps
@@ -235,15 +235,15 @@ def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
         return [failure is not None for failure in failures]
 
     try:
-        failing_items = culprits(count, fails, most)
-    except TooMany as error:
-        failing_items = error.found
+        failing_items = find_culprits(count, fails, max_failing)
+    except TooManyFailing as error:
+        failing_items = error.items
     if untried := [np.array([item]) for item in failing_items if item not in why]:
         fails(untried)
     return {item: why[item] for item in failing_items if item in why}
 
 
-def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
+def try_one_by_one(attempt: Callable[[Items], object]) -> Attempts:
     """Return a function that tries groups in turn with `attempt`, which raises an error for a failing group.
 
     `UnrelatedFailure` from `attempt` ends the search.
@@ -253,18 +253,18 @@ def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
         try:
             attempt(items)
         except MemoryError as error:
-            raise NoItems from error
-        except NoItems:
+            raise UnrelatedFailure from error
+        except UnrelatedFailure:
             raise
         except Exception as error:
-            return described(error)
+            return describe_error(error)
         return None
 
     return lambda groups: [tried(group) for group in groups]
 
 
-def merge_or_tell(
-    state: Bound,
+def merge_reporting_failures(
+    state: BoundState,
     rows: pa.Table,
     groups: Groups,
     keys: pa.Table,
@@ -272,8 +272,8 @@ def merge_or_tell(
     hashes: npt.NDArray[np.int64],
     *,
     records: npt.NDArray[np.int64] | None = None,
-    most: int,
-) -> Merged:
+    max_reported: int,
+) -> MergeResult:
     """Merge a batch's rows. If the user's function fails, raise `StateFailed` with the keys or records that cause it.
 
     A state calls no store and no server, so any error comes from the rows or the function. `hashes` has the `_hash` of
@@ -285,19 +285,19 @@ def merge_or_tell(
     except MemoryError:
         raise
     except Exception as error:
-        why = described(error)
+        why = describe_error(error)
     failed = _FailedMerge(state, rows, groups, keys, old)
     # Empty if the function passes when tried again.
-    failures_by_key = failing(groups.num, one_by_one(failed.merge_keys), most)
+    failures_by_key = find_failures(groups.num, try_one_by_one(failed.merge_keys), max_reported)
     if records is None:
         raise StateFailed(StateFailure(why, tuple(hashes[list(failures_by_key)].tolist())))
-    raise StateFailed(StateFailure(why, (), failed.by_record(failures_by_key, records, most)))
+    raise StateFailed(StateFailure(why, (), failed.by_record(failures_by_key, records, max_reported)))
 
 
 class _FailedMerge:
     """Failed merge, parts of which are merged again. A failing part raises the error of the user's function."""
 
-    def __init__(self, state: Bound, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
+    def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old
         self._ends = np.append(groups.starts, rows.num_rows)
 
@@ -305,7 +305,7 @@ class _FailedMerge:
         self._merge(np.concatenate([self._rows_of(key) for key in keys]), keys)
 
     def by_record(
-        self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], most: int
+        self, failures_by_key: dict[int, Failure], records: npt.NDArray[np.int64], max_reported: int
     ) -> dict[int, Failure]:
         """Return the failures of records that make these keys fail; `records` has the record number of each row."""
         by_record: dict[int, Failure] = {}
@@ -313,9 +313,9 @@ class _FailedMerge:
             numbers = np.unique(records[self._rows_of(key)])
             if len(numbers) == 1:
                 by_record.setdefault(int(numbers[0]), failure)
-            elif len(by_record) <= most:
+            elif len(by_record) <= max_reported:
                 merge_records = partial(self._merge_records, key, records, numbers)
-                failures = failing(len(numbers), one_by_one(merge_records), most)
+                failures = find_failures(len(numbers), try_one_by_one(merge_records), max_reported)
                 by_record |= {int(numbers[item]): failure for item, failure in failures.items()}
         return by_record
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..errors import NotFound, Refused
 from ..store.sst import ttl
 from ..store.sst.arrow_types import to_arrow
-from ..store.sst.schema import default_of, default_text, widens
+from ..store.sst.schema import can_widen, default_text, default_value
 from ..store.versions.manifest import Column, Manifest, Table, Ttl, is_internal
 from .kinds.kind import Kind, kind_of
 
@@ -59,12 +59,12 @@ class TableFit:
 
     table: Table | None = None
     columns: tuple[ColumnChange, ...] = ()
-    others: bool = False
+    is_redeclared: bool = False
     refused: Refused | None = None
 
     @property
     def same(self) -> bool:
-        return self.refused is None and not self.columns and not self.others
+        return self.refused is None and not self.columns and not self.is_redeclared
 
 
 def fit_table(stage: str, stored: Table | None, declared: Table | None, renames: Mapping[str, str]) -> TableFit:
@@ -89,7 +89,7 @@ class InputsFit(NamedTuple):
     """Difference between a stage's stored inputs and the declared inputs, by declared name."""
 
     new: tuple[str, ...]
-    gone: tuple[str, ...]
+    removed: tuple[str, ...]
     writers: Mapping[str, tuple[str, str]]
     """Stored and declared upstream stage of each input whose upstream stage changed; empty for a user's topic."""
 
@@ -102,7 +102,7 @@ def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
     return InputsFit(new, gone, {name: writers for name, writers in both.items() if writers[0] != writers[1]})
 
 
-def visible(columns: Iterable[Column]) -> tuple[str, ...]:
+def visible_names(columns: Iterable[Column]) -> tuple[str, ...]:
     """Return the names of visible columns; names of internal columns begin with `_`."""
     return tuple(column.name for column in columns if not is_internal(column.name))
 
@@ -119,17 +119,19 @@ def evolve(
     """
     _check_renames(stage, stored, declared, renames)
     stored_kind, declared_kind = kind_of(stored.state), kind_of(declared.state)
-    renamed = {**stored_kind.core.internal(renames), **renames}
+    renamed = {**stored_kind.core.internal_renames(renames), **renames}
     renamed_kind = stored_kind.renamed(renamed)
     _check_kind(stage, stored_kind, renamed_kind, declared_kind)
-    old_columns = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
+    old_columns = tuple(
+        replace(column, id=number) for number, column in zip(stored.column_ids, stored.columns, strict=True)
+    )
     stored_columns = {
         name: replace(column, name=name) for column in old_columns for name in (renamed.get(column.name, column.name),)
     }
     keys = _keys(stage, stored, declared, stored_columns)
     if stored_kind.key_column:
         # Open sessions stay in their column, because they have not been emitted yet.
-        (before_name,), (now_name,) = visible(stored.values), visible(declared.values)
+        (before_name,), (now_name,) = visible_names(stored.values), visible_names(declared.values)
         if now_name not in stored_columns:
             raise Refused(
                 f"stage {stage!r}: its sessions are now {now_name!r}, but open ones are stored as {before_name!r}",
@@ -150,7 +152,7 @@ def evolve(
         # If the event time column is removed, new rows have no expiry.
         gone = name not in {column.name for column in declared.values} and declared.ttl is None
         stored_ttl = Ttl(0, gone=True) if gone else replace(stored_ttl, column=name)
-    lifetime = ttl.agree(stage, stored_ttl, declared.ttl)
+    lifetime = ttl.reconcile_ttl(stage, stored_ttl, declared.ttl)
     if (*keys, *values) == old_columns:
         return replace(stored, ttl=lifetime, state=declared.state), ()
     table = replace(
@@ -166,8 +168,8 @@ def evolve(
 
 
 def _changes(old_table: Table, new_table: Table, old_kind: Kind, new_kind: Kind) -> Iterator[ColumnChange]:
-    old_columns = dict(zip(old_table.ids, old_table.columns, strict=True))
-    for number, column in zip(new_table.ids, new_table.columns, strict=True):
+    old_columns = dict(zip(old_table.column_ids, old_table.columns, strict=True))
+    for number, column in zip(new_table.column_ids, new_table.columns, strict=True):
         if is_internal(column.name):
             continue
         old_column = old_columns.get(number)
@@ -180,15 +182,15 @@ def _changes(old_table: Table, new_table: Table, old_kind: Kind, new_kind: Kind)
         if old_column.type != column.type:
             yield ColumnChange("widened", column.name, old_column.type, column.type)
     for number, column in old_columns.items():
-        if number not in new_table.ids and not is_internal(column.name):
+        if number not in new_table.column_ids and not is_internal(column.name):
             yield ColumnChange("removed", column.name, type=column.type, meaning=old_kind.columns.get(column.name, ""))
 
 
 def _check_kind(stage: str, stored: Kind, renamed: Kind, declared: Kind) -> None:
-    if renamed.goes_on_as(declared):
+    if renamed.is_compatible_with(declared):
         return
-    if renamed.once != declared.once and renamed.core.goes_on_as(declared.core):
-        change = "was added" if declared.once else "was removed"
+    if renamed.emits_once != declared.emits_once and renamed.core.is_compatible_with(declared.core):
+        change = "was added" if declared.emits_once else "was removed"
         raise Refused(
             f'stage {stage!r}: event_time(emits="final") {change}, so that rows of open windows would never be emitted',
             hint=ANOTHER_STAGE,
@@ -197,7 +199,7 @@ def _check_kind(stage: str, stored: Kind, renamed: Kind, declared: Kind) -> None
 
 
 def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[str, str]) -> None:
-    stored_names, declared_names = visible(stored.columns), visible(declared.columns)
+    stored_names, declared_names = visible_names(stored.columns), visible_names(declared.columns)
     for old, new in renames.items():
         if old not in stored_names:
             hint = "in --rename OLD=NEW, OLD is a stored column"
@@ -238,11 +240,11 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
             hint="give it another name: the new column counts from the migration on, and the old one is dropped",
         )
     arrow_type = to_arrow(column.type)
-    if not widens(to_arrow(stored.type), arrow_type):
+    if not can_widen(to_arrow(stored.type), arrow_type):
         # Waiting rows have the columns of inputs and of the key, which cannot be renamed.
         otherwise = (
             "keep the existing fields, and rename or cast them in the next stage"
-            if old_kind.waiting
+            if old_kind.waiting_rows
             else "for any other change, add a column with another name"
         )
         raise Refused(
@@ -252,7 +254,7 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
         )
     default = stored.default
     if default is not None and column.type != stored.type:
-        default = default_text(default_of(stored).cast(arrow_type), arrow_type)
+        default = default_text(default_value(stored).cast(arrow_type), arrow_type)
     return replace(stored, name=column.name, type=column.type, default=default)
 
 

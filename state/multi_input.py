@@ -12,41 +12,41 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-TAG = "_input"
+INPUT_COLUMN = "_input"
 
 
-def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
+def union_columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
     """Return the column names of the tagged union of these schemas, without the key."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
     named = (
-        name_of(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key
+        tagged_name(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key
     )
-    return (TAG, *named)
+    return (INPUT_COLUMN, *named)
 
 
-def untag(
+def split_with_keys(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str], ids: npt.NDArray[np.int32]
 ) -> tuple[pa.Table, ...]:
     """Split rows by input, each with its own columns, and with `ids`, the rows' key numbers, as column `_key`."""
     if len(schemas) == 1:
         return (rows.append_column("_key", pa.array(ids)),)
-    parts = by_input(rows, schemas, key)
+    parts = split_by_input(rows, schemas, key)
     return tuple(table.append_column("_key", pa.array(ids[positions])) for positions, table in parts)
 
 
-def by_input(
+def split_by_input(
     rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str] = ()
 ) -> tuple[tuple[npt.NDArray[np.int64], pa.Table], ...]:
     """Return, for each input, the indices of its rows and the rows with their own columns."""
-    tags = rows[TAG].to_numpy()
+    tags = rows[INPUT_COLUMN].to_numpy()
     parts = []
     for position, schema in enumerate(schemas):
         positions = np.flatnonzero(tags == position)
-        names = [name if name in key else name_of(position, name) for name in schema.names]
+        names = [name if name in key else tagged_name(position, name) for name in schema.names]
         parts.append((positions, rows.select(names).take(pa.array(positions)).rename_columns(schema.names)))
     return tuple(parts)
 
 
-def name_of(position: int, column: str) -> str:
+def tagged_name(position: int, column: str) -> str:
     return f"_{position}_{column}"

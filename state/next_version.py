@@ -9,24 +9,24 @@ from msgspec.structs import replace
 
 from ..errors import AnotherTopic
 from ..store.compaction import plan
-from ..store.compaction.plan import Done
+from ..store.compaction.plan import CompactionResult
 from ..store.objects.counting import Stats
 from ..store.versions import commit
-from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, Span, Sst
+from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, Sst, VersionSpan
 from . import event_time as progress
-from .event_time import BatchTimes, Seen, TimeRules
+from .event_time import BatchTimes, SeenTimes, TimeRules
 from .failing import StateFailure
 from .records import Position
 
 
-class SentTo(msgspec.Struct, frozen=True):
+class PartitionWrite(msgspec.Struct, frozen=True):
     """Rows that a task attempt wrote to one Kafka partition; `end` is the offset after the last message."""
 
     rows: int
     end: int
 
 
-class Unsent(msgspec.Struct, frozen=True):
+class OversizedRecord(msgspec.Struct, frozen=True):
     """Record that was not sent because it exceeds the size limit of a sink's topic."""
 
     sink: str
@@ -43,17 +43,17 @@ class TaskReport(msgspec.Struct, frozen=True):
     rows_in: int
     """Number of input rows of the stage's function; pre-aggregated rows count individually."""
     ssts: tuple[Sst, ...] = ()
-    sent: dict[str, dict[int, SentTo]] = {}
+    sent: dict[str, dict[int, PartitionWrite]] = {}
     stats: Stats = Stats()
     ranged: tuple[str, ...] = ()
     """Keys of SSTs that the worker reads by byte ranges, because its machine has no copy."""
     event_ms: int | None = None
-    seen: Seen = Seen()
+    seen: SeenTimes = SeenTimes()
     late: int = 0
     next_due_ms: int | None = None
     partials: int = 0
     """Rows that were shuffled to this task after pre-aggregation; see `pre_aggregation`."""
-    unsent: tuple[Unsent, ...] = ()
+    unsent: tuple[OversizedRecord, ...] = ()
     failed: StateFailure | None = None
     """Keys or records for which the state's function failed, if the stage may leave records out.
     Reported rather than raised, so that Spark's Python workers stay alive with their Kafka metadata.
@@ -61,19 +61,19 @@ class TaskReport(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProtocolOutcome:
     """Protocol actions for one commit; `recorded`, `awaited` and `captured` go into the manifest."""
 
     markers: tuple[tuple[str, str], ...]
     """Snapshot and channel of each marker to write after the batch's rows, in order."""
     recorded: dict[str, int]
     awaited: dict[str, tuple[str, ...]]
-    captured: dict[str, dict[str, Span]]
+    captured: dict[str, dict[str, VersionSpan]]
     changed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class BatchResult:
     """Result of a batch: task reports, markers and side tables."""
 
     results: Sequence[TaskReport] = ()
@@ -88,9 +88,9 @@ class Written:
 def next_version(
     base: Manifest,
     positions: Mapping[str, Position],
-    outcome: Outcome,
-    written: Written,
-    merges: Sequence[Done],
+    outcome: ProtocolOutcome,
+    written: BatchResult,
+    merges: Sequence[CompactionResult],
     rules: TimeRules,
     times: BatchTimes,
     *,
@@ -117,7 +117,7 @@ def next_version(
     read = {
         name: _input_after(base.inputs[name], end, counts.get(name), own=name in own) for name, end in positions.items()
     }
-    inputs = progress.advanced(draft.inputs | read, rules.watermarks, [result.seen for result in results])
+    inputs = progress.advance_watermarks(draft.inputs | read, rules.watermarks, [result.seen for result in results])
     return replace(
         draft,
         inputs=inputs,
@@ -125,7 +125,7 @@ def next_version(
         outputs={name: _output_after(name, output, results, markers) for name, output in base.outputs.items()},
         sinks={name: _sink_after(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([times.clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
-        ssts=plan.apply(ssts, merges),
+        ssts=plan.apply_results(ssts, merges),
         side_tables={**draft.side_tables, **written.side_tables},
         recorded=outcome.recorded,
         awaited=outcome.awaited,
@@ -141,9 +141,9 @@ def _event_time(
     times: BatchTimes,
     bound_ms: int | None,
 ) -> EventTime | None:
-    at_ms = progress.watermark_ms(inputs, rules.timed, base.watermark_ms)
+    at_ms = progress.stage_watermark_ms(inputs, rules.timed, base.watermark_ms)
     seen, late = [result.seen for result in results], sum(result.late for result in results)
-    event_time = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
+    event_time = progress.next_event_time(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
     if rules.due_by is None or times.due is None:
         return event_time
     due_times = [at for result in results if (at := result.next_due_ms) is not None]
@@ -160,17 +160,17 @@ def _event_time(
         behind_ms=rules.behind_ms,
         wall_ms=times.due.wall_ms,
     )
-    if by_clock or after_due.owed:
+    if by_clock or after_due.has_unemitted_due_rows:
         return after_due
     # No row is due up to the new watermark, so the next batch need not search the table up to it.
-    return replace(after_due, due_ms=progress.later(until_ms, after_due.watermark_ms))
+    return replace(after_due, due_ms=progress.later_time(until_ms, after_due.watermark_ms))
 
 
 def has_rows(start: Input, end: Position) -> bool:
     """Return True if a batch that ends at `end` has rows of this input."""
-    if start.upstream and start.passed:
+    if start.upstream and start.rows_passed:
         # Markers have offsets but no rows.
-        return sum(end.consumed) > sum(start.passed)
+        return sum(end.consumed) > sum(start.rows_passed)
     return sum(end.offsets) > sum(start.offsets)
 
 
@@ -185,9 +185,9 @@ def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -
         offsets = sum(end.offsets) - sum(start.offsets)
         return replace(start, offsets=end.offsets, rows=offsets if count is None else min(count, offsets))
     # If the reader began in the middle of the channel, the rows before that are unknown.
-    rows = sum(end.consumed) - sum(start.passed) if start.passed else 0
+    rows = sum(end.consumed) - sum(start.rows_passed) if start.rows_passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, start.lost, fillvalue=0))
-    at_ms = start.watermark_ms if own else progress.later(start.watermark_ms, end.watermark_ms)
+    at_ms = start.watermark_ms if own else progress.later_time(start.watermark_ms, end.watermark_ms)
     return replace(start, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=at_ms)
 
 

@@ -13,19 +13,19 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..store.versions.codec import learned
+from ..store.versions.codec import register_type
 from ..store.versions.manifest import Input, Manifest, Output
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessages:
     """Messages that versions of a stage sent on one channel."""
 
     attempts: dict[str, int]
     rows: int
 
 
-def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
+def sent_messages(channel: str, versions: Iterable[Manifest]) -> SentMessages:
     attempts: dict[str, int] = {}
     rows = 0
     for manifest in versions:
@@ -33,10 +33,10 @@ def sent(channel: str, versions: Iterable[Manifest]) -> Sent:
         if output is not None:
             attempts |= dict.fromkeys(output.attempts, manifest.version)
             rows += output.rows
-    return Sent(attempts, rows)
+    return SentMessages(attempts, rows)
 
 
-def behind(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
+def fully_read_input(output: Output, upstream: str, version: int, watermark_ms: int | None = None) -> Input:
     """Return the input of a reader that has consumed all that `upstream` sent on a channel up to this version."""
     return Input(
         output.topic,
@@ -49,8 +49,8 @@ def behind(output: Output, upstream: str, version: int, watermark_ms: int | None
     )
 
 
-def unread(output: Output, at: Input) -> int | None:
-    return sum(output.sent) - sum(at.passed) if len(at.passed) == len(output.sent) else None
+def count_unread(output: Output, at: Input) -> int | None:
+    return sum(output.sent) - sum(at.rows_passed) if len(at.rows_passed) == len(output.sent) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,14 @@ class Position:
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
     woken: int = 0
-    """Newest version after which a batch was requested, with or without input; see `pipeline.source.wake`."""
+    """Newest version after which a batch was requested, with or without input; see "
+    "`pipeline.source.wake`."""
 
     @classmethod
-    def of(cls, value: Mapping[str, object]) -> "Position":
-        return msgspec.convert(value, learned(cls))
+    def from_json(cls, value: Mapping[str, object]) -> "Position":
+        return msgspec.convert(value, register_type(cls))
 
-    def json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return Spark's JSON object. Spark compares its text, so the order of the fields matters."""
         return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
@@ -101,8 +102,8 @@ def ranges(
             yield Range(partition, first, last, rows[partition] if rows else None)
 
 
-def stretches(
-    previous: Input | None, after: Input, *, former: bool = True
+def read_spans(
+    previous: Input | None, after: Input, *, with_former_topics: bool = True
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the (start, end) offsets read from an input after `previous` (None for its beginning) up to `after`.
 
@@ -113,13 +114,13 @@ def stretches(
     read = []
     for reset in after.resets[num_resets:]:
         read.append((at, reset.starts))
-        if reset.topic_id and not former:
+        if reset.topic_id and not with_former_topics:
             read.clear()
         at = reset.ends
     yield from (*read, (at, after.offsets))
 
 
-def windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
+def format_windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"{topic}[{window.partition}] {window.first}..{window.last}" for window in ranges(starts, ends))
 
 
@@ -139,8 +140,8 @@ class TopicState(NamedTuple):
     id: str = ""
     """Kafka's topic id, or leader epochs as encoded by `id_of_epochs`; empty if the brokers report neither."""
 
-    def holds(self, topic: str) -> str:
-        return ", ".join(windows(topic, self.earliest, self.ends)) or "no records"
+    def describe_offsets(self, topic: str) -> str:
+        return ", ".join(format_windows(topic, self.earliest, self.ends)) or "no records"
 
 
 def id_of_epochs(epochs: Sequence[int]) -> str:
@@ -148,7 +149,7 @@ def id_of_epochs(epochs: Sequence[int]) -> str:
     return _EPOCHS + ",".join(str(max(0, epoch)) for epoch in epochs) if any(epoch >= 0 for epoch in epochs) else ""
 
 
-def are_two(stored: str, current: str) -> bool:
+def is_other_topic(stored: str, current: str) -> bool:
     """Return True if `current` is the id of a later topic than `stored`; False if either id is unknown."""
     if not stored or not current or stored.startswith(_EPOCHS) != current.startswith(_EPOCHS):
         return False
@@ -158,32 +159,32 @@ def are_two(stored: str, current: str) -> bool:
     return any(old is not None and (new is None or new < old) for old, new in zip_longest(old_epochs, new_epochs))
 
 
-def is_known(topic_id: str) -> bool:
+def is_kafka_id(topic_id: str) -> bool:
     return bool(topic_id) and not topic_id.startswith(_EPOCHS)
 
 
-def id_in(manifest: Manifest, topic: str) -> str:
+def topic_id_in(manifest: Manifest, topic: str) -> str:
     return next((source.topic_id for source in manifest.inputs.values() if source.topic == topic), "")
 
 
-def merged(stored: str, current: str) -> str:
+def id_to_store(stored: str, current: str) -> str:
     """Return the id to store for an unchanged topic: `current` if it replaces leader epochs or an unknown id."""
-    return stored if is_known(stored) or not current else current
+    return stored if is_kafka_id(stored) or not current else current
 
 
-def why_another(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
+def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
     """Return a sentence that explains why a topic was recreated since it was read; empty without evidence.
 
     Returns a sentence with the former and the current topic; empty if there is no evidence that the topic changed.
     """
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
-    if not are_two(stored, current.id) and (not short or (is_known(stored) and stored == current.id)):
+    if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
         return ""
-    return described(topic, stored, offsets, current)
+    return describe_recreated_topic(topic, stored, offsets, current)
 
 
-def is_younger(
+def was_recreated_since_read(
     offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
 ) -> bool:
     """Return True if, by timestamps, all records now below `offsets` were written after the app had read that far.
@@ -202,13 +203,13 @@ def is_younger(
     )
 
 
-def described(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
+def describe_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
     """Return a sentence with the former and the current state of a recreated topic."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
     return (
         f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "
         f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds "
-        f"{current.holds(topic)}"
+        f"{current.describe_offsets(topic)}"
     )
 
 

@@ -11,22 +11,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.read.multi_get import DueRows, LookUps
+from ..store.read.multi_get import DueRows, TableLookUps
 from ..store.sst import schema
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
-from ..store.sst.sorted_runs import bounds
+from ..store.sst.sorted_runs import hash_bounds
 from ..store.versions.manifest import Table
 from .event_time import Due, Lateness
-from .failing import RECORD, merge_or_tell
-from .kinds.kind import Bound, Groups, Merged
+from .failing import RECORD, merge_reporting_failures
+from .kinds.kind import BoundState, Groups, MergeResult
 
-EVERY_HASH = bounds(0, 1)
+EVERY_HASH = hash_bounds(0, 1)
 _PREVIOUS = "_prev_seq"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class StepResult:
     """Rows to write and to emit, for a table or a part of it."""
 
     new: pa.Table
@@ -43,12 +43,12 @@ class Step:
     """Step of a table for one batch: late rows, merges, and rows that fall due."""
 
     table: Table
-    state: Bound
+    state: BoundState
     seq: int
     clock_ms: int
     lateness: Lateness | None = None
     due: Due | None = None
-    tells: int | None = None
+    max_reported: int | None = None
     """Maximum number of keys, or of numbered records, in a `StateFailed`; None re-raises the original error."""
 
     def split_late(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -56,7 +56,7 @@ class Step:
             return rows, rows.slice(0, 0)
         return rows.filter(pa.array(~late)), rows.filter(pa.array(late))
 
-    def made(self, rows: pa.Table, stored: LookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> Made:
+    def apply(self, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> StepResult:
         """Merge the rows that are in time, if any; then let other rows of the table fall due.
 
         A key of the batch never falls due with the batch: its row is written with a time after `due.until_ms`, so the
@@ -67,11 +67,11 @@ class Step:
         errors of the user's function and of `stored`.
         """
         if self.due is None:
-            return Made(*self._merged(rows, stored)) if rows.num_rows else Made(pa.table({}))
+            return StepResult(*self._merged(rows, stored)) if rows.num_rows else StepResult(pa.table({}))
         parts_made: list[tuple[pa.Table, tuple[pa.Table, ...]]] = []
         times: list[int | None] = []
         if self.due.pending and hashes is not None:
-            due_rows = stored.due(self.due.span, hashes)
+            due_rows = stored.get_due_rows(self.due.span, hashes)
             times.append(due_rows.next_ms)
             untouched = _keys_without_rows(due_rows.keys, rows, self._key)
             if untouched.any():
@@ -81,12 +81,12 @@ class Step:
             new, emitted = self._merged(rows, stored)
             parts_made.append((_postpone_due(new, self.due.until_ms, due_again=True), emitted))
         if not parts_made:
-            return Made(pa.table({}), (), *times)
+            return StepResult(pa.table({}), (), *times)
         new = pa.concat_tables([rows for rows, _ in parts_made])
         times.append(pc.min(new[DUE]).as_py())
         parts = [emitted for _, emitted in parts_made if emitted]
         next_ms = min((at for at in times if at is not None), default=None)
-        return Made(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
+        return StepResult(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
         """Return new rows as SSTs store them, and their largest event time; None unless rows expire by event time."""
@@ -94,27 +94,29 @@ class Step:
         return new, schema.latest_event_ms(new, self.table.ttl)
 
     @property
-    def state_now(self) -> Bound:
+    def state_now(self) -> BoundState:
         return self.state.at_moment(self.due.moment) if self.due is not None else self.state
 
     @property
     def _key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def _merged(self, rows: pa.Table, stored: LookUps) -> tuple[pa.Table, tuple[pa.Table, ...]]:
-        rows, groups = group(rows, self._key)
+    def _merged(self, rows: pa.Table, stored: TableLookUps) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+        rows, groups = group_by_key(rows, self._key)
         starts = pa.array(groups.starts)
         hashes = rows[HASH].take(starts).combine_chunks()
         keys = rows.select(self._key).take(starts)
         numbers = hashes.to_numpy()
-        old, exists, seqs = stored.of_keys(numbers, keys)
-        needed = rows.select([*self._key, *self.state.needs])
-        if self.tells is None:
+        old, exists, seqs = stored.get_rows(numbers, keys)
+        needed = rows.select([*self._key, *self.state.needed_columns])
+        if self.max_reported is None:
             merged = self.state_now.merge(needed, groups, keys, old)
         else:
             records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
-            merged = merge_or_tell(self.state_now, needed, groups, keys, old, numbers, records=records, most=self.tells)
-        return self._new(hashes, keys, merged, exists, seqs), merged.emitted
+            merged = merge_reporting_failures(
+                self.state_now, needed, groups, keys, old, numbers, records=records, max_reported=self.max_reported
+            )
+        return self._rows_to_write(hashes, keys, merged, exists, seqs), merged.emitted
 
     def _merge_due(
         self, due_rows: DueRows, chosen: npt.NDArray[np.bool_], schema: pa.Schema
@@ -122,20 +124,20 @@ class Step:
         mask, no_rows = pa.array(chosen), schema.empty_table()
         keys = due_rows.keys.filter(mask).select(self._key).cast(no_rows.select(self._key).schema)
         groups = Groups(np.empty(0, np.int32), np.zeros(keys.num_rows, np.int64))
-        needed = no_rows.select([*self._key, *self.state.needs])
+        needed = no_rows.select([*self._key, *self.state.needed_columns])
         merged = self.state_now.merge(needed, groups, keys, due_rows.values.filter(mask))
         exists, hashes = np.ones(keys.num_rows, bool), due_rows.keys[HASH].filter(mask)
-        return self._new(hashes, keys, merged, exists, due_rows.seqs[chosen]), merged.emitted
+        return self._rows_to_write(hashes, keys, merged, exists, due_rows.seqs[chosen]), merged.emitted
 
-    def _new(
+    def _rows_to_write(
         self,
         hashes: pa.Array | pa.ChunkedArray,
         keys: pa.Table,
-        merged: Merged,
+        merged: MergeResult,
         exists: npt.NDArray[np.bool_],
         previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `LookUps.of_keys`."""
+        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `TableLookUps.of_keys`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # A deleted key that was not stored needs no tombstone.
@@ -154,7 +156,7 @@ class Step:
         return new if write.all() else new.filter(pa.array(write))
 
 
-def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
+def group_by_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     """Sort rows by (`_hash`, key) and number their groups. Normalises keys: -0.0 becomes 0.0, all NaNs are equal."""
     rows = normalise_keys(rows, key)
     hashes = rows[HASH].to_numpy()

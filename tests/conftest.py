@@ -18,7 +18,7 @@ import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.memory_server import PLACE, RemoteMemory, served
+from slackwater.pipeline.kafka.memory_server import SERVER_PROPERTY, RemoteMemoryKafka, serve
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
 from slackwater.store.objects.memory import MemoryStore
@@ -153,8 +153,8 @@ def any_kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
     if request.param == "memory":
         yield kafka
         return
-    with served(kafka) as properties:
-        yield RemoteMemory(kafka.address, properties[PLACE])
+    with serve(kafka) as properties:
+        yield RemoteMemoryKafka(kafka.address, properties[SERVER_PROPERTY])
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
 from slackwater.client.show.document import Block, TableBlock, Title
-from slackwater.client.show.shown import Shown
+from slackwater.client.show.shown import Displayable
 from slackwater.settings import Settings
 from slackwater.snapshot.bisect.verdict import Evaluation
-from slackwater.snapshot.take.audit_log import list_operations, record, record_once
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.audit_log import list_operations, record_operation, record_operation_once
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import keys
 
@@ -117,7 +117,7 @@ def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Cli
 
 
 def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history: FlightsApp) -> None:
-    pin(history.store, app.at().cut, "before-deploy", by="ada@host")
+    pin_cut(history.store, app.at().cut, "before-deploy", by="ada@host")
     newest = app.at()
     assert newest.versions == app.at("now").versions == app.at("before-deploy").versions == app.at("-5m").versions
     earlier = datetime.fromtimestamp(history.version("carriers", 2).time_ms / 1_000, UTC)
@@ -142,11 +142,11 @@ def test_a_whole_ref_and_a_stage_beside_it_are_refused(app: StoredApp) -> None:
 def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
     app: StoredApp, history: FlightsApp
 ) -> None:
-    pin(history.store, app.at().cut, "again", by="ada@host")
+    pin_cut(history.store, app.at().cut, "again", by="ada@host")
     then = app.at("again")
-    remove(history.store, "flights", "again")
+    delete_snapshot(history.store, "flights", "again")
     history.run(flights(10))
-    pin(history.store, app.at().cut, "again", by="ada@host")
+    pin_cut(history.store, app.at().cut, "again", by="ada@host")
     with pytest.raises(sw.errors.NotFound, match="taken again at another moment"):
         then.verify()
     assert app.at("again").verify().consistent
@@ -178,16 +178,16 @@ def test_nothing_that_is_done_to_a_relation_writes_a_file(app: StoredApp, tmp_pa
 
 
 def test_clients_that_share_a_cache_are_closed_together(client: Client, tmp_path: Path) -> None:
-    other = client.beside(str(tmp_path / "other"))
+    other = client.at_root(str(tmp_path / "other"))
     client.close()
     with pytest.raises(sw.errors.Usage, match="closed"):
         _ = other.apps
 
 
 def test_an_older_entry_of_the_log_that_is_damaged_does_not_stop_a_verb(app: StoredApp, history: FlightsApp) -> None:
-    old = record(history.store, "flights", "clone", "x", "ada@host")
-    history.store.put(keys.note(keys.operations("flights"), old.id), b"{")
-    record_once(history.store, "flights", "snapshot rm", "y", "ada@host", since_ms=old.time_ms + 1)
+    old = record_operation(history.store, "flights", "clone", "x", "ada@host")
+    history.store.put(keys.json_object(keys.operations("flights"), old.id), b"{")
+    record_operation_once(history.store, "flights", "snapshot rm", "y", "ada@host", since_ms=old.time_ms + 1)
     with pytest.raises(sw.errors.Corruption):
         list_operations(history.store, "flights")
 
@@ -395,7 +395,7 @@ def test_diff_has_the_rows_that_differ_by_table(app: StoredApp) -> None:
     assert not found.equal
     (row,) = found["carriers"].rows.filter("carrier = 'C1'").fetchall()
     assert row[1] == "changed"
-    assert found["carriers"].found.changed == 1
+    assert found["carriers"].full_diff.changed == 1
     assert app.diff("now").equal
     assert before.diff(before).equal
 
@@ -487,14 +487,14 @@ def test_threads_may_share_a_client(app: StoredApp) -> None:
     assert found == [expected] * 12
 
 
-class Hostile(Shown):
+class Hostile(Displayable):
     """A value with this text in all its places."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def _blocks(self) -> tuple[Block, ...]:
-        return Title(self.text), TableBlock.of((self.text,), ((self.text,),)), self.text
+        return Title(self.text), TableBlock.from_rows((self.text,), ((self.text,),)), self.text
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=a>', "a\x1b[2Jb", "a\u202eb"])

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from slackwater.common.whole_file import own_folder, sweep, temporary_folder
-from slackwater.pipeline.batch.committer import spools_beside
+from slackwater.common.whole_file import locked_folder, remove_dead_folders, temporary_folder
+from slackwater.pipeline.batch.committer import spool_root
 
 KILLED = """
 import os, signal, sys
@@ -21,14 +21,14 @@ with own_folder(Path(sys.argv[1]), "dead") as folder:
 
 
 def test_a_process_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tmp_path: Path) -> None:
-    parent = spools_beside(tmp_path / "cache")
+    parent = spool_root(tmp_path / "cache")
     assert parent == tmp_path / "cache-spool"
-    sweep(parent)
+    remove_dead_folders(parent)
     subprocess.run([sys.executable, "-c", KILLED, str(parent)], check=False)
     assert (parent / "dead" / "x").exists()
     (parent / "without a lock").mkdir()
-    with own_folder(parent, "alive") as folder:
-        sweep(parent)
+    with locked_folder(parent, "alive") as folder:
+        remove_dead_folders(parent)
         assert folder.is_dir()
         assert sorted(path.name for path in parent.iterdir()) == ["alive", "alive.lock"]
     assert list(parent.iterdir()) == []

@@ -185,11 +185,11 @@ def test_the_input_archive_is_a_rule_of_retention_for_all_topics_or_for_some(tmp
     )
     settings, day_ms = load(environ={}, folder=tmp_path), 86_400_000
     common, shop, staging = (settings.retention_of(app) for app in ("other", "shop", "staging"))
-    assert (common.input_of("anything"), common.archives, common.keeps_everything) == (30 * day_ms, True, True)
-    assert [shop.input_of(topic) for topic in ("orders", "clicks", "others")] == [2 * day_ms, 3_600_000, None]
+    assert (common.input_ms_of_topic("anything"), common.archives, common.keeps_everything) == (30 * day_ms, True, True)
+    assert [shop.input_ms_of_topic(topic) for topic in ("orders", "clicks", "others")] == [2 * day_ms, 3_600_000, None]
     assert (shop.versions, shop.keeps_everything) == (3, False)
-    assert (staging.input_of("orders"), staging.archives) == (None, False)
-    assert settings.retention_of("staging", input_ms=day_ms).input_of("orders") == day_ms
+    assert (staging.input_ms_of_topic("orders"), staging.archives) == (None, False)
+    assert settings.retention_of("staging", input_ms=day_ms).input_ms_of_topic("orders") == day_ms
 
 
 @pytest.mark.parametrize(

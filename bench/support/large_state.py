@@ -67,26 +67,26 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     made = commit.successor(claimed, kind="batch", epoch=1, writer="bench", by="bench", now_ms=claimed.time_ms + 1)
     if at_end:
         kafka = open_kafka(bootstrap)
-        inputs = {name: replace(one, offsets=kafka.offsets(one.topic)[1]) for name, one in claimed.inputs.items()}
+        inputs = {name: replace(one, offsets=kafka.offset_bounds(one.topic)[1]) for name, one in claimed.inputs.items()}
         made = replace(made, inputs=inputs)
     commit.commit(store, replace(made, ssts=_ssts(store, claimed.table, keys)))
 
 
 def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) -> Manifest:
     """The first version of an app of one stage: claimed, nothing read."""
-    from slackwater.pipeline.batch.schemas import shapes
+    from slackwater.pipeline.batch.schemas import derive_schemas
     from slackwater.pipeline.kafka.open import open_kafka
-    from slackwater.pipeline.publish.sinks import create_internal
+    from slackwater.pipeline.publish.sinks import create_internal_topics
     from slackwater.pipeline.run.claim import Claimer
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo
 
     kafka = open_kafka(bootstrap)
     apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
-    (stage,) = app.in_order()
-    create_internal(kafka, APP, (stage,), None, only_ask=False)
+    (stage,) = app.stages_in_order()
+    create_internal_topics(kafka, APP, (stage,), None, validate_only=False)
     claimer = Claimer(store, kafka, app, {}, writer="bench", by="bench", accept_loss=False)
-    return claimer.claim(stage, shapes(app, spark)[stage.name], time.time_ns() // 1_000_000)
+    return claimer.claim(stage, derive_schemas(app, spark)[stage.name], time.time_ns() // 1_000_000)
 
 
 def copy(root: Path, to: Path) -> None:
@@ -117,6 +117,6 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
             }
         )
         made.append(
-            writer.write(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1)
+            writer.write_sst(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1)
         )
     return tuple(made)

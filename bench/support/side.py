@@ -193,10 +193,10 @@ def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[st
 def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:
     """A topic as our own source gives it, for a peer's query."""
     from slackwater.pipeline.source.data_source import open_stream
-    from slackwater.pipeline.source.options import Private, SourceOptions
+    from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 
     options = SourceOptions(input=topic, topic=topic, max_records=max_records)
-    return open_stream(spark, options, Private({"bootstrap.servers": bootstrap}))
+    return open_stream(spark, options, PrivateOptions({"bootstrap.servers": bootstrap}))
 
 
 def connector_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int | None = None) -> DataFrame:

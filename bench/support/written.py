@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import apply_results
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
@@ -85,10 +85,10 @@ class Stage:
     def compact(self, *, full: bool = False) -> None:
         """Merge what the table's policy wants merged, or all."""
         head = self.head
-        picked = pick_for(head, full=full)
-        done = [run(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]
+        picked = pick_for_manifest(head, full=full)
+        done = [run_compaction(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]
         if done:
-            self._commit("compaction", apply(head.ssts, done))
+            self._commit("compaction", apply_results(head.ssts, done))
 
     def _commit(self, kind: VersionKind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
         head = self.head

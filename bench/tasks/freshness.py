@@ -97,11 +97,11 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[
     from slackwater.pipeline.listener import BatchReport, Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
-    from slackwater.pipeline.run.stopping import Stop, StopRequested
+    from slackwater.pipeline.run.stopping import StopEvent, StopRequested
 
     sent: list[float] = []
     readable: list[tuple[float, int]] = []
-    stop, begin = Stop(), threading.Event()
+    stop, begin = StopEvent(), threading.Event()
 
     def note(report: BatchReport) -> None:
         begin.set()

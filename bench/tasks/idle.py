@@ -53,8 +53,8 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     from slackwater.pipeline.listener import BatchReport, Callbacks
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
-    from slackwater.pipeline.run.stopping import Stop, StopRequested
-    from slackwater.snapshot.status.cost import hourly, recent
+    from slackwater.pipeline.run.stopping import StopEvent, StopRequested
+    from slackwater.snapshot.status.cost import per_hour, recent_usage
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import history
 
@@ -64,7 +64,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
         lambda raw: raw.selectExpr("CAST(key AS string) leg")
     )
     app.stage(name="legs", reads=by_leg, key="leg", state=sw.aggregate(flights=sw.count()))(lambda rows: rows)
-    stop, first, second = Stop(), threading.Event(), threading.Event()
+    stop, first, second = StopEvent(), threading.Event(), threading.Event()
 
     def note(report: BatchReport) -> None:
         if report.stage == "legs" and report.rows_in:
@@ -96,7 +96,7 @@ def _idle(bootstrap: str, folder: Path, topic: str, idle_s: float) -> dict[str, 
     for stage in app.stages:
         head = history.head(store, "bench", stage)
         assert head is not None
-        hour = hourly(recent(store, head, 1)[1])
+        hour = per_hour(recent_usage(store, head, 1)[1])
         assert hour is not None
         found[stage] = asdict(hour)
     return found

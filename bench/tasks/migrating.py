@@ -117,7 +117,7 @@ def _app(keys: int, *, changed: bool) -> sw.App:
 
 def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Measured:
     from slackwater.operations.program_changes import declared
-    from slackwater.pipeline.batch.schemas import shapes
+    from slackwater.pipeline.batch.schemas import derive_schemas
     from slackwater.snapshot.change.migrate import find_plan, migrate
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
@@ -129,7 +129,7 @@ def _measure(spark: SparkSession, bootstrap: str, folder: Path, keys: int) -> Me
     copy(folder / "old", folder / "new")
     store = CountingStore(open_store(str(folder / "new")))
     began = time.perf_counter()
-    plan = find_plan(store, declared(after, shapes(after, spark)), {"flights": "legs"})
+    plan = find_plan(store, declared(after, derive_schemas(after, spark)), {"flights": "legs"})
     migrate(store, plan, {}, by=BY, now_ms=time.time_ns() // 1_000_000)
     seconds = time.perf_counter() - began
     requests, moved = store.requests, store.bytes_read + store.bytes_written

@@ -79,31 +79,31 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
     """Seconds from when the publisher hears of the records until all are published."""
     import slackwater as sw
     from msgspec.structs import replace
-    from slackwater.pipeline.kafka.messages import send, split
+    from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
     from slackwater.pipeline.kafka.open import open_kafka
     from slackwater.pipeline.publish.publishers import Publishers
-    from slackwater.pipeline.publish.sinks import claimed, create_internal
+    from slackwater.pipeline.publish.sinks import claim_sinks, create_internal_topics
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import amend, apps, commit
     from slackwater.store.versions.manifest import AppInfo, Manifest
 
     app, kafka, store = sw.App(topic), open_kafka(bootstrap), open_store(str(folder))
     app.stage(reads=sw.topic("in"), writes=sw.sink(topic), name="s")(lambda raw: raw)
-    (stage,) = app.in_order()
+    (stage,) = app.stages_in_order()
     info = apps.ensure_app(store, AppInfo(topic, 1))
     kafka.create_topics({topic: PARTITIONS})
-    create_internal(kafka, topic, (stage,), None, only_ask=False)
+    create_internal_topics(kafka, topic, (stage,), None, validate_only=False)
 
     def build(draft: Manifest) -> Manifest:
-        return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
+        return replace(draft, sinks=claim_sinks(store, kafka, stage, draft, None, False))
 
     head = amend.amend(store, (topic, "s"), amend.Amendment("claim", build), writer="w", by="bench", now_ms=1).manifest
     publishers = Publishers(store, info, kafka, (stage,), {"s": head}, accept_loss=False, patience_s=60)
 
     def written(part: pa.Table) -> Manifest:
         sink, attempt = head.sinks[topic], f"w.{head.version}"
-        messages = list(split(part, np.zeros(len(part), np.int32)))
-        end = send(kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
+        messages = list(split_into_messages(part, np.zeros(len(part), np.int32)))
+        end = send_messages(kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
         draft = commit.successor(head, kind="batch", epoch=1, writer="w", by="bench", now_ms=head.time_ms)
         sinks = {topic: replace(sink, end=end, attempts=(attempt,), rows=len(part), sent=sink.sent + len(part))}
         commit.commit(store, made := replace(draft, sinks=sinks))
@@ -111,8 +111,8 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
 
     def publish() -> float:
         began = time.perf_counter()
-        publishers.move(head)
-        while not publishers.done:
+        publishers.on_version(head)
+        while not publishers.is_done:
             publishers.check()
             time.sleep(0.002)
         return time.perf_counter() - began

@@ -9,15 +9,15 @@ from ...client.declared.questions import WrongOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...errors import Usage
-from ..options import APP, Many, argument, flag, option, programs
+from ..options import APP, Repeated, argument, flag, option, programs_option
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
     from ...client.searches import Reports
-    from ...snapshot.bisect.session import KeptSearch
+    from ...snapshot.bisect.session import SearchSession
     from ...snapshot.bisect.verdict import Answer, Evaluation
 
-words = group()
+bisect_group = group()
 
 _REFS = argument(
     "REF...", "Moments to judge; `beginning` is before the first commit. Default: the one that was shown.", None
@@ -31,8 +31,8 @@ _REFS = argument(
     'slackwater bisect flights --run "python check.py"      # SLACKWATER_DB is the moment, 0 good, 125 skip, else bad',
     'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
     "slackwater bisect start flights      # and say of each moment what it is: good, bad, skip",
-    of=words,
-    whole=True,
+    parent=bisect_group,
+    is_group_command=True,
     kafka=True,
     declared_first=True,
 )
@@ -54,7 +54,7 @@ def bisect(
     last: bool = flag("--last", "Find the last change from good to bad."),
     out: Path | None = option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
     every: bool = flag("--all", "List every bad record of the batch, in the app's order; --out writes them."),
-    code: Many = programs("The program that ran, to find the input record; also the one before a deploy."),
+    code: Repeated = programs_option("The program that ran, to find the input record; also the one before a deploy."),
     no_replay: bool = flag("--no-replay", "Stop at the commit; do not search for the input record."),
     report: Path | None = option("FILE", "Write a report as one .html file, with values hidden."),
     md: Path | None = option("FILE", "Write the report as Markdown, for a pull request."),
@@ -70,9 +70,9 @@ def bisect(
     Then replays the batch on a local Spark to find the cause: records, a new program, time, a watermark, a missing or
     duplicate record, or an operation.
     """
-    from ...client.searches import Reports, start_search, with_folders
+    from ...client.searches import Reports, start_search, use_folder_names
     from ...client.show import values
-    from ...snapshot.bisect.session import Asked
+    from ...snapshot.bisect.session import SearchRequest
 
     app_name, at, _ = (ref := app_name).partition("@")
     app_name, _, named = app_name.partition("/")
@@ -89,17 +89,17 @@ def bisect(
     reports.check()
     typed: Any = options
     edge: Literal["", "first", "last"] = "first" if first else "last" if last else ""
-    question = Asked(app_name, table=named, python=python, run=run, edge=edge, **typed)
-    if question.by_hand:
+    question = SearchRequest(app_name, table=named, python=python, run=run, edge=edge, **typed)
+    if question.is_manual:
         hint = f"or judge each moment yourself: `slackwater bisect start {app_name}`"
         raise Usage("missing --where, --check, --python or --run", hint=hint)
-    app, question = session.app(app_name), with_folders(session.client, question)
+    app, question = session.app(app_name), use_folder_names(session.client, question)
     search = start_search(session.client, question)
-    app.note_input_gone()
+    app.note_deleted_input()
     _continue(session, search, out, code, reports, replay=not no_replay, every=every)
 
 
-@verb("slackwater bisect start flights --good flights@before-deploy", of=words)
+@verb("slackwater bisect start flights --good flights@before-deploy", parent=bisect_group)
 def start(
     session: Session,
     app_name: str = APP,
@@ -110,27 +110,27 @@ def start(
 
     Answer with `bisect good`, `bad` or `skip`; each shows the next moment, until one commit is left.
     """
-    from ...client.searches import start_search, with_folders
-    from ...snapshot.bisect.session import Asked
+    from ...client.searches import start_search, use_folder_names
+    from ...snapshot.bisect.session import SearchRequest
 
-    question = with_folders(session.client, Asked(app_name, good=good, bad=bad))
+    question = use_folder_names(session.client, SearchRequest(app_name, good=good, bad=bad))
     _continue(session, start_search(session.client, question))
 
 
-@verb("slackwater bisect good flights", of=words)
-def good(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
+@verb("slackwater bisect good flights", parent=bisect_group)
+def good(session: Session, app_name: str = APP, refs: Repeated = _REFS) -> None:
     """Mark a moment as good and show the next one."""
     _answer(session, app_name, "good", refs)
 
 
-@verb("slackwater bisect bad flights", of=words)
-def bad(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
+@verb("slackwater bisect bad flights", parent=bisect_group)
+def bad(session: Session, app_name: str = APP, refs: Repeated = _REFS) -> None:
     """Mark a moment as bad and show the next one."""
     _answer(session, app_name, "bad", refs)
 
 
-@verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", of=words)
-def skip(session: Session, app_name: str = APP, refs: Many = _REFS) -> None:
+@verb("slackwater bisect skip flights", "slackwater bisect skip flights flights/carriers@v41", parent=bisect_group)
+def skip(session: Session, app_name: str = APP, refs: Repeated = _REFS) -> None:
     """Skip a moment and show another one.
 
     If only skipped moments are left, lists the commits that may be the first bad one (exit code 2).
@@ -144,50 +144,50 @@ def _answer(session: Session, app_name: str, answer: "Answer", refs: list[str] |
     _continue(session, record_answer(session.client, app_name, answer, refs or []))
 
 
-@verb("slackwater bisect log flights > search.log", of=words)
+@verb("slackwater bisect log flights > search.log", parent=bisect_group)
 def log(session: Session, app_name: str = APP) -> None:
     """Print the search so far, as commands that `bisect replay` reads."""
-    from ...client.searches import log as printed
+    from ...client.searches import search_log as printed
 
     session.show(printed(session.client, app_name))
 
 
-@verb("slackwater bisect replay search.log", of=words, kafka=True)
+@verb("slackwater bisect replay search.log", parent=bisect_group, kafka=True)
 def replay(session: Session, file: Path = argument("FILE", "Output of `bisect log`, edited if needed.")) -> None:
     """Replace the app's search by the answers of a saved log, and continue."""
-    from ...client.searches import search_of_log
+    from ...client.searches import read_search_log
 
-    _continue(session, search_of_log(session.client, file))
+    _continue(session, read_search_log(session.client, file))
 
 
-@verb("slackwater bisect explain flights", of=words)
+@verb("slackwater bisect explain flights", parent=bisect_group)
 def explain(session: Session, app_name: str = APP) -> None:
     """Show the answer, duration and reason of each moment of the search."""
     from ...client.searches import read_search
     from ...client.show import verdict
 
-    session.show(verdict.explained(read_search(session.client, app_name)))
+    session.show(verdict.search_explanation_result(read_search(session.client, app_name)))
 
 
-@verb("slackwater bisect reset flights", of=words)
+@verb("slackwater bisect reset flights", parent=bisect_group)
 def reset(session: Session, app_name: str = APP) -> None:
     """Delete the app's search."""
-    from ...client.searches import reset as forget
+    from ...client.searches import delete_search as forget
 
     session.show(forget(app_name, lambda: session.client))
 
 
 def _continue(
     session: Session,
-    search: "KeptSearch",
+    search: "SearchSession",
     out: Path | None = None,
-    code: Many = None,
+    code: Repeated = None,
     reports: "Reports | None" = None,
     *,
     replay: bool = False,
     every: bool = False,
 ) -> None:
-    from ...client.replays import cause_behind, programs_of
+    from ...client.replays import explain_verdict, replay_programs
     from ...client.searches import clone_name, continue_search
     from ...client.show import values
     from ...client.show import verdict as shown
@@ -198,27 +198,27 @@ def _continue(
         def on_step(step: "Evaluation") -> None:
             moment = step.ref or f"{app} before its first commit"
             line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
-            progress(line, f"{formats.bar(step.number, step.total)}  {line}")
+            progress(line, f"{formats.progress_bar(step.number, step.total)}  {line}")
 
         verdict = continue_search(client, search, on_step)
     if isinstance(verdict, Result):
         session.show(verdict)
         return
-    codes = programs_of(client, verdict, code or []) if replay else None
+    codes = replay_programs(client, verdict, code or []) if replay else None
     if codes and not verdict.candidates:
         # Known now, whatever the replay does.
-        session.note(f"{shown.sentence(verdict)} ({verdict.bad_ref})")
+        session.note(f"{shown.verdict_sentence(verdict)} ({verdict.bad_ref})")
     with session.progress() as progress:
-        explanation = cause_behind(client, verdict, codes, progress)
+        explanation = explain_verdict(client, verdict, codes, progress)
     if out is not None:
-        table, why = shown.for_file(verdict, explanation, every=every)
+        table, why = shown.rows_for_file(verdict, explanation, every=every)
         if table is not None:
-            values.write(table, out)
+            values.write_table(table, out)
         else:
             session.note(f"note: {out} was not written: {why}")
     clone = clone_name(client, verdict)
-    session.show(shown.verdict(verdict, explanation, out, edge, clone, every=every))
+    session.show(shown.verdict_result(verdict, explanation, out, edge, clone, every=every))
     if reports is not None:
-        reports.write(client, verdict, explanation)
+        reports.write_verdict(client, verdict, explanation)
     if verdict.candidates:
         raise typer.Exit(2)

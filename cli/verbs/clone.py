@@ -5,11 +5,11 @@ from typing import Unpack
 
 from ...client.declared.operations import CloneOptions, RefreshOptions, RemoveCloneOptions
 from ...errors import NotFound, Usage
-from ..options import DRY_RUN, argument, flag, option, span
+from ..options import DRY_RUN, argument, duration_option, flag, option
 from ..session import Session, group, verb
 from ..terminal import Progress
 
-words = group()
+clone_group = group()
 
 _CLONE = argument("NAME", "Name of the clone.")
 
@@ -25,8 +25,8 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     "slackwater clone flights flights-copy --deep --to s3://elsewhere/slackwater",
     "slackwater clone shop shop-next --empty               # a changed program, over all of the past",
     "slackwater clone shop shop-test --mask customers.email='{}@example.org' --mask customers.name=hash",
-    of=words,
-    whole=True,
+    parent=clone_group,
+    is_group_command=True,
     kafka=True,
     changes=True,
     declared_first=True,
@@ -36,14 +36,14 @@ def clone(
     source: str = argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
     name: str = argument("DST", "Name of the clone."),
     to: str | None = option("ROOT", "Store root of the clone. Default: the source's."),
-    ttl: int | None = span("Time to live. `clone rm --expired` removes expired clones. Default: no limit."),
+    ttl: int | None = duration_option("Time to live. `clone rm --expired` removes expired clones. Default: no limit."),
     dry_run: bool = DRY_RUN,
     **options: Unpack[CloneOptions],
 ) -> None:
     try:
         with session.progress() as progress:
             on_progress, app = _copying(progress, name), session.app(source)
-            result = app.cloned(source, name, to, ttl or 0, options, dry_run=dry_run, on_progress=on_progress)
+            result = app.clone_ref(source, name, to, ttl or 0, options, dry_run=dry_run, on_progress=on_progress)
         session.show(result)
     except NotFound as error:
         if error.what == "app" and session.store_option and not to:
@@ -51,7 +51,7 @@ def clone(
         raise
 
 
-@verb("slackwater clone list", "slackwater clone list flights", of=words, name="list")
+@verb("slackwater clone list", "slackwater clone list flights", parent=clone_group, name="list")
 def list_(session: Session, source: str = argument("[SRC]", "Only clones of this app. Default: all.", "")) -> None:
     """List clones with owner, purpose, expiry and the storage kept for them.
 
@@ -64,7 +64,7 @@ def list_(session: Session, source: str = argument("[SRC]", "Only clones of this
 @verb(
     "slackwater clone refresh flights-staging --dry-run",
     "slackwater clone refresh flights-staging --fence     # stop its runner",
-    of=words,
+    parent=clone_group,
     kafka=True,
     changes=True,
 )
@@ -82,7 +82,7 @@ def refresh(
     "slackwater clone rm flights-staging --dry-run",
     "slackwater clone rm flights-staging --topics",
     "slackwater clone rm --expired --topics       # for a job that runs every night",
-    of=words,
+    parent=clone_group,
     kafka=True,
     changes=True,
 )

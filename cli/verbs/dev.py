@@ -31,7 +31,7 @@ def _port(name: str, usual: int) -> Any:
     "slackwater dev up",
     'eval "$(slackwater dev up)"      # and set the variables in this shell',
     "slackwater dev up --kafka-port 19092 --s3-port 19000",
-    of=dev,
+    parent=dev,
     store=False,
 )
 def up(
@@ -48,7 +48,7 @@ def up(
 
     check_folder_name(folder, "--folder")
     with session.progress() as progress:
-        servers = DevServers(folder, tell=progress)
+        servers = DevServers(folder, report=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
     status = servers.status()
     for server in status:
@@ -71,7 +71,7 @@ def up(
     "slackwater dev down",
     "slackwater dev down --purge --dry-run      # what would be deleted",
     "slackwater dev down --purge",
-    of=dev,
+    parent=dev,
     store=False,
 )
 def down(
@@ -84,10 +84,10 @@ def down(
     from ...pipeline.dev.servers import DevServers
 
     with session.progress() as progress:
-        servers = DevServers(folder, tell=progress)
+        servers = DevServers(folder, report=progress)
         if dry_run:
             stopped = tuple(item.name for item in servers.status() if item.state != "stopped")
-            deleted = servers.purgeable() if purge else ()
+            deleted = servers.list_purgeable() if purge else ()
         else:
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
@@ -98,20 +98,20 @@ def down(
     session.show(Result({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines))
 
 
-@verb("slackwater dev status", "slackwater dev status --json", of=dev, store=False)
+@verb("slackwater dev status", "slackwater dev status --json", parent=dev, store=False)
 def status(session: Session, folder: Path = _FOLDER) -> None:
     """Show the state, address, data and logs of the development servers."""
     from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()
     logs = (f"log of {server.name}: {_short(server.log)}" for server in servers if server.state != "stopped")
-    ages = ((server, instants.age(server.started_ms) if server.started_ms else "-") for server in servers)
+    ages = ((server, instants.format_age(server.started_ms) if server.started_ms else "-") for server in servers)
     size = formats.size
     rows = (
         (s.name, s.state, s.address or "-", str(s.pid or "-"), age, size(s.data_bytes), _short(s.data))
         for s, age in ages
     )
-    table = TableBlock.of(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
+    table = TableBlock.from_rows(("server", "state", "address", ">pid", "started", ">data", "folder"), rows)
     session.show(Result(servers, table, *logs))
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Unpack
 from ...client.declared.operations import FailoverOptions
 from ...client.show.shown import Result
 from ...errors import Usage
-from ..options import APP, DRY_RUN, Many, flag, option, pairs, span
+from ..options import APP, DRY_RUN, Repeated, duration_option, flag, option, parse_pairs
 from ..session import Session, verb
 from ..terminal import Progress
 
 if TYPE_CHECKING:
-    from ...client.failover import Round
+    from ...client.failover import RoundResult
 
 
 def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
@@ -27,14 +27,16 @@ def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
     "slackwater replicate flights --to /backup/slackwater --once --dry-run",
     kafka=True,
     changes=True,
-    goes_on=True,
+    runs_long=True,
 )
 def replicate(
     session: Session,
     app_name: str = APP,
     to: str = option("ROOT", "Store root of the replica, in another bucket or region.", ...),
     once: bool = flag("--once", "Copy what is new and exit."),
-    every: int = span("How often to look for new versions. Default: 10s.", 10_000, least_ms=100, bare_seconds=True),
+    every: int = duration_option(
+        "How often to look for new versions. Default: 10s.", 10_000, min_ms=100, bare_seconds=True
+    ),
     workers: int = option("N", "Parallel object copies; each object is held in memory.", 8, min=1),
     metrics: int | None = option(
         "PORT", "Serve Prometheus metrics on this port; 0 picks a free one.", min=0, max=65535
@@ -71,10 +73,10 @@ def replicate(
         observed = ReplicaMetrics(app.name, copies.target.url)
         session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
 
-    def show(done: "Round") -> None:
+    def show(done: "RoundResult") -> None:
         if observed is not None:
             observed.observe(done)
-        if done.is_news:
+        if done.has_changes:
             session.show(Result(round_data(to, done), round_line(app_name, to, done)))
 
     with stop_signals() as stop:
@@ -94,7 +96,7 @@ def recover(
     session: Session,
     app_name: str = APP,
     from_: str = option("ROOT", "Store root of the replica. The app runs there from now on.", ..., name="--from"),
-    from_offset: Many = option(
+    from_offset: Repeated = option(
         "TOPIC[N]=OFFSET", "Continue partition N at this offset, overriding what is detected. May be repeated."
     ),
     as_it_is: bool = flag("--as-it-is", "Do not copy newer versions from the original store."),
@@ -111,16 +113,16 @@ def recover(
         raise Usage("--keep, --report and --md go with --drill")
     if drill and (dry_run or as_it_is):
         raise Usage(f"--drill and {'--dry-run' if dry_run else '--as-it-is'} exclude each other")
-    reports = Reports(report, md, alone=True)
+    reports = Reports(report, md, also_on_terminal=True)
     reports.check()
     session.store_option = from_
-    offsets = pairs("--from-offset", from_offset, "TOPIC[N]=OFFSET", "orders[0]=1200")
+    offsets = parse_pairs("--from-offset", from_offset, "TOPIC[N]=OFFSET", "orders[0]=1200")
     if wrong := next((text for text in offsets.values() if not text.isdecimal()), ""):
         raise Usage(f"--from-offset takes a whole number as the offset; found {wrong!r}")
     app, numbers = session.app(app_name), {name: int(text) for name, text in offsets.items()}
     with session.progress() as progress:
         if drill:
-            done = app.drill(offsets=numbers, keep=keep, reports=reports, doing=progress, **options)
+            done = app.drill(offsets=numbers, keep=keep, reports=reports, on_progress=progress, **options)
         else:
-            done = app.recover(offsets=numbers, as_it_is=as_it_is, dry_run=dry_run, doing=progress, **options)
+            done = app.recover(offsets=numbers, as_it_is=as_it_is, dry_run=dry_run, on_progress=progress, **options)
     session.show(done)

@@ -25,14 +25,14 @@ from ..options import (
     FORGOTTEN_KEY,
     STAGE,
     TABLE,
-    Many,
+    Repeated,
     argument,
+    duration_option,
     flag,
     option,
     parse_keys,
-    span,
 )
-from ..session import Session, group, throttled, verb
+from ..session import Session, group, throttle, verb
 
 
 @verb(
@@ -62,7 +62,7 @@ def rewind(
 def reset(
     session: Session,
     app_name: str = APP,
-    topic: Many = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions. May be repeated."),
+    topic: Repeated = option("NAME[:0,1]", "A topic that the app reads, or some of its partitions. May be repeated."),
     **options: Unpack[ResetOptions],
 ) -> None:
     session.show(session.app(app_name).reset(*(topic or ()), **options))
@@ -151,14 +151,14 @@ def retire(session: Session, stage: str = STAGE, **options: Unpack[GuardedOption
     "slackwater compact flights --stage carriers --full",
     "slackwater compact flights --watch --threads 2     # beside: slackwater run flights.py --compaction external",
     changes=True,
-    goes_on=True,
+    runs_long=True,
 )
 def compact(
     session: Session,
     app_name: str = APP,
-    stage: Many = option("NAME", "Only the table of this stage. Default: all. May be repeated."),
+    stage: Repeated = option("NAME", "Only the table of this stage. Default: all. May be repeated."),
     watch: bool = flag("--watch", "Keep merging what becomes due until Ctrl-C or SIGTERM."),
-    every: int = span("How often --watch looks for work. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
+    every: int = duration_option("How often --watch looks for work. Default: 5s.", 5000, min_ms=100, bare_seconds=True),
     **options: Unpack[CompactOptions],
 ) -> None:
     from ...client.show.maintenance import compacted_line
@@ -184,15 +184,15 @@ def compact(
 
     def put_off(stage: str, error: Exception) -> None:
         session.note(f"compaction of {app.name}/{stage} put off; {retry_note}")
-        session.failure(error)
+        session.show_error(error)
 
     # Without --watch, a signal ends the process immediately.
     with stop_signals() as stop:
         app.compactor(stages, options["threads"], stop).watch(
             every_s,
             on_version=lambda done: session.show(Result(done, compacted_line(done))),
-            failed=put_off,
-            away=lambda error: session.note(f"{error.message}; {retry_note}"),
+            on_failure=put_off,
+            on_unavailable=lambda error: session.note(f"{error.message}; {retry_note}"),
         )
 
 
@@ -206,7 +206,7 @@ def compact(
 def gc(
     session: Session,
     app_name: str = APP,
-    margin: int = span("Keep unreferenced objects for this long. Default and minimum: 1h.", HOUR_MS),
+    margin: int = duration_option("Keep unreferenced objects for this long. Default and minimum: 1h.", HOUR_MS),
     explain: str | None = option("OBJECT", "Explain why this object is kept or not; delete nothing."),
     dry_run: bool = DRY_RUN,
     **rules: Unpack[RetentionOptions],
@@ -220,7 +220,7 @@ app = group("Remove an app.", "slackwater app rm flights-staging --dry-run")
 @verb(
     "slackwater app rm flights-staging --dry-run",
     "slackwater app rm flights-staging --topics          # with its topics and consumer groups in Kafka",
-    of=app,
+    parent=app,
     kafka=True,
     changes=True,
 )
@@ -291,7 +291,7 @@ def forget(
     session: Session,
     where: str = argument("APP[/TABLE]", "The app, or one of its tables followed by KEY."),
     words: list[str] = argument("KEY", "A key of that table, written as for get.", []),
-    key: Many = FORGOTTEN_KEY,
+    key: Repeated = FORGOTTEN_KEY,
     give_up: bool = flag("--give-up", "Abandon an interrupted forget whose keys are lost."),
     **options: Unpack[ForgetOptions],
 ) -> None:
@@ -303,5 +303,5 @@ def forget(
         return
 
     with session.progress() as progress:
-        done = app.forget(keys, on_progress=throttled(progress), **options)
+        done = app.forget(keys, on_progress=throttle(progress), **options)
     session.show(done)

@@ -12,12 +12,12 @@ import typer
 from ...client.declared.operations import InitOptions, MigrateOptions
 from ...client.show import formats
 from ...errors import Usage
-from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Many, argument, flag, option, program, span
+from ..options import CONF, DRY_RUN, PY_FILES, STAGE, Repeated, argument, duration_option, flag, option, program_option
 from ..reporter import reporting
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...operations.exchange.initialise import Loaded
+    from ...operations.exchange.initialise import LoadProgress
     from ...pipeline.run.options import Options
 
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     "slackwater run flights.py --metrics 9464             # for Prometheus",
     "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
     kafka=True,
-    goes_on=True,
+    runs_long=True,
 )
 def run(
     session: Session,
     file: Path = argument("FILE", "Python file that declares the app."),
-    stage: Many = option("NAME", "Run only this stage. Default: all. May be repeated."),
+    stage: Repeated = option("NAME", "Run only this stage. Default: all. May be repeated."),
     app_name: str | None = option(
         "NAME", "Run as this app, for example a clone. Default: the program's name.", name="--app"
     ),
@@ -42,7 +42,7 @@ def run(
         "--until-caught-up", "Stop once all records present at the start, and what follows from them, are processed."
     ),
     max_records: int | None = option("N", "Maximum records per input and batch. Overrides the program.", min=1),
-    trigger: int | None = span("Minimum time between batch starts. Overrides the program."),
+    trigger: int | None = duration_option("Minimum time between batch starts. Overrides the program."),
     max_unflushed: int | None = option(
         "N", "Versions that a stage may run ahead of its last commit. Overrides the program.", min=0
     ),
@@ -50,18 +50,18 @@ def run(
         "--accept-loss", "Continue without unread offsets that Kafka has deleted, or when a topic was recreated."
     ),
     master: str = option("URL", "Spark master.", "local[*]"),
-    conf: Many = CONF,
-    py_files: Many = PY_FILES,
-    patience: int = span(
+    conf: Repeated = CONF,
+    py_files: Repeated = PY_FILES,
+    patience: int = duration_option(
         "How long to wait for an unreachable broker or store. Default: 2m.", 120000, bare_seconds=True
     ),
     metrics: int | None = option(
         "PORT", "Serve Prometheus metrics on this port; 0 picks a free one.", min=0, max=65535
     ),
-    hung_after: int = span(
+    hung_after: int = duration_option(
         "With --metrics: fail /livez after this long without progress while there is work. Default: 10m.",
         600_000,
-        least_ms=10_000,
+        min_ms=10_000,
     ),
     compaction: Literal["inline", "external"] = option(
         None, "Merge SSTs in this process, or leave it to `slackwater compact --watch`.", "inline"
@@ -76,7 +76,7 @@ def run(
     the first is fenced and exits.
     """
     by_settings = session.settings.run_options()  # raises early if a setting is missing
-    from ...pipeline.run.options import gc_every_ms
+    from ...pipeline.run.options import parse_gc_interval
     from ...pipeline.run.stopping import stop_signals
 
     chosen = replace(
@@ -89,11 +89,11 @@ def run(
         accept_loss=accept_loss,
         patience_s=patience / 1_000,
         compaction_threads=compaction_threads if compaction == "inline" else 0,
-        gc_every_ms=gc_every_ms("--gc", gc),
+        gc_every_ms=parse_gc_interval("--gc", gc),
     )
-    with reporting(session) as reporter, stop_signals(reporter.asked) as stop:
-        reporter.doing(f"loading {file}")
-        with stop.at_once():
+    with reporting(session) as reporter, stop_signals(reporter.on_stop_requested) as stop:
+        reporter.on_activity(f"loading {file}")
+        with stop.interruptible():
             # Importing PySpark takes a second or two.
             from ...pipeline.listener import Listener, Listeners
             from ...pipeline.run.program import run_file
@@ -115,10 +115,10 @@ def _with_spark(
 
     Raises `Usage`, and `NotFound` for a file.
     """
-    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
+    from ...pipeline.spark.conf import check_py_files, parse_settings, secret_names
 
-    spark_conf = settings_of(conf or ())
-    if secrets := secrets_in(spark_conf):
+    spark_conf = parse_settings(conf or ())
+    if secrets := secret_names(spark_conf):
         instead = "slackwater does not need it there; for other uses, put it into spark-defaults.conf"
         why = "a secret on the command line is visible to every user of this machine (`ps`)"
         session.note(f"{', '.join(secrets)}: {why}; {instead}")
@@ -131,7 +131,7 @@ def _with_spark(
     "slackwater attach /checkpoints/totals --app shop          # beside the query, which knows nothing of it",
     "slackwater attach s3://bucket/checkpoints/totals --app shop --stage countries --once",
     changes=True,
-    goes_on=True,
+    runs_long=True,
 )
 def attach(
     session: Session,
@@ -141,7 +141,7 @@ def attach(
     app_name: str = option("APP", "Name of the app.", ..., name="--app"),
     stage: str = option("STAGE", "Name of the stage and its table. Default: the checkpoint folder's name.", ""),
     once: bool = flag("--once", "Read the existing batches and exit."),
-    every: int = span("How often to look for a new batch. Default: 1s.", 1_000, name="--every", least_ms=100),
+    every: int = duration_option("How often to look for a new batch. Default: 1s.", 1_000, name="--every", min_ms=100),
     partitions: int = option("N", "State partitions of new tables.", 4, min=1),
     master: str | None = option("URL", "Spark master for reading the checkpoint. Default: all cores of this machine."),
     conf: list[str] = CONF,
@@ -156,31 +156,31 @@ def attach(
     """
     from ...client import attaching
     from ...pipeline.run.stopping import stop_signals
-    from ...pipeline.spark.conf import settings_of
+    from ...pipeline.spark.conf import parse_settings
 
     if once and dry_run:
         raise Usage("--once and --dry-run exclude each other")
 
-    opening = attaching.tail_of(
+    opening = attaching.open_tail(
         session.client,
         checkpoint,
         app_name,
         stage=stage,
         partitions=partitions,
         master=master,
-        spark_conf=settings_of(conf or ()),
+        spark_conf=parse_settings(conf or ()),
     )
     # On a shared machine, the query has priority.
     os.nice(10)
-    with stop_signals() as stop, stop.at_once():
+    with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
             progress("starting Spark, which reads the checkpoint")
         with opening as tail:
             if once or dry_run:
                 tell = session.show if not session.as_json else lambda _landed: None
-                session.show(attaching.attached(session.client, tail, tell, dry_run=dry_run))
+                session.show(attaching.attach_batches(session.client, tail, tell, dry_run=dry_run))
                 return
-            followed = attaching.follower(session.client, tail, session.show)
+            followed = attaching.make_follower(session.client, tail, session.show)
             followed.run(stop, every / 1_000, lambda error: session.note(f"{error.message}; trying again"))
 
 
@@ -205,7 +205,7 @@ def adopt(
     from_batch: int | None = option(
         "N", "Continue from the end of this batch, for example when a later one is damaged. Default: the newest.", min=0
     ),
-    offsets: Many = option(
+    offsets: Repeated = option(
         "TOPIC=WHERE",
         "Start of a topic that the query's offsets do not cover, written as for init. May be repeated.",
     ),
@@ -228,7 +228,7 @@ def adopt(
     from ...client import attaching
     from ...client.show import programs as shown
     from ...pipeline.run.stopping import stop_signals
-    from ...pipeline.spark.conf import settings_of
+    from ...pipeline.spark.conf import parse_settings
 
     if sum((emit_program, shadow, dry_run)) > 1:
         raise Usage("--emit-program, --shadow and --dry-run exclude each other")
@@ -236,9 +236,9 @@ def adopt(
         raise Usage(f"a program is a Python file: expected a name that ends with .py, found {program}")
     if batches is not None and not shadow:
         raise Usage("--batches goes with --shadow")
-    settings: dict[str, Any] = {"master": master, "spark_conf": settings_of(conf or ())}
+    settings: dict[str, Any] = {"master": master, "spark_conf": parse_settings(conf or ())}
     starting = "starting Spark, which reads the checkpoint"
-    query = attaching.query_of(checkpoint, program, stage, app_name, offsets or (), from_batch, attached)
+    query = attaching.build_query(checkpoint, program, stage, app_name, offsets or (), from_batch, attached)
     if not shadow:
         with session.progress() as progress:
             progress(starting)
@@ -249,14 +249,14 @@ def adopt(
                 done = attaching.adopt(session.client, query, tell, dry_run=dry_run, **settings)
         session.show(done)
         return
-    with stop_signals() as stop, stop.at_once():
+    with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
             progress(starting)
         compared = differing = 0
-        with attaching.shadow_of(session.client, query, **settings) as comparison:
+        with attaching.open_shadow(session.client, query, **settings) as comparison:
             while not stop.is_set() and compared != batches:
-                for batch in comparison.round():
-                    session.show(shown.shadowed(batch, comparison.equal, comparison.equal_ms))
+                for batch in comparison.compare_new_batches():
+                    session.show(shown.shadow_result(batch, comparison.equal_batches, comparison.equal_ms))
                     compared += 1
                     differing += batch.different is not None
                     if stop.is_set() or compared == batches:
@@ -279,7 +279,7 @@ def init(
     session: Session,
     stage: str = STAGE,
     file: str = argument("FILE", "Rows: a Parquet, CSV or JSON file, a glob or a URL, read by DuckDB.", ""),
-    code: Path | None = program("The program that declares the app."),
+    code: Path | None = program_option("The program that declares the app."),
     offsets: list[str] = option(
         "TOPIC=WHERE",
         "Where to start reading a topic: earliest, latest, or JSON as in Spark's startingOffsets. "
@@ -288,26 +288,28 @@ def init(
     ),
     **options: Unpack[InitOptions],
 ) -> None:
-    from ...client.show.programs import initialised
+    from ...client.show.programs import init_result
 
     app, _ = session.stage(stage)
-    program = session.client.program_of(app.name, code, "that declares the table")
+    program = session.client.program_path(app.name, code, "that declares the table")
     last_s, is_sorted = 0.0, False
     with session.progress() as progress:
         progress("starting Spark, which knows the program's columns")
 
-        def on_progress(so_far: "Loaded") -> None:
+        def on_progress(so_far: "LoadProgress") -> None:
             nonlocal last_s, is_sorted
             rows = formats.plural(so_far.read, "row")
             line = f"read and sorted {rows}" if so_far.rows and not is_sorted else ""
             if line or time.monotonic() - last_s > _DRAW_S:
                 last_s, is_sorted = time.monotonic(), so_far.rows > 0
-                wrote = f"{formats.bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
+                wrote = (
+                    f"{formats.progress_bar(so_far.rows, so_far.read)}  wrote {so_far.rows:,} of {so_far.read:,} rows"
+                )
                 progress(line, wrote if so_far.rows else f"read {rows}")
 
         how: Any = {"offsets": offsets or (), "on_progress": on_progress, **options}
         done = session.client.init(stage, file, code=program, **how)
-    session.show(initialised(done, program, dry_run=options["dry_run"]))
+    session.show(init_result(done, program, dry_run=options["dry_run"]))
 
 
 @verb(
@@ -325,8 +327,8 @@ def migrate(
         "NAME", "Migrate this app, for example a clone. Default: the program's name.", name="--app"
     ),
     master: str = option("URL", "Spark master, used only to read the program's columns.", "local[1]"),
-    conf: Many = CONF,
-    py_files: Many = PY_FILES,
+    conf: Repeated = CONF,
+    py_files: Repeated = PY_FILES,
     **options: Unpack[MigrateOptions],
 ) -> None:
     """Continue an app with a changed program on its stored state.
@@ -339,12 +341,12 @@ def migrate(
     by_settings = settings.run_options(None if settings.brokers else {})
     run_options = _with_spark(session, by_settings, master, conf, py_files)
     with reporting(session) as reporter:
-        reporter.doing(f"loading {file}")
+        reporter.on_activity(f"loading {file}")
         # Importing PySpark takes a second or two.
-        from ...client.show.programs import migrated
+        from ...client.show.programs import migration_result
         from ...operations.program_changes import migrate_file
 
         names: Any = {"app": app_name, "renames": options["rename"], "stages": options["rename_stage"]}
         how: Any = {"options": run_options, "dry_run": options["dry_run"], "listener": reporter}
         done = migrate_file(str(file), **names, **how)
-    session.show(migrated(done, str(file), dry_run=options["dry_run"]))
+    session.show(migration_result(done, str(file), dry_run=options["dry_run"]))

@@ -9,7 +9,7 @@ import typer
 
 from ...client.declared.questions import CheckOptions
 from ...errors import Refused, Usage
-from ..options import argument, flag, key_values, option, program
+from ..options import argument, flag, option, parse_key_words, program_option
 from ..session import Session, verb
 
 _ZIP = ".zip"
@@ -28,7 +28,7 @@ def replay(
     session: Session,
     ref: str = argument("APP/STAGE@VERSION", "The batch, a version of a stage; or a .zip written by --bundle."),
     key: list[str] = argument("KEY", "Only this key of the stage's table, written as for get.", []),
-    code: Path | None = program("The program to run.", "; for a bundle, the one in it"),
+    code: Path | None = program_option("The program to run.", "; for a bundle, the one in it"),
     stop: bool = flag("--break", "Call breakpoint() in the stage's function and in its state's function."),
     bundle: Path | None = option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
     pytest: Path | None = option(
@@ -40,8 +40,8 @@ def replay(
     Runs the stage's own function over the records and the state that the version read, on a local Spark. The app is
     not touched. Shows the keys and the sent rows that differ, and exits with 1 if any does.
     """
-    from ...client.replays import STARTING, batch_in, batch_of
-    from ...client.show.programs import replayed
+    from ...client.replays import STARTING, open_batch, open_bundled_batch
+    from ...client.show.programs import replay_result
     from ...operations.debugging.replay.compare import compare
 
     existing_bundle = Path(ref) if ref.endswith(_ZIP) else None
@@ -54,17 +54,17 @@ def replay(
         with session.progress() as progress:
             progress(STARTING)
             opened = (
-                batch_in(existing_bundle, code)
+                open_bundled_batch(existing_bundle, code)
                 if existing_bundle
-                else batch_of(session.client, ref, code, key_values(key))
+                else open_batch(session.client, ref, code, parse_key_words(key))
             )
             batch, sent, only = until_done.enter_context(opened)
         # No progress from here on: a debugger may use the terminal.
         if stop:
-            from ...operations.debugging.replay.program import stop_in
+            from ...operations.debugging.replay.program import insert_breakpoints
 
             # Only now: the function already ran once, to derive its columns.
-            session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
+            session.note(f"stopping in {' and '.join(insert_breakpoints(batch.stage))}")
         try:
             comparison = compare(batch, sent, only)
         except Refused as error:
@@ -73,30 +73,30 @@ def replay(
             raise
         if written is not None:
             from ...operations.debugging.replay.bundle import write
-            from ...operations.debugging.replay.bundled import capture
+            from ...operations.debugging.replay.bundled import capture_bundle
 
-            write(capture(batch, comparison, sent, only), written)
+            write(capture_bundle(batch, comparison, sent, only), written)
     if pytest is not None:
         from ...operations.debugging.replay.expectation import write_test
 
         # Without --code, the test of an existing bundle runs the program in the bundle.
         program = None if existing_bundle is not None and code is None else batch.program.app.file
         write_test(pytest, written or Path(ref), program, comparison)
-    session.show(replayed(comparison, written, pytest))
+    session.show(replay_result(comparison, written, pytest))
 
 
 def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
     """Return the path of the bundle to write, by default beside the test; None for none.
 
-    Raises `Usage` if the bundle has another suffix, and the errors of `check_beside` for the test's path.
+    Raises `Usage` if the bundle has another suffix, and the errors of `check_same_folder` for the test's path.
     """
     written = pytest.with_suffix(_ZIP) if bundle is None and pytest is not None and not ref.endswith(_ZIP) else bundle
     if written is not None and written.suffix != _ZIP:
         raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
     if pytest is not None:
-        from ...operations.debugging.replay.expectation import check_beside
+        from ...operations.debugging.replay.expectation import check_same_folder
 
-        check_beside(pytest, written or Path(ref))
+        check_same_folder(pytest, written or Path(ref))
     return written
 
 
@@ -111,7 +111,7 @@ def check(
     app_name: str | None = option("NAME", "The app whose history is replayed. Default: the program's.", name="--app"),
     **options: Unpack[CheckOptions],
 ) -> None:
-    from ...client.replays import check as check_program
+    from ...client.replays import check_determinism as check_program
 
     with session.progress() as progress:
         result = check_program(session.client, file, app_name, options, progress)

@@ -10,9 +10,21 @@ from ...client.declared.questions import RejectedOptions
 from ...client.show import formats
 from ...client.show.shown import Result
 from ...errors import Usage
-from ..options import APP, DRY_RUN, KEY, REF, TABLE_AT, Many, argument, flag, key_values, option, span
-from ..quick import no_user_code
-from ..session import Session, check_table, verb
+from ..options import (
+    APP,
+    DRY_RUN,
+    KEY,
+    REF,
+    TABLE_AT,
+    Repeated,
+    argument,
+    duration_option,
+    flag,
+    option,
+    parse_key_words,
+)
+from ..quick import skip_user_code_setup
+from ..session import Session, check_names_table, verb
 
 
 @verb(
@@ -46,9 +58,9 @@ def query(
     if ui:
         if sql is not None or out is not None:
             raise Usage("--ui shows all tables of a moment", hint="omit the SQL and --out")
-        _show_page(session, ref)
+        _serve_duckdb_ui(session, ref)
         return
-    no_user_code()
+    skip_user_code_setup()
     from ...client.show import rows, values
 
     if sql == "-":
@@ -69,13 +81,13 @@ def query(
         return
     moment = session.client.moment(ref, "shown")
     if sql is None:
-        session.show(rows.tables(moment.cut))
+        session.show(rows.tables_result(moment.cut))
         return
-    table, other_cuts = moment.answer(sql)
+    table, other_cuts = moment.query_rows(sql)
     if out is None:
-        session.show(rows.rows(table, other_cuts, moment.cut, limit))
+        session.show(rows.query_result(table, other_cuts, moment.cut, limit))
         return
-    values.write(table, out)
+    values.write_table(table, out)
     written = {"file": out, "rows": table.num_rows, "thinned_out": moment.thinned_out}
     session.show(Result(written, f"{formats.plural(table.num_rows, 'row')} in {out}"))
 
@@ -94,22 +106,22 @@ def _query_server(session: Session, server: str, ref: str, sql: str | None, out:
         if about["cut_off"] and (out is not None or not limit):
             raise Usage(f"the query returns more than {table.num_rows:,} rows, the server's limit", hint="add a LIMIT")
     if out is None:
-        session.show(rows.rows_with(table, about, 0))
+        session.show(rows.served_query_result(table, about, 0))
     else:
-        values.write(table, out)
+        values.write_table(table, out)
         session.show(Result({"file": out, "rows": table.num_rows}, f"{formats.plural(table.num_rows, 'row')} in {out}"))
 
 
-def _show_page(session: Session, ref: str) -> None:
+def _serve_duckdb_ui(session: Session, ref: str) -> None:
     """Serve DuckDB's UI on an export of the moment, until Ctrl-C or SIGTERM."""
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.query.export import check_page, page
+    from ...snapshot.query.export import check_ui_available, serve_ui
 
-    check_page()
+    check_ui_available()
     moment = session.client.moment(ref, "shown")
-    with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
-        written = moment.write(Path(folder) / f"{moment.cut.app}.duckdb")
-        with page(written.path) as url:
+    with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.interruptible():
+        written = moment.write_duckdb(Path(folder) / f"{moment.cut.app}.duckdb")
+        with serve_ui(written.path) as url:
             shown = {"page": url, "app": moment.cut.app, "versions": moment.versions, "tables": written.rows}
             session.show(Result(shown, f"{ref}: {url}; changes made there are discarded, and Ctrl-C ends it"))
             stop.wait()
@@ -130,13 +142,13 @@ def get(
 
     Reads only the parts of the state that can hold the key. Exits with 1 if there is no row.
     """
-    no_user_code()
-    from ...client.show.rows import row
+    skip_user_code_setup()
+    from ...client.show.rows import get_result
 
-    check_table(ref, key)
+    check_names_table(ref, key)
     moment, table = session.client.moment_of_table(ref, "read")
-    lookup = moment.look_up(table, key_values(key))
-    session.show(row(*lookup, table, key, verbose=verbose))
+    lookup = moment.look_up(table, parse_key_words(key))
+    session.show(get_result(*lookup, table, key, verbose=verbose))
 
 
 @verb(
@@ -156,13 +168,15 @@ def export(
         "Folder to write, or file: .duckdb, .ddb or .db for all tables, .csv, .parquet or .json for one.",
         None,
     ),
-    table: Many = option("NAME", "Only this table, in a file or with --iceberg. Default: all. May be repeated."),
+    table: Repeated = option("NAME", "Only this table, in a file or with --iceberg. Default: all. May be repeated."),
     force: bool = flag("--force", "Overwrite an existing file."),
     iceberg: str = option(
         "ROOT", "Write Apache Iceberg metadata over the SSTs instead, under s3://bucket/prefix or a folder.", ""
     ),
-    every: int | None = span("With --iceberg: keep the tables up to date, this often.", least_ms=1_000),
-    keep: int = span("With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000),
+    every: int | None = duration_option("With --iceberg: keep the tables up to date, this often.", min_ms=1_000),
+    keep: int = duration_option(
+        "With --iceberg: how long a replaced Iceberg snapshot stays readable. Default: 1h.", 3_600_000
+    ),
 ) -> None:
     """Write a moment to a folder of Parquet, or its tables to a file.
 
@@ -189,7 +203,7 @@ def export(
         def on_progress(done: int, total: int) -> None:
             progress("", f"{done:,} of {total:,} state partitions")
 
-        written = moment.exported(to, table or (), force=force, on_progress=on_progress)
+        written = moment.export_tables(to, table or (), force=force, on_progress=on_progress)
     session.show(written)
 
 
@@ -214,6 +228,6 @@ def rejected(
     if retry:
         session.show(app.retry(options["stage"], dry_run=dry_run))
     else:
-        from ...client.show.rows import rejected as shown
+        from ...client.show.rows import rejected_records_result as shown
 
         session.show(shown(app.rejected(limit=limit, **options), limit))

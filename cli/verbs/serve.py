@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...client.declared.operations import TokenOptions
-from ...common.validation import installing, program_file
+from ...common.validation import find_program_file, install_hint
 from ...errors import Refused, Unavailable, Usage
-from ..options import DRY_RUN, Many, argument, flag, option, pairs, span
+from ..options import DRY_RUN, Repeated, argument, duration_option, flag, option, parse_pairs
 from ..session import Session, group, verb
 
 if TYPE_CHECKING:
-    from ...serve.server import Listening
+    from ...serve.server import ListenOptions
 
 _NEEDED = ("httptools", "pebble", "starlette", "uvicorn", "uvloop")
 _CODE = option("APP=FILE", "The program that ran, to replay down to the input record. May be repeated.", name="--code")
 _VALUES = flag("--values", "Show values to agents. With a token, it also needs the verb `values`.")
 _AUDIT = option("FILE", "Append one JSON line per request; '-' is stderr.")
-_SQL_TIME = span("Time limit of a query. Default: 10s.", 10_000, least_ms=100)
+_SQL_TIME = duration_option("Time limit of a query. Default: 10s.", 10_000, min_ms=100)
 _SQL_MEMORY = option("MIB", "Memory limit of a query, in MiB.", 512, min=64)
 _PEM: Any = {"exists": True, "dir_okay": False}
 
@@ -29,7 +29,7 @@ _PEM: Any = {"exists": True, "dir_okay": False}
     "slackwater serve --mcp --code flights=flights.py      # for agents, too",
     "curl 'http://127.0.0.1:8350/apps/flights/at/now/tables/carriers?key=UA'",
     kafka=True,
-    goes_on=True,
+    runs_long=True,
 )
 def serve(
     session: Session,
@@ -42,9 +42,9 @@ def serve(
     advertise: str = option("URL", "URL at which other instances reach this one, to share the work.", ""),
     mcp: bool = flag("--mcp", "Also serve agents over the Model Context Protocol, at /mcp."),
     values: bool = _VALUES,
-    code: Many = _CODE,
+    code: Repeated = _CODE,
     audit: Path | None = _AUDIT,
-    every: int = span("How often to look for newer versions. Default: 250ms.", 250, least_ms=10),
+    every: int = duration_option("How often to look for newer versions. Default: 250ms.", 250, min_ms=10),
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
     sql_rows: int = option("N", "Row limit of a query.", 10_000, min=1),
@@ -59,22 +59,22 @@ def serve(
     if values and not mcp:
         raise Usage("--values applies to agents, and none are served", hint="add --mcp")
     _check_installed(mcp=mcp)
-    from ...serve.audit import write_to
-    from ...serve.server import Listening, ServeInstance
+    from ...serve.audit import log_to_file
+    from ...serve.server import ListenOptions, ServeInstance
     from ...serve.service import ServeOptions
 
-    listening = Listening(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
+    listening = ListenOptions(host, port, certificate, key, client_ca, needs_tokens=tokens, advertise=advertise)
     how: Any = {"sql_rows": sql_rows, "sql_processes": sql_processes, "programs": _programs(code)}
-    options = ServeOptions(every / 1_000, sql_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
+    options = ServeOptions(every / 1_000, sql_timeout_s=sql_time / 1_000, sql_memory_mb=sql_memory, **how)
     instance = ServeInstance(session.client, listening, options, with_agents=mcp, shows_values=values)
-    if not listening.is_local:
+    if not listening.is_loopback:
         _check_reachable(session, listening)
-    with write_to(audit):
+    with log_to_file(audit):
         session.note(f"serving {instance}; Ctrl-C ends it")
         instance.run()
 
 
-def _check_reachable(session: Session, listening: "Listening") -> None:
+def _check_reachable(session: Session, listening: "ListenOptions") -> None:
     """Raise `Refused` if other machines can reach the server and no token exists; warn without TLS."""
     with suppress(Unavailable):  # the server starts even if the store is unreachable
         if not session.client.tokens():
@@ -97,7 +97,7 @@ def _check_reachable(session: Session, listening: "Listening") -> None:
 def mcp(
     session: Session,
     values: bool = _VALUES,
-    code: Many = _CODE,
+    code: Repeated = _CODE,
     audit: Path | None = _AUDIT,
     sql_time: int = _SQL_TIME,
     sql_memory: int = _SQL_MEMORY,
@@ -110,29 +110,31 @@ def mcp(
     _check_installed(mcp=True)
     import asyncio
 
-    from ...serve.agents.server import over_streams
-    from ...serve.audit import write_to
+    from ...serve.agents.server import serve_stdio
+    from ...serve.audit import log_to_file
     from ...serve.service import ServeOptions
 
     how: Any = {"sql_memory_mb": sql_memory, "programs": _programs(code)}
-    with write_to(audit):
-        asyncio.run(over_streams(session.client, ServeOptions(sql_s=sql_time / 1_000, **how), shows_values=values))
+    with log_to_file(audit):
+        asyncio.run(
+            serve_stdio(session.client, ServeOptions(sql_timeout_s=sql_time / 1_000, **how), shows_values=values)
+        )
 
 
 def _check_installed(*, mcp: bool) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"`slackwater serve` needs {', '.join(missing)}", hint=installing("serve"))
+        raise Refused(f"`slackwater serve` needs {', '.join(missing)}", hint=install_hint("serve"))
     if mcp and find_spec("mcp") is None:
-        raise Refused("serving agents needs mcp", hint=installing("serve,agents"))
+        raise Refused("serving agents needs mcp", hint=install_hint("serve,agents"))
 
 
-def _programs(code: Many) -> dict[str, Path]:
+def _programs(code: Repeated) -> dict[str, Path]:
     """Return the program file of each app. Raises `Usage` for a malformed option, `NotFound` if a file is missing."""
-    files = {app: Path(file) for app, file in pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
+    files = {app: Path(file) for app, file in parse_pairs("--code", code, "APP=FILE", "flights=flights.py").items()}
     for file in files.values():
-        program_file(file)
+        find_program_file(file)
     return files
 
 
@@ -147,7 +149,7 @@ token = group(
     "slackwater token add reports --app flights --table carriers --days 90",
     "slackwater token add admin --app '*' --verb read --verb sql",
     "slackwater token add grafana --app flights --certificate",
-    of=token,
+    parent=token,
     changes=True,
 )
 def add(
@@ -159,15 +161,15 @@ def add(
     session.show(session.client.add_token(name, app, **options))
 
 
-@verb("slackwater token list", of=token, name="list")
+@verb("slackwater token list", parent=token, name="list")
 def list_(session: Session) -> None:
     """List the tokens of the store, their rights and who made them."""
-    from ...client.show.maintenance import tokens
+    from ...client.show.maintenance import token_list_result
 
-    session.show(tokens(session.client.tokens()))
+    session.show(token_list_result(session.client.tokens()))
 
 
-@verb("slackwater token rm reports", of=token, changes=True)
+@verb("slackwater token rm reports", parent=token, changes=True)
 def rm(session: Session, name: str = argument("NAME", "Name of the token."), dry_run: bool = DRY_RUN) -> None:
     """Remove a token. Instances notice within five seconds."""
     session.show(session.client.remove_token(name, dry_run=dry_run))

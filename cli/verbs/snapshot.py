@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...client.show.document import TableBlock
 from ...common import instants
 from ...errors import Usage
-from ..options import APP, DRY_RUN, argument, flag, option, span
+from ..options import APP, DRY_RUN, argument, duration_option, flag, option
 from ..session import Session, group, verb
 from ..terminal import Progress
 
@@ -38,7 +38,7 @@ def _snapshot_of(session: Session, app: str, name: str | None) -> "tuple[StoredA
 @verb(
     "slackwater snapshot take flights before-deploy",
     "slackwater snapshot take flights --instant      # also of an app that does not run",
-    of=snapshot,
+    parent=snapshot,
     kafka=True,
     changes=True,
 )
@@ -49,7 +49,7 @@ def take(
     instant: bool = flag(
         "--instant", "Pin the newest consistent moment without asking the app. Works for a stopped app."
     ),
-    timeout: int = span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
+    timeout: int = duration_option("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
     wait: bool = option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
 ) -> None:
     """Take a snapshot of a running app without pausing it.
@@ -60,26 +60,26 @@ def take(
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with session.progress() as progress:
         on_look = _progress_of(progress, f"snapshot {name} of {app_name}")
-        result = session.app(app_name).take(
-            name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_look=on_look
+        result = session.app(app_name).take_snapshot(
+            name, instant=instant, timeout_s=timeout / 1_000, wait=wait, on_poll=on_look
         )
     session.show(result)
 
 
-@verb("slackwater snapshot list flights", of=snapshot, name="list")
+@verb("slackwater snapshot list flights", parent=snapshot, name="list")
 def list_(session: Session, app_name: str = APP) -> None:
     """List the snapshots of an app, and open requests for one."""
-    session.show(session.app(app_name).all_snapshots())
+    session.show(session.app(app_name).snapshot_listing())
 
 
-@verb("slackwater snapshot show flights before-deploy", of=snapshot)
+@verb("slackwater snapshot show flights before-deploy", parent=snapshot)
 def show(session: Session, app_name: str = _APP, name: str | None = _NAME) -> None:
     """Show a snapshot's versions, input offsets and in-flight records."""
     app, name = _snapshot_of(session, app_name, name)
     session.show(app.describe(name))
 
 
-@verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot, changes=True)
+@verb("slackwater snapshot rm flights before-deploy --dry-run", parent=snapshot, changes=True)
 def rm(
     session: Session,
     app_name: str = _APP,
@@ -103,12 +103,12 @@ def _progress_of(progress: Progress, title: str) -> "Callable[[SnapshotProgress]
         for stage, answer in look.answers.items():
             markers, recorded = ", ".join(answer.awaited), "…" if answer.version is None else f"v{answer.version}"
             marker = "not seen" if answer.version is None else f"awaits {markers}" if markers else "passed on"
-            rows.append((stage, marker, recorded, instants.when(answer.head_ms)))
+            rows.append((stage, marker, recorded, instants.format_with_age(answer.head_ms)))
             if answer.version is not None and previous.get(stage) != (marker, recorded):
                 news.append(f"{stage} recorded {recorded}{f', awaits the marker on {markers}' if markers else ''}")
             previous[stage] = marker, recorded
         waited = "" if look.complete else f": {look.waited_s:.1f} s"
         for line in news or [""]:
-            progress(line, title + waited, TableBlock.of(("stage", "marker", "recorded", "last commit"), rows))
+            progress(line, title + waited, TableBlock.from_rows(("stage", "marker", "recorded", "last commit"), rows))
 
     return on_look

@@ -15,17 +15,17 @@ from ..options import (
     KEY,
     REF,
     TABLE,
-    Many,
+    Repeated,
     argument,
+    duration_option,
     flag,
-    key_values,
     option,
+    parse_key_words,
     parse_keys,
-    program,
-    span,
+    program_option,
 )
-from ..quick import no_user_code
-from ..session import Session, throttled, verb
+from ..quick import skip_user_code_setup
+from ..session import Session, throttle, verb
 
 if TYPE_CHECKING:
     from ...client import Client
@@ -43,9 +43,9 @@ def status(
     session: Session,
     app_name: str | None = argument("APP", "Only this app. Default: all in the store.", None),
     watch: bool = flag("--watch", "Refresh until Ctrl-C."),
-    every: int = span("How often --watch refreshes. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
+    every: int = duration_option("How often --watch refreshes. Default: 2s.", 2000, min_ms=100, bare_seconds=True),
     cost: bool = flag("--cost", "Show requests, stored bytes and the estimated monthly S3 cost instead."),
-    since: int | None = span("With --cost: measure over this time. Default: 1h."),
+    since: int | None = duration_option("With --cost: measure over this time. Default: 1h."),
 ) -> None:
     """Show the state and the lag of every stage.
 
@@ -95,7 +95,7 @@ def log(
     elif any(filters.values()):
         raise Usage("--by, --verb, --since and --until go with --operations")
     else:
-        session.show(history.log(app.log(limit, stage=stage, replayable=True), app_name))
+        session.show(history.log_result(app.log(limit, stage=stage, replayable=True), app_name))
 
 
 @verb(
@@ -111,22 +111,22 @@ def history(
     key: list[str] = KEY,
     limit: int = option("N", "Maximum changes shown; 0 shows all.", 20, min=0),
     why: bool = flag("--why", "Replay each change and name its input record."),
-    code: Path | None = program("The program that ran, for --why."),
+    code: Path | None = program_option("The program that ran, for --why."),
     verbose: bool = flag("--verbose", "Also show bytes read and requests.", "-v"),
 ) -> None:
     """Show each change of one key's row, newest first.
 
     Shows each change's version, the offsets that the version read, and the values before and after. Includes expiry.
     """
-    from ...client.replays import records_behind
-    from ...client.show.history import key_history as shown
+    from ...client.replays import records_of_changes
+    from ...client.show.history import key_history_result as shown
 
     app, table = session.table(table_name, key)
-    key_history = app.history(table, key_values(key), limit=limit).found
+    key_history = app.history(table, parse_key_words(key), limit=limit).full_history
     records = None
     if why and key_history.changes:
         with session.progress() as progress:
-            records = records_behind(session.client, key_history, code, progress)
+            records = records_of_changes(session.client, key_history, code, progress)
     session.show(shown(key_history, " ".join(key), records, limit=limit, verbose=verbose))
 
 
@@ -147,9 +147,9 @@ def diff(
     to: str | None = option("ROOT", "Store root of B. Default: A's."),
     **options: Unpack[DiffOptions],
 ) -> None:
-    no_user_code()
+    skip_user_code_setup()
     from ...client.show import values
-    from ...client.show.history import diff as shown
+    from ...client.show.history import diff_result as shown
 
     if stat and keys:
         raise Usage("--stat shows no keys, so it does not go with --keys", hint="leave one of them out")
@@ -161,7 +161,7 @@ def diff(
         return client.moment_of_table(ref, "compared") if names_table else (client.moment(ref, "compared"), "")
 
     (second_moment, second), (first_moment, first) = (
-        read(session.client.beside(to), after),
+        read(session.client.at_root(to), after),
         read(session.client, before),
     )
     # Refs of two different stages, or of a stage without a table, only name moments.
@@ -169,9 +169,11 @@ def diff(
     options["table"] = options["table"] or (named.pop() if len(named) == 1 else "")
     difference = first_moment.diff(second_moment, **options)
     if out is not None:
-        values.write(values.stacked(difference.found), out)
+        values.write_table(values.stack_diffs(difference.full_diffs), out)
     session.show(
-        shown(difference.refs, difference.cuts, difference.found, with_rows=not stat, with_values=not keys, out=out)
+        shown(
+            difference.refs, difference.cuts, difference.full_diffs, with_rows=not stat, with_values=not keys, out=out
+        )
     )
 
 
@@ -188,7 +190,7 @@ def verify(
     ref: str = REF,
     words: list[str] = argument("KEY", "With --forgotten: a key of APP/TABLE, written as for get.", []),
     forgotten: bool = flag("--forgotten", "Instead, check that no object of the app holds these forgotten keys."),
-    key: Many = FORGOTTEN_KEY,
+    key: Repeated = FORGOTTEN_KEY,
     **options: Unpack[LookOptions],
 ) -> None:
     """Verify that a moment is consistent, complete and undamaged.
@@ -199,7 +201,7 @@ def verify(
     --forgotten checks instead that no object of the app and its clones, at any version, holds the given keys. Also
     exits with 1 for records that cannot be decoded.
     """
-    from ...client.show.status import verification
+    from ...client.show.status import verification_result
 
     if forgotten != bool(key or options["files"] or words):
         raise Usage(
@@ -209,9 +211,9 @@ def verify(
     if forgotten:
         keys = parse_keys(ref, words, key or [], options["files"])
         with session.progress() as progress:
-            session.show(session.app(ref).verify_forgotten(keys, on_progress=throttled(progress), **options))
+            session.show(session.app(ref).verify_forgotten(keys, on_progress=throttle(progress), **options))
         return
 
     with session.progress() as progress:
-        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=throttled(progress))
-    session.show(verification(report))
+        report = session.app(ref).verify(ref, deep=options["deep"], on_progress=throttle(progress))
+    session.show(verification_result(report))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from ...common import instants
 from ...common.whole_file import check_folder_name
 from ...errors import Usage
-from ..session import Session, repeat
+from ..session import Session, repeat_when_due
 
 
 def export_iceberg(
@@ -13,13 +13,13 @@ def export_iceberg(
 ) -> None:
     """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, printing only changes."""
     from ...client.iceberg import IcebergTables
-    from ...client.show.rows import iceberg_tables
+    from ...client.show.rows import iceberg_result
     from ...pipeline.run.stopping import stop_signals
 
     check_folder_name(root, "--iceberg")
     to = IcebergTables(session.client, ref, root, tables=tables, keep_ms=keep_ms)
     if every_ms is not None:
-        to.check_moves()
+        to.check_ref_is_relative()
 
     def write(*, first: bool) -> None:
         cut = session.client.moment(ref, "exported").cut
@@ -27,12 +27,12 @@ def export_iceberg(
         if first:
             to.record(cut.app)
         if first or any(table.moved for table in done):
-            session.show(iceberg_tables(done, cut, ref, to.root))
+            session.show(iceberg_result(done, cut, ref, to.root))
 
     if every_ms is None:
         write(first=True)
         return
-    with stop_signals() as stop, stop.at_once():
+    with stop_signals() as stop, stop.interruptible():
         write(first=True)
         due_ms = instants.now_ms() + every_ms
 
@@ -41,4 +41,4 @@ def export_iceberg(
             write(first=False)
             due_ms = max(due_ms + every_ms, instants.now_ms())
 
-        repeat(session, stop, lambda: due_ms, again, ends=(Usage,))
+        repeat_when_due(session, stop, lambda: due_ms, again, fatal_errors=(Usage,))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ...client.declared.operations import TrialOptions
-from ..options import APP, CONF, PY_FILES, Many, flag, option
+from ..options import APP, CONF, PY_FILES, Repeated, flag, option
 from ..session import Session, verb
 
 
@@ -29,14 +29,14 @@ def trial(
     md: Path | None = option("FILE", "Write the report as Markdown, for a pull request."),
     show_values: bool = flag("--show-values", "Show values of rows, here and in the reports."),
     master: str | None = option("URL", "Spark master. Default: all cores of this machine."),
-    conf: Many = CONF,
-    py_files: Many = PY_FILES,
+    conf: Repeated = CONF,
+    py_files: Repeated = PY_FILES,
     **options: Unpack[TrialOptions],
 ) -> None:
     from ...client.searches import Reports
-    from ...pipeline.spark.conf import settings_of
+    from ...pipeline.spark.conf import parse_settings
 
-    reports = Reports(report, md, show_values, alone=True)
+    reports = Reports(report, md, show_values, also_on_terminal=True)
     reports.check()
     with session.progress() as progress:
         result = session.app(app_name).trial(
@@ -47,7 +47,7 @@ def trial(
             reports=reports,
             show_values=show_values,
             master=master,
-            spark_conf=settings_of(conf or ()),
+            spark_conf=parse_settings(conf or ()),
             py_files=[file for files in py_files or () for file in files.split(",")],
             on_progress=progress,
             **options,

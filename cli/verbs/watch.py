@@ -10,7 +10,7 @@ from ...common import instants
 from ...common.whole_file import check_folder_name
 from ...errors import SlackwaterError, Unavailable
 from ..options import APP, flag, option
-from ..session import Session, repeat, verb
+from ..session import Session, repeat_when_due, verb
 
 if TYPE_CHECKING:
     from ...client.searches import WatchedApp
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "slackwater watch flights                  # beside: slackwater run flights.py",
     "slackwater watch flights --once --json    # from cron, or in a test: exit code 1 when one fails",
     kafka=True,
-    goes_on=True,
+    runs_long=True,
 )
 def watch(
     session: Session,
@@ -48,10 +48,10 @@ def watch(
         if not _evaluate(session, app, folder):
             raise typer.Exit(1)
         return
-    with stop_signals() as stop, stop.at_once():
+    with stop_signals() as stop, stop.interruptible():
         _evaluate(session, app, folder)
-        app.record()
-        repeat(session, stop, app.due_ms, lambda: _evaluate(session, app, folder))
+        app.record_watch()
+        repeat_when_due(session, stop, app.due_ms, lambda: _evaluate(session, app, folder))
 
 
 def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
@@ -61,32 +61,32 @@ def _evaluate(session: Session, app: "WatchedApp", folder: Path | None) -> bool:
     """
     from ...client.show import verdict as shown
 
-    look = app.look(instants.now_ms())
+    look = app.evaluate_due(instants.now_ms())
     if look is None:
         return True
     if not session.as_json:
         session.show(Result(None, shown.invariants_line(look)))
     verdicts: dict[str, Verdict | None] = {}
     reports: dict[str, Path | None] = {}
-    for result in look.news:
+    for result in look.changed_results:
         invariant, name = result.invariant, result.invariant.name
         if result.error is not None:
             session.note(f"{name} cannot be evaluated: {result.error.message}")
         if result.rows is not None and result.state == "fails":
             if not session.as_json:
-                session.show(Result(None, *shown.failing(result.rows, invariant, look)))
-            verdicts[name], reports[name] = _search(session, app, invariant, look, folder)
+                session.show(Result(None, *shown.failure_blocks(result.rows, invariant, look)))
+            verdicts[name], reports[name] = _bisect_and_report(session, app, invariant, look, folder)
             try:
-                app.call(invariant, look, verdicts[name], reports[name])
+                app.run_command(invariant, look, verdicts[name], reports[name])
             except Unavailable as error:
-                session.failure(error)
+                session.show_error(error)
     if session.as_json:
         session.show(Result(shown.invariants_data(look, verdicts, reports)))
     return look.is_good
 
 
-def _search(
-    session: Session, app: "WatchedApp", invariant: "Invariant", look: "Findings", folder: Path | None
+def _bisect_and_report(
+    session: Session, app: "WatchedApp", invariant: "Invariant", findings: "Findings", folder: Path | None
 ) -> "tuple[Verdict | None, Path | None]":
     """Bisect for the commit that broke the invariant, and write a report. Returns the verdict and the report's path.
 
@@ -101,13 +101,13 @@ def _search(
         def on_step(step: "Evaluation") -> None:
             progress(f"{step.number}/{step.total}  looked at {step.ref or 'the moment before the first commit'}")
 
-        verdict = app.bisect(invariant, look, on_step)
+        verdict = app.bisect(invariant, findings, on_step)
     if verdict is None:
         return None, None
     if not session.as_json:
-        session.show(Result(None, *shown.broken(verdict, app.cause(verdict), invariant)))
+        session.show(Result(None, *shown.breaking_commit_blocks(verdict, app.find_cause(verdict), invariant)))
     try:
-        return verdict, app.report(invariant, verdict, folder)
+        return verdict, app.write_report(invariant, verdict, folder)
     except SlackwaterError as error:
-        session.failure(error)
+        session.show_error(error)
     return verdict, None

@@ -12,8 +12,8 @@ import urllib3
 
 from ... import errors
 from ...errors import Forbidden, Refused, SlackwaterError, Unavailable, Usage
-from ...store.versions.codec import learned
-from ..when import in_words
+from ...store.versions.codec import register_type
+from ..when import moment_text
 
 T = TypeVar("T")
 _ARROW = "application/vnd.apache.arrow.stream"
@@ -40,7 +40,7 @@ class Http:
         """Get a document, decoded as `kind`. Raises the errors that the server names, and `Unavailable`."""
         data = self._get(path, params, "application/json")
         try:
-            return msgspec.json.decode(data, type=learned(kind))
+            return msgspec.json.decode(data, type=register_type(kind))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise self._not_a_server(str(error)) from None
 
@@ -61,12 +61,12 @@ class Http:
     def _get(self, path: Sequence[str], params: Mapping[str, Any], accept: str) -> bytes:
         fields = [
             (name, str(item).lower() if isinstance(item, bool) else str(item))
-            for name, value in _plain(params).items()
+            for name, value in _moments_as_text(params).items()
             if value is not None
             for item in (value if isinstance(value, list | tuple) else [value])
         ]
         if "sql" in params:  # may be too long for a URL
-            answer = self._request("POST", path, accept, json=_plain(params))
+            answer = self._request("POST", path, accept, json=_moments_as_text(params))
         else:
             answer = self._request("GET", path, accept, fields=fields)
         data: bytes = answer.data
@@ -75,7 +75,7 @@ class Http:
     def post(self, path: Sequence[str], **params: Any) -> Any:
         """Post a request and return the decoded document. Raises the server's errors, and `Unavailable`."""
         return msgspec.json.decode(
-            self._request("POST", path, "application/json", json=_plain(params), retries=False).data
+            self._request("POST", path, "application/json", json=_moments_as_text(params), retries=False).data
         )
 
     def events(self, path: Sequence[str], **params: Any) -> Iterator[tuple[str, Any]]:
@@ -83,7 +83,7 @@ class Http:
 
         An event named `error` is raised as that error. Raises the errors of `post`, too.
         """
-        answer = self._request("POST", path, "*/*", json=_plain(params), retries=False, preload_content=False)
+        answer = self._request("POST", path, "*/*", json=_moments_as_text(params), retries=False, preload_content=False)
         with answer:
             name = ""
             for line in answer:
@@ -116,11 +116,13 @@ class Http:
             kind = SlackwaterError
         sentence, _, quoted = message.partition("\n")
         more = {"what": "", "name": "", "known": (), "object_key": "", "offsets": document.get("offsets")}
-        return errors.again(kind, message=message, sentence=sentence, quoted=quoted, hint=hint, **more)
+        return errors.recreate_error(kind, message=message, sentence=sentence, quoted=quoted, hint=hint, **more)
 
     def _not_a_server(self, why: str) -> Usage:
         return Usage(f"{self.url} is not a slackwater server: {why}", hint="`slackwater serve` starts one")
 
 
-def _plain(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: in_words(value) if isinstance(value, date | timedelta) else value for name, value in params.items()}
+def _moments_as_text(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: moment_text(value) if isinstance(value, date | timedelta) else value for name, value in params.items()
+    }

@@ -10,40 +10,42 @@ import msgspec
 import pyarrow as pa
 
 from ...common import instants
-from ...common.arguments import checked_methods
+from ...common.arguments import check_method_arguments
 from ...errors import Refused, TooMuch
 from ...snapshot.cut.graph import Cut, Thinned
 from ...snapshot.query.answers import as_relation
 from ...snapshot.query.columns import TableColumn
 from ...snapshot.verify.verify import Report
 from ...store.sst.arrow_types import python_rows
-from ...store.versions.codec import learned
+from ...store.versions.codec import register_type
 from ..declared.questions import DiffOptions, VerifyOptions
 from ..moment import Moment, Tables
 from ..results import Difference, Verification
 from ..show.document import Block, TableBlock, Title
 from ..show.rows import columns_table
-from ..show.shown import Shown
+from ..show.shown import Displayable
 from .http import Http
-from .values import table_diff, text
+from .values import key_to_text, parse_table_diff
 
 if TYPE_CHECKING:
     import duckdb
 
 T = TypeVar("T")
-MOST = 10_000
-_INSTEAD = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
+MAX_ROWS = 10_000
+_ALTERNATIVES = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
 
 
-class Served(Shown):
+class ServedObject(Displayable):
     """Base of objects that a server offers; methods that need the store itself raise `Refused`."""
 
     @property
-    def absent(self) -> frozenset[str]:
+    def unavailable_methods(self) -> frozenset[str]:
         """Names of methods that only the corresponding class of an opened store has."""
-        return frozenset(name for name in dir(self._local()) if not name.startswith("_") and name not in dir(self))
+        return frozenset(
+            name for name in dir(self._local_class()) if not name.startswith("_") and name not in dir(self)
+        )
 
-    def _local(self) -> type:
+    def _local_class(self) -> type:
         raise NotImplementedError
 
     if not TYPE_CHECKING:
@@ -53,12 +55,12 @@ class Served(Shown):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             raise Refused(
                 f"{name} needs the store itself, and this is a client of a server",
-                hint=_INSTEAD.get(name, "open the store instead of the server's address: sw.open(STORE)"),
+                hint=_ALTERNATIVES.get(name, "open the store instead of the server's address: sw.open(STORE)"),
             )
 
 
-@checked_methods
-class ServedMoment(Served):
+@check_method_arguments
+class ServedMoment(ServedObject):
     """A moment on a server, used like `Moment`; its versions stay fixed, even if it was requested as `now`."""
 
     def __init__(self, http: Http, app: str, when: str, stage: str, document: dict[str, Any]) -> None:
@@ -66,12 +68,12 @@ class ServedMoment(Served):
         self.versions: dict[str, int] = document["versions"]
         self.offsets: dict[str, list[int]] = document["offsets"]
         """Next offset of each partition by users' topic, up to which all tables include the input."""
-        self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], learned(Thinned | None))
+        self.thinned_out: Thinned | None = msgspec.convert(document["thinned_out"], register_type(Thinned | None))
         self.when, self.stage = when, stage
         """Moment and stage of the ref."""
-        self._http, self._app, self._found = http, app, document
+        self._http, self._app, self._document = http, app, document
 
-    def _local(self) -> type:
+    def _local_class(self) -> type:
         return Moment
 
     @property
@@ -85,7 +87,7 @@ class ServedMoment(Served):
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:
-            self.when = instants.iso(self._found["time_ms"], "milliseconds")
+            self.when = instants.format_iso(self._document["time_ms"], "milliseconds")
             answer = ask()
         if versions_of(answer) != self.versions:
             raise Refused(
@@ -97,25 +99,25 @@ class ServedMoment(Served):
     @property
     def time(self) -> datetime:
         """Commit time of the moment's newest version, in UTC."""
-        return datetime.fromtimestamp(self._found["time_ms"] / 1_000, UTC)
+        return datetime.fromtimestamp(self._document["time_ms"] / 1_000, UTC)
 
     @property
     def tables(self) -> Tables:
         """Tables with their columns."""
         columns_by_table = {
-            table["table"]: msgspec.convert(table["columns"], learned(tuple[TableColumn, ...]))
-            for table in self._found["tables"]
+            table["table"]: msgspec.convert(table["columns"], register_type(tuple[TableColumn, ...]))
+            for table in self._document["tables"]
         }
         return Tables(self.ref, columns_by_table)
 
     def query(self, sql: str) -> duckdb.DuckDBPyRelation:
         """Query the tables as `Moment.query` does. Raises `TooMuch` for more than `MAX_ROWS` rows."""
-        rows, about = self.answer(sql, MOST)
+        rows, about = self.query_rows(sql, MAX_ROWS)
         if about["cut_off"]:
             raise TooMuch(f"there are more than {rows.num_rows:,} rows", hint="aggregate, or add a LIMIT")
         return as_relation(rows)
 
-    def answer(self, sql: str, limit: int) -> tuple[pa.Table, dict[str, Any]]:
+    def query_rows(self, sql: str, limit: int) -> tuple[pa.Table, dict[str, Any]]:
         """Return at most `limit` rows of a query, and the answer's metadata."""
         answer: tuple[pa.Table, dict[str, Any]] = self._ask_unchanged(
             lambda: self._http.arrow((*self._path, "query"), sql=sql, limit=limit, stage=self.stage),
@@ -138,7 +140,7 @@ class ServedMoment(Served):
         document = self._http.json(("apps", self._app, "diff"), **sides, **options)
         tables = {**self.tables, **other.tables}
         cuts = Cut(self._app, {}), Cut(self._app, {})
-        differing = [table_diff(table, tables[table["table"]]) for table in document["tables"]]
+        differing = [parse_table_diff(table, tables[table["table"]]) for table in document["tables"]]
         return Difference((document["a"]["ref"], document["b"]["ref"]), cuts, differing)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
@@ -155,7 +157,7 @@ class ServedMoment(Served):
         stage = self._stage_of(table) if is_now else self.stage
         result: list[dict[str, object] | None] = []
         for start in range(0, len(keys), 200):
-            batch_keys = [text(batch_rows) for batch_rows in keys[start : start + 200]]
+            batch_keys = [key_to_text(batch_rows) for batch_rows in keys[start : start + 200]]
             rows, _ = self._http.arrow((*path, "tables", table), key=batch_keys, column=list(columns), stage=stage)
             present = rows["_found"].to_pylist()
             batch_rows = python_rows(rows.drop_columns(["_found"]))
@@ -172,6 +174,8 @@ class ServedMoment(Served):
         return self.versions[stage]
 
     def _blocks(self) -> Iterator[Block]:
-        yield Title(f"{self.ref}, committed {instants.iso(self._found['time_ms'])}")
-        yield TableBlock.of(("stage", "version"), ((stage, f"v{version}") for stage, version in self.versions.items()))
+        yield Title(f"{self.ref}, committed {instants.format_iso(self._document['time_ms'])}")
+        yield TableBlock.from_rows(
+            ("stage", "version"), ((stage, f"v{version}") for stage, version in self.versions.items())
+        )
         yield columns_table(self.tables)

@@ -7,38 +7,38 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from ...common.arguments import checked_methods
+from ...common.arguments import check_method_arguments
 from ...operations.repair.rejected_listing import RejectedRecords
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.cut.stored import Snapshot
 from ...snapshot.diff.key_history import RowChange, RowHistory
 from ...snapshot.query.log import LogEntry
-from ...snapshot.query.timeline import CommitPoint, Mark, ThinnedLine
+from ...snapshot.query.timeline import Annotation, CommitPoint, ThinnedLine
 from ...snapshot.take.audit_log import Operation
 from ...snapshot.verify.verify import Report
-from ...store.objects.counting import Reads
+from ...store.objects.counting import ReadCounters
 from ...store.sst.arrow_types import to_arrow
-from ...store.versions.codec import learned
+from ...store.versions.codec import register_type
 from ..declared.questions import MomentOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from ..results import KeyHistory, Log
 from ..show import history
 from ..show.document import Block, Title
 from ..show.shown import Result
-from ..when import HasMoments, in_words
+from ..when import NewestMomentMethods, moment_text
 from .http import Http
-from .moment import MOST, Served, ServedMoment
-from .values import rows, text, typed
+from .moment import MAX_ROWS, ServedMoment, ServedObject
+from .values import key_to_text, row_from_json, rows_to_arrow
 
 
-@checked_methods
-class Server(Served):
+@check_method_arguments
+class Server(ServedObject):
     """A server of a store and its apps; thread-safe. Close it, or use it in a `with`.
 
     Methods raise `Unavailable` if the server does not answer, and `Forbidden` for requests that the token does not
     allow.
     """
 
-    absent = frozenset((
+    unavailable_methods = frozenset((
         *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Internal methods.
@@ -70,7 +70,7 @@ class Server(Served):
         self.http.json(("apps", name))
         return ServedApp(self, name)
 
-    def moment(self, ref: str, done: str = "") -> ServedMoment:
+    def moment(self, ref: str, participle: str = "") -> ServedMoment:
         """Return the moment of a ref that includes the app: `app`, `app@-5m`, `app/stage@v42`."""
         where, _, when = ref.partition("@")
         app, _, stage = where.partition("/")
@@ -90,15 +90,15 @@ class Server(Served):
         return (Title(f"slackwater server {self.root}"),)
 
 
-@checked_methods
-class ServedApp(Served, HasMoments):
+@check_method_arguments
+class ServedApp(ServedObject, NewestMomentMethods):
     """An app on a server, with the methods of `AppHistory`."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.name = self.called = name
         self._server, self._http = server, server.http
 
-    def _local(self) -> type:
+    def _local_class(self) -> type:
         from ..app import StoredApp  # a heavy import
 
         return StoredApp
@@ -110,7 +110,7 @@ class ServedApp(Served, HasMoments):
     def snapshots(self) -> tuple[Snapshot, ...]:
         """Snapshots of the app, oldest first."""
         snapshots: tuple[Snapshot, ...] = msgspec.convert(
-            self._get("snapshots")["snapshots"], learned(tuple[Snapshot, ...])
+            self._get("snapshots")["snapshots"], register_type(tuple[Snapshot, ...])
         )
         return snapshots
 
@@ -119,13 +119,13 @@ class ServedApp(Served, HasMoments):
 
         Raises `Refused` if the app has not read that far within `wait_ms`; the error's `offsets` has the offsets read.
         """
-        when = in_words(moment)
+        when = moment_text(moment)
         document = self._get("at", when, **options)
         return ServedMoment(self._http, self.name, when, options["stage"], document)
 
     def log(self, limit: int = 20, *, stage: str = "") -> Log:
         """Return the newest `limit` commits, as `AppHistory.log` does; 10,000 at most."""
-        params = {"limit": limit or MOST, "stage": stage}
+        params = {"limit": limit or MAX_ROWS, "stage": stage}
         return Log(self._get("log", kind=tuple[LogEntry, ...], **params))
 
     def timeline(self, points: int = 300, *, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
@@ -133,7 +133,10 @@ class ServedApp(Served, HasMoments):
         document = self._get("timeline", points=points, from_ms=from_ms, to_ms=to_ms)
         commits = tuple(CommitPoint(**point, program="", migration=0) for point in document["points"])
         return ThinnedLine(
-            self.name, document["commits"], commits, msgspec.convert(document["marks"], learned(tuple[Mark, ...]))
+            self.name,
+            document["commits"],
+            commits,
+            msgspec.convert(document["marks"], register_type(tuple[Annotation, ...])),
         )
 
     def stages(self, moment: ServedMoment | None = None) -> dict[str, Any]:
@@ -144,15 +147,15 @@ class ServedApp(Served, HasMoments):
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
         """Return the newest `limit` operations, with user and reason, as `AppHistory.operations` does."""
-        matches = self._get("operations", kind=tuple[Operation, ...], limit=limit or MOST, **options)
-        return history.operations(matches, self.name, is_filtered=any(options.values()))
+        matches = self._get("operations", kind=tuple[Operation, ...], limit=limit or MAX_ROWS, **options)
+        return history.operations_result(matches, self.name, is_filtered=any(options.values()))
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
         """Return rejected records, newest first, as `AppHistory.rejected` does."""
-        document = self._get("rejected", limit=limit or MOST, **options)
+        document = self._get("rejected", limit=limit or MAX_ROWS, **options)
         for record in document["records"]:
             record.update({name: bytes.fromhex(record[name]) for name in ("key", "value") if record[name] is not None})
-        records: RejectedRecords = msgspec.convert(document, learned(RejectedRecords))
+        records: RejectedRecords = msgspec.convert(document, register_type(RejectedRecords))
         return records
 
     def verify(
@@ -171,7 +174,7 @@ class ServedApp(Served, HasMoments):
         rows. Raises `Refused` if the server was started without the program, `NotFound` for the version, and
         `Forbidden` without the verb `bisect`.
         """
-        params = {"stage": stage, "version": version, "key": text(key), "limit": limit}
+        params = {"stage": stage, "version": version, "key": key_to_text(key), "limit": limit}
         document: dict[str, Any] = self._http.post(("apps", self.name, "replay"), **params)
         return document
 
@@ -209,7 +212,7 @@ class ServedApp(Served, HasMoments):
 
     def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
         """Return the newest `limit` changes of one key's row, as `AppHistory.history` does; 10,000 at most."""
-        params = {"key": text(key), "limit": limit or MOST}
+        params = {"key": key_to_text(key), "limit": limit or MAX_ROWS}
         document = self._get("tables", table, "history", **params)
         columns = self.at().tables.get(table) or ()
         kinds = {column.name: to_arrow(column.type) for column in columns}
@@ -219,14 +222,14 @@ class ServedApp(Served, HasMoments):
                 kind=change["change"],
                 inherited=change["inherited"] or "",
                 formerly=change["formerly"] or "",
-                windows=msgspec.convert(change["windows"], learned(tuple[Window, ...])),
-                before=typed(change["before"], kinds),
-                after=typed(change["after"], kinds),
+                windows=msgspec.convert(change["windows"], register_type(tuple[Window, ...])),
+                before=row_from_json(change["before"], kinds),
+                after=row_from_json(change["after"], kinds),
             )
             for change in document["changes"]
         )
-        keys = rows([document["key"]], {column.name: kinds[column.name] for column in columns if column.key})
-        whole_from, read = document["whole_from"] or 0, Reads(**document["read"])
+        keys = rows_to_arrow([document["key"]], {column.name: kinds[column.name] for column in columns if column.key})
+        whole_from, read = document["whole_from"] or 0, ReadCounters(**document["read"])
         return KeyHistory(RowHistory(document["app"], table, keys, changes, whole_from, read))
 
     def _blocks(self) -> tuple[Block, ...]:

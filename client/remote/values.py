@@ -11,33 +11,33 @@ import pyarrow as pa
 
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.moments import ColumnMatch, TableDiff
-from ...snapshot.query.columns import TableColumn, value_of_json
-from ...snapshot.query.key_text import text_of_key
+from ...snapshot.query.columns import TableColumn, value_from_json
+from ...snapshot.query.key_text import format_key
 from ...store.sst.arrow_types import to_arrow
-from ...store.versions.codec import learned
+from ...store.versions.codec import register_type
 
 
-def text(key: object) -> str:
+def key_to_text(key: object) -> str:
     """Return a key as text, the form in which a server takes it."""
-    return text_of_key(key if isinstance(key, tuple) else (key,))
+    return format_key(key if isinstance(key, tuple) else (key,))
 
 
-def typed(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:
+def row_from_json(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:
     """Convert a row from JSON to the types of its columns; JSON has no bytes and no dates."""
     if row is None:
         return None
-    return {name: value_of_json(value, kinds[name]) if name in kinds else value for name, value in row.items()}
+    return {name: value_from_json(value, kinds[name]) if name in kinds else value for name, value in row.items()}
 
 
-def rows(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:
+def rows_to_arrow(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:
     """Return rows as an Arrow table; a row that is None becomes nulls."""
-    typed_rows = [typed(row, kinds) or dict.fromkeys(kinds) for row in rows]
+    typed_rows = [row_from_json(row, kinds) or dict.fromkeys(kinds) for row in rows]
     return pa.table({name: pa.array([row.get(name) for row in typed_rows], kind) for name, kind in kinds.items()})
 
 
-def table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
+def parse_table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> TableDiff:
     """Convert one table's differences from a server's JSON document to a `TableDiff`."""
-    matches = msgspec.convert(document["columns"], learned(tuple[ColumnMatch, ...]))
+    matches = msgspec.convert(document["columns"], register_type(tuple[ColumnMatch, ...]))
     kinds = {column.name: to_arrow(column.type) for column in columns}
     keys = {column.name: kinds[column.name] for column in columns if column.key}
     compared = {match.column: kinds[match.column] for match in matches if match.column in kinds}
@@ -45,8 +45,10 @@ def table_diff(document: dict[str, Any], columns: Sequence[TableColumn]) -> Tabl
     was_there, is_there = (
         np.array([row[side] is not None for row in document_rows], np.bool_) for side in ("before", "after")
     )
-    old, new = (rows([row[side] for row in document_rows], compared) for side in ("before", "after"))
-    changes = KeyChanges.between(rows([row["key"] for row in document_rows], keys), old, new, was_there, is_there)
+    old, new = (rows_to_arrow([row[side] for row in document_rows], compared) for side in ("before", "after"))
+    changes = KeyChanges.compare(
+        rows_to_arrow([row["key"] for row in document_rows], keys), old, new, was_there, is_there
+    )
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "near")
     more = {name: document[name] for name in names}
     return TableDiff(changes=changes, columns=matches, unlike=tuple(document["unlike"]), **more)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...common.instants import iso, now_ms
+from ...common.instants import format_iso, now_ms
 from . import formats
-from .picture import Timeline
+from .picture import SearchPicture
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerSpan:
     """Answer of a bisect's predicate for one moment."""
 
     text: Literal["good", "bad", "skip"]
@@ -54,10 +54,10 @@ class Time:
 
     @property
     def text(self) -> str:
-        return iso(self.time_ms, self.precision) if self.time_ms else ""
+        return format_iso(self.time_ms, self.precision) if self.time_ms else ""
 
 
-Span = str | int | None | Name | NextCommand | Value | Answered | Time
+Span = str | int | None | Name | NextCommand | Value | AnswerSpan | Time
 """Inline part of a line: a `str` is fixed text, an `int` a count, and None an unknown count."""
 Line = tuple[Span, ...]
 """Inline parts of one line, in order, including the blanks between them."""
@@ -83,11 +83,11 @@ class TableBlock:
     """Rows of cells under headings."""
 
     headings: tuple[str | Name, ...]
-    to_right: tuple[bool, ...]
+    right_aligned: tuple[bool, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def of(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "TableBlock":
+    def from_rows(cls, headings: Sequence[str | Name], rows: Iterable[Sequence[Cell]]) -> "TableBlock":
         """Build a table. A heading that starts with `>` marks a right-aligned column.
 
         A heading that comes from users' data is a `Name`.
@@ -111,7 +111,7 @@ class Listing:
     text: str
 
 
-Block = Cell | Title | Remark | TableBlock | Facts | Listing | Timeline
+Block = Cell | Title | Remark | TableBlock | Facts | Listing | SearchPicture
 """Part of a document. A span or a `Line` is a line of text; a picture repeats what other blocks say."""
 
 
@@ -138,7 +138,7 @@ def spans(cell: Cell) -> Line:
     return cell if isinstance(cell, tuple) else (cell,)
 
 
-def words(span: Span) -> str:
+def span_text(span: Span) -> str:
     match span:
         case str():
             return span
@@ -148,12 +148,12 @@ def words(span: Span) -> str:
             return span.text
 
 
-def text_of(cell: Cell) -> str:
-    return "".join(map(words, spans(cell)))
+def cell_text(cell: Cell) -> str:
+    return "".join(map(span_text, spans(cell)))
 
 
-def closing(more: str = "") -> Remark:
+def closing_line(suffix: str = "") -> Remark:
     """Return the last line of a report: version, time, and `suffix`."""
     from ... import __version__
 
-    return Remark((f"slackwater {__version__}, ", Time(now_ms()), f".{more}"))
+    return Remark((f"slackwater {__version__}, ", Time(now_ms()), f".{suffix}"))

@@ -7,30 +7,45 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ...common import instants
-from ...operations.disaster_recovery.drill import Drill
-from ...operations.disaster_recovery.recover import Recovered
+from ...operations.disaster_recovery.drill import DrillResult
+from ...operations.disaster_recovery.recover import RecoveryResult
 from ...operations.disaster_recovery.recover_plan import RecoveryPlan
-from ...operations.disaster_recovery.replica_objects import Todo
-from ...operations.disaster_recovery.replicate import Round
+from ...operations.disaster_recovery.replica_objects import CopyPlan
+from ...operations.disaster_recovery.replicate import RoundResult
 from ...snapshot.cut.replicas import ReplicaCut
-from .document import Block, Cell, Facts, Listing, Name, NextCommand, Page, Section, TableBlock, Time, Title, closing
+from .document import (
+    Block,
+    Cell,
+    Facts,
+    Listing,
+    Name,
+    NextCommand,
+    Page,
+    Section,
+    TableBlock,
+    Time,
+    Title,
+    closing_line,
+)
 from .formats import duration, plural, size
-from .shown import Already, Result, Words, fields, operation
-from .status import verified
+from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result
+from .status import verification_blocks
 
 
-def to_copy(app: str, root: str, todo: Todo) -> Result:
+def replication_plan_result(app: str, root: str, todo: CopyPlan) -> Result:
     counts = {stage: len(versions) for stage, versions in todo.versions.items() if versions}
     rows = [(stage, plural(count, "version"), f"v{todo.cut[stage].version}") for stage, count in counts.items()]
     blocks: list[Block] = [Title(f"would copy {app} to {root}:")]
     blocks.append(
-        TableBlock.of(("stage", ">missing", ">up to"), rows) if rows else "nothing: the replica has every version"
+        TableBlock.from_rows(("stage", ">missing", ">up to"), rows)
+        if rows
+        else "nothing: the replica has every version"
     )
     data = {"versions": counts, "cut": {stage: head.version for stage, head in todo.cut.items()}, "dry_run": True}
     return Result(data, *blocks)
 
 
-def copied(app: str, root: str, done: Round) -> Result:
+def replication_result(app: str, root: str, done: RoundResult) -> Result:
     blocks: list[Block] = [round_line(app, root, done)]
     if done.cut.lacks:
         blocks.append(f"incomplete: {done.cut.lacks}")
@@ -38,7 +53,7 @@ def copied(app: str, root: str, done: Round) -> Result:
     return Result(round_data(root, done), *blocks)
 
 
-def round_line(app: str, root: str, done: Round) -> str:
+def round_line(app: str, root: str, done: RoundResult) -> str:
     at = ", ".join(f"{stage}@v{version}" for stage, version in done.cut.stages.items())
     if not done.objects and not done.removed:
         return f"{app} in {root} is up to date: {at}"
@@ -48,47 +63,49 @@ def round_line(app: str, root: str, done: Round) -> str:
     return f"copied to {root} in {duration(done.took_ms)}: {copied_parts}; complete up to {at}"
 
 
-def round_data(root: str, done: Round) -> dict[str, object]:
+def round_data(root: str, done: RoundResult) -> dict[str, object]:
     names = ("versions", "objects", "bytes", "removed", "took_ms")
-    return fields(done, *names, root=root, cut=_cut_data(done.cut))
+    return attributes(done, *names, root=root, cut=_cut_data(done.cut))
 
 
-def ended(app: str, root: str, *, was_known: bool) -> Result:
+def ended_replica_result(app: str, root: str, *, was_known: bool) -> Result:
     done = "is no longer tracked" if was_known else "was not tracked"
     line = f"the replica of {app} in {root} {done}; to delete the copied data: slackwater app rm {app} --store {root}"
     return Result({"root": root, "ended": was_known}, line)
 
 
-@operation
-def recovered(done: Recovered, *, dry_run: bool) -> Words:
+@operation_result
+def recovery_result(done: RecoveryResult, *, dry_run: bool) -> BlockGenerator:
     app, root = done.app, done.root
     if done.done:
-        yield Already(f"{app} was recovered from its replica in {root}, and runs there")
+        yield AlreadyDone(f"{app} was recovered from its replica in {root}, and runs there")
     elif done.plan is None:
         did = "would finish" if dry_run else "finished"
         yield Title(f"{did} the interrupted recovery of {app} from {root}")
     else:
         yield Title(f"{'would recover' if dry_run else 'recovered'} {app} from {root}")
-        yield from of_plan(done.plan)
+        yield from recovery_plan_blocks(done.plan)
     if done.versions:
         yield f"continues from {', '.join(f'{stage}@v{version}' for stage, version in done.versions.items())}"
     if done.plan is not None and not dry_run:
         yield from _fenced(done)
     if done.steps and not dry_run:
-        yield _took(done.steps)
+        yield _elapsed_line(done.steps)
     if not dry_run:
         yield "run it: ", NextCommand(f"slackwater run FILE --store {root}")
     plan = plan_data(done.plan) if done.plan is not None else None
     copied = round_data(root, done.caught_up) if done.caught_up is not None else None
-    data = fields(done, "root", "app", "versions", "fenced", "not_caught_up", "resumed", plan=plan, caught_up=copied)
+    data = attributes(
+        done, "root", "app", "versions", "fenced", "not_caught_up", "resumed", plan=plan, caught_up=copied
+    )
     return data | {"steps_ms": dict(done.steps)}
 
 
-def _took(steps: tuple[tuple[str, int], ...]) -> str:
+def _elapsed_line(steps: tuple[tuple[str, int], ...]) -> str:
     return f"in {duration(sum(ms for _, ms in steps))}: " + ", ".join(f"{name} {duration(ms)}" for name, ms in steps)
 
 
-def _fenced(done: Recovered) -> Iterator[Block]:
+def _fenced(done: RecoveryResult) -> Iterator[Block]:
     assert done.plan is not None  # noqa: S101  asked before
     old = done.plan.primary
     if done.fenced == "":
@@ -103,11 +120,11 @@ def _fenced(done: Recovered) -> Iterator[Block]:
         yield f"newer versions there were not copied: {done.not_caught_up}"
 
 
-def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
+def recovery_plan_blocks(plan: RecoveryPlan) -> Iterator[Block]:
     """Yield the blocks of a recovery plan: the offsets at which the app continues, and the data lost."""
     cut = plan.replicated
     at = ", ".join(f"{stage}@v{version}" for stage, version in plan.cut.versions.items())
-    yield f"the replica's cut {cut.number}: {at}; complete as of {instants.when(cut.seen_ms)}"
+    yield f"the replica's cut {cut.number}: {at}; complete as of {instants.format_with_age(cut.seen_ms)}"
     yield f"lost: {_lost(plan)}"
     rows = []
     for (stage, name), (read, starts) in plan.inputs.items():
@@ -115,7 +132,7 @@ def of_plan(plan: RecoveryPlan) -> Iterator[Block]:
             how = f"{_HOW[start.how]}{', but it ends before what was read' if start.unmirrored else ''}"
             rows.append((stage, f"{name}[{partition}]", f"{read.topic}[{partition}]", start.offset, how))
     if rows:
-        yield TableBlock.of(("stage", "topic", "continues in", ">at", "by"), rows)
+        yield TableBlock.from_rows(("stage", "topic", "continues in", ">at", "by"), rows)
     for topic, count in plan.again.items():
         yield f"{topic}: {plural(count, 'offset')} may be read a second time"
     rows_on_way = sum(state.rows for state in plan.in_flight)
@@ -157,63 +174,65 @@ def plan_data(plan: RecoveryPlan) -> dict[str, object]:
         for (stage, name), (read, starts) in plan.inputs.items()
         for number, start in enumerate(starts)
     ]
-    where = {"cut": _cut_data(plan.replicated), "primary": fields(plan.primary, "root", "unreachable")}
+    where = {"cut": _cut_data(plan.replicated), "primary": attributes(plan.primary, "root", "unreachable")}
     rows = sum(state.rows for state in plan.in_flight)
     names = ("lost", "lost_ms", "again", "rereads", "sink_rows", "topics")
-    return fields(plan, *names, **where, inputs=inputs, in_flight_rows=rows)
+    return attributes(plan, *names, **where, inputs=inputs, in_flight_rows=rows)
 
 
 def _cut_data(cut: ReplicaCut) -> dict[str, object]:
-    return fields(cut, "number", "stages", "time_ms", "seen_ms", "lacks")
+    return attributes(cut, "number", "stages", "time_ms", "seen_ms", "lacks")
 
 
-def drilled(result: Drill) -> Result:
+def drill_result(result: DrillResult) -> Result:
     return Result(_drill_data(result), *_drill(result), failed=not result.passed)
 
 
-def _drill(result: Drill) -> Iterator[Block]:
+def _drill(result: DrillResult) -> Iterator[Block]:
     yield Title(_sentence(result))
-    yield from of_plan(result.plan)
+    yield from recovery_plan_blocks(result.plan)
     yield ""
     yield _tables(result)
     if result.not_compared:
         yield f"not compared with the app itself: {result.not_compared}"
     yield ""
-    yield TableBlock.of(("step", ">took"), _steps(result))
+    yield TableBlock.from_rows(("step", ">took"), _steps(result))
     yield ""
-    yield from verified(result.recovered)
+    yield from verification_blocks(result.recovered)
     for wrong in (*result.replica.differences, *result.recovered.differences):
         yield f"difference: {wrong.message}"
     if result.kept:
         yield f"clone kept: {result.clone}"
 
 
-def _sentence(result: Drill) -> str:
+def _sentence(result: DrillResult) -> str:
     ready = f"ready to run after {duration(result.ready_ms)}"
     did = f"{result.app} can be recovered from {result.root}: {ready}" if result.passed else ""
     return did or f"{result.app} cannot be recovered from {result.root} as it was"
 
 
-def _tables(result: Drill) -> TableBlock:
+def _tables(result: DrillResult) -> TableBlock:
     rows = [
         (Name(table.table), f"v{table.version}", table.rows, table.ssts, size(table.bytes), table.checksums)
         for table in result.tables
     ]
-    return TableBlock.of(("table", ">version", ">rows stored", ">SSTs", ">size", "checksums"), rows)
+    return TableBlock.from_rows(("table", ">version", ">rows stored", ">SSTs", ">size", "checksums"), rows)
 
 
-def _steps(result: Drill) -> list[tuple[Cell, ...]]:
+def _steps(result: DrillResult) -> list[tuple[Cell, ...]]:
     return [(name, duration(ms)) for name, ms in result.steps]
 
 
-def _drill_data(result: Drill) -> dict[str, object]:
+def _drill_data(result: DrillResult) -> dict[str, object]:
     reports = {"replica": result.replica, "recovered": result.recovered}
-    checked = {name: fields(at, "consistent", "checks", "differences", "bytes_read") for name, at in reports.items()}
+    checked = {
+        name: attributes(at, "consistent", "checks", "differences", "bytes_read") for name, at in reports.items()
+    }
     names = ("app", "root", "clone", "kept", "passed", "not_compared", "tables", "versions", "ready_ms")
-    return fields(result, *names, plan=plan_data(result.plan), steps_ms=dict(result.steps), **checked)
+    return attributes(result, *names, plan=plan_data(result.plan), steps_ms=dict(result.steps), **checked)
 
 
-def page(result: Drill) -> Page:
+def drill_page(result: DrillResult) -> Page:
     cut = result.plan.replicated
     facts = (
         ("app", Name(result.app)),
@@ -227,11 +246,11 @@ def page(result: Drill) -> Page:
     )
     compared = (f"Not compared with the app itself: {result.not_compared}.",) if result.not_compared else ()
     sections = [
-        Section("What would be lost, and where the app would continue", tuple(of_plan(result.plan))),
+        Section("What would be lost, and where the app would continue", tuple(recovery_plan_blocks(result.plan))),
         Section("Tables, by checksum", (_tables(result), *compared)),
-        Section("Duration of each step", (TableBlock.of(("step", ">took"), _steps(result)),)),
-        Section("The replica's cut, every byte read again", tuple(verified(result.replica))),
-        Section("The recovered app, every byte read again", tuple(verified(result.recovered))),
+        Section("Duration of each step", (TableBlock.from_rows(("step", ">took"), _steps(result)),)),
+        Section("The replica's cut, every byte read again", tuple(verification_blocks(result.replica))),
+        Section("The recovered app, every byte read again", tuple(verification_blocks(result.recovered))),
     ]
     if result.kept:
         sections.append(
@@ -242,5 +261,5 @@ def page(result: Drill) -> Page:
         sentence=(_sentence(result), "."),
         facts=Facts(facts),
         sections=tuple(sections),
-        closing=closing(),
+        closing=closing_line(),
     )

@@ -3,9 +3,9 @@
 import shlex
 from collections.abc import Iterable, Sequence
 
-from ...common.durations import rounded
+from ...common.durations import format_rounded
 
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 _BAR_WIDTH = 40
 
 
@@ -31,15 +31,15 @@ def size(num_bytes: int) -> str:
 
 def duration(milliseconds: int) -> str:
     """Format milliseconds for people: `85 ms`, `2.4 s`, `3 min`."""
-    return f"{milliseconds / 1000:.1f} s" if 1000 <= milliseconds < 60_000 else rounded(milliseconds)
+    return f"{milliseconds / 1000:.1f} s" if 1000 <= milliseconds < 60_000 else format_rounded(milliseconds)
 
 
-def at_most(rows: int) -> str:
+def upper_bound(rows: int) -> str:
     """Format an upper bound of the records that an attached query read: the number of offsets."""
     return f"≤{rows:,}"
 
 
-def windows(texts: Iterable[str]) -> str:
+def join_ranges(texts: Iterable[str]) -> str:
     """Join offset ranges in one line, naming each topic once: `flights[0] 3..9, [1] 2..7`."""
     shown, last = [], None
     for text in texts:
@@ -49,26 +49,26 @@ def windows(texts: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
-def offsets(by_topic: Iterable[tuple[str, Sequence[int]]]) -> str:
+def format_offsets(by_topic: Iterable[tuple[str, Sequence[int]]]) -> str:
     """Format one offset per partition in a line: `flights[0] 120, [1] 98`."""
-    return windows(
+    return join_ranges(
         f"{topic}[{partition}] {at}" for topic, topic_offsets in by_topic for partition, at in enumerate(topic_offsets)
     )
 
 
-def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
+def offset_ranges(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """Format the range between two offsets of each partition in a line, without empty ranges."""
     pairs = enumerate(zip(starts, ends, strict=False))
-    return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in pairs if start < end)
+    return join_ranges(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in pairs if start < end)
 
 
-def bar(done: int, total: int) -> str:
+def progress_bar(done: int, total: int) -> str:
     """Return a progress bar of 40 characters, full if `done` is `total` or more."""
     full = min(_BAR_WIDTH, _BAR_WIDTH * done // max(total, 1))
     return f"{'━' * full}{'─' * (_BAR_WIDTH - full)}"
 
 
-def in_folder(called: str, folder: str) -> str:
+def name_with_folder(called: str, folder: str) -> str:
     """Format an app's name, followed by the name of its folder if that differs."""
     return folder if called == folder else f"{called} (folder {folder})"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...common import instants
-from ...snapshot.bisect.verdict import Guilty
+from ...snapshot.bisect.verdict import RecordPath
 from ...snapshot.cut.graph import Cut
 from ...snapshot.diff.key_history import RowHistory
 from ...snapshot.diff.moments import TableDiff
@@ -13,12 +13,12 @@ from ...snapshot.take.audit_log import Operation
 from ...store.versions.kinds import KINDS
 from . import formats, values
 from .document import Block, Cell, Name, TableBlock, Title
-from .shown import Result, fields
-from .values import changed_rows, key_word, tolerance, value_lines
+from .shown import Result, attributes
+from .values import changed_rows, format_key_value, tolerance_lines, value_lines
 from .verdict import record_data
 
 
-def log(commits: Sequence[LogEntry], app_name: str) -> Result:
+def log_result(commits: Sequence[LogEntry], app_name: str) -> Result:
     none = f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     return Result(commits, commits_table(commits) if commits else none)
 
@@ -30,10 +30,10 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
     timed = any(entry.watermark_ms is not None for entry in commits)
     rows: list[tuple[Cell, ...]] = []
     for entry in commits:
-        watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
+        watermark = "-" if entry.watermark_ms is None else instants.format_iso(entry.watermark_ms)
         rows.append(
             (
-                instants.when(entry.time_ms),
+                instants.format_with_age(entry.time_ms),
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
@@ -42,7 +42,7 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
                 ", ".join(entry.snapshots),
                 *([watermark] if timed else []),
                 *([_recovery_options(entry)] if with_replays else []),
-                _read(entry) or "; ".join(_other_effects(entry)),
+                _offsets_read(entry) or "; ".join(_other_effects(entry)),
             )
         )
         if entry.thinned is not None:
@@ -50,42 +50,44 @@ def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
             versions, none = f"v{first}..v{last}" if first < last else f"v{first}", "-" * (timed + with_replays)
             rows.append(("", entry.stage, versions, "gone", "-", "-", "", *none, "thinned out by gc"))
     more = (*(["watermark"] if timed else []), *(["available"] if with_replays else []))
-    return TableBlock.of(("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows)
+    return TableBlock.from_rows(
+        ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", *more, "read"), rows
+    )
 
 
 def _rows_in(entry: LogEntry) -> Cell:
     if entry.rows_in is None or not KINDS[entry.kind].shows_reading:
         return "-"
-    return formats.at_most(entry.rows_in) if entry.attached else entry.rows_in
+    return formats.upper_bound(entry.rows_in) if entry.attached else entry.rows_in
 
 
 def _recovery_options(entry: LogEntry) -> str:
     if entry.replayable:
         return "restore, replay"
-    return "; ".join(("restore", *map(anew, entry.replaced)))
+    return "; ".join(("restore", *map(recreated_topic_phrase, entry.replaced)))
 
 
-def anew(topic: str) -> str:
+def recreated_topic_phrase(topic: str) -> str:
     """Return a phrase that says that a topic was recreated, so that earlier input cannot be replayed."""
     return f"topic {topic} was recreated"
 
 
-def _read(entry: LogEntry) -> str:
+def _offsets_read(entry: LogEntry) -> str:
     """Return the offset ranges that a version read; for an attached Spark query, its batches come first."""
-    return ": ".join(filter(None, (entry.attached, formats.windows(map(str, entry.windows)))))
+    return ": ".join(filter(None, (entry.attached, formats.join_ranges(map(str, entry.windows)))))
 
 
 def _other_effects(entry: LogEntry) -> Iterator[str]:
     for lost in entry.lost.values():
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
-        yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
+        yield f"lost {formats.offset_ranges(lost.topic, lost.starts, lost.ends)}{rows}"
     if entry.added:
         yield f"added columns: {', '.join(entry.added)}"
     if entry.rewound is not None:
         yield f"back to the state of v{entry.rewound}" if entry.rewound else "back to before the first version"
     if entry.reset:
-        yield f"offsets reset: {formats.windows(entry.reset)}"
+        yield f"offsets reset: {formats.join_ranges(entry.reset)}"
     if entry.edited:
         yield f"edit: {entry.edited}"
     if entry.deployed:
@@ -94,7 +96,7 @@ def _other_effects(entry: LogEntry) -> Iterator[str]:
         yield f"{'was called' if KINDS[entry.kind].begins else 'is called'} {entry.renamed}"
 
 
-def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
+def operations_result(done: Sequence[Operation], app_name: str, *, is_filtered: bool = False) -> Result:
     if not done:
         nothing = "no matching operation" if is_filtered else "no operation"
         return Result(done, f"{nothing} on {app_name} yet")
@@ -104,10 +106,10 @@ def operations(done: Sequence[Operation], app_name: str, *, is_filtered: bool = 
     }
     more = {heading: column for heading, column in more.items() if any(column)}
     rows = (
-        (instants.when(operation.time_ms), operation.verb, operation.detail, operation.by, *extra_cells)
+        (instants.format_with_age(operation.time_ms), operation.verb, operation.detail, operation.by, *extra_cells)
         for operation, *extra_cells in zip(done, *more.values(), strict=True)
     )
-    return Result(done, TableBlock.of(("done", "what", "detail", "by", *more), rows))
+    return Result(done, TableBlock.from_rows(("done", "what", "detail", "by", *more), rows))
 
 
 def _version_changes(done: Operation) -> Iterator[str]:
@@ -115,10 +117,10 @@ def _version_changes(done: Operation) -> Iterator[str]:
         yield f"{stage} v{done.before[stage]}" + (f" to v{done.after[stage]}" if stage in done.after else "")
 
 
-def key_history(
+def key_history_result(
     row_history: RowHistory,
     key: str,
-    records: Sequence[Guilty | None] | None = None,
+    records: Sequence[RecordPath | None] | None = None,
     *,
     limit: int = 0,
     verbose: bool = False,
@@ -132,37 +134,37 @@ def key_history(
         notes.append(f"read {formats.size(row_history.reads.bytes)} of SSTs in {requests}")
     names = ("stage", "version", "after_version", "time_ms", "expired", "gap", "windows", "before", "after")
     changes = (
-        fields(change, *names)
+        attributes(change, *names)
         | {"change": change.kind, "inherited": change.inherited or None, "formerly": change.formerly or None}
         | {"record": record_data(record)}
         for change, record in zip(row_history.changes, records or (None,) * len(row_history.changes), strict=True)
     )
     data = {
-        **fields(row_history, "app", "table"),
-        "key": values.rows(row_history.key)[0],
-        "changes": values.stream(changes),
+        **attributes(row_history, "app", "table"),
+        "key": values.rows_as_dicts(row_history.key)[0],
+        "changes": values.encode_array(changes),
         "whole_from": row_history.whole_from or None,
-        "read": fields(row_history.reads, "requests", "bytes"),
+        "read": attributes(row_history.reads, "requests", "bytes"),
     }
     never = f"table {row_history.table} of {row_history.app} has no key {key} in any kept version"
     return Result(data, changes_table(row_history, records) if row_history.changes else never, notes=notes)
 
 
-def changes_table(row_history: RowHistory, records_behind: Sequence[Guilty | None] | None = None) -> TableBlock:
+def changes_table(row_history: RowHistory, records_behind: Sequence[RecordPath | None] | None = None) -> TableBlock:
     """Return a table with a row per changed value; the first row of a change has its time and version."""
-    reads = [formats.windows(map(str, change.windows)) for change in row_history.changes]
-    records = reads if records_behind is None else [record_of_key(record) for record in records_behind]
+    reads = [formats.join_ranges(map(str, change.windows)) for change in row_history.changes]
+    records = reads if records_behind is None else [format_key_record(record) for record in records_behind]
     rows: list[tuple[Cell, ...]] = []
     for change, record in zip(row_history.changes, records, strict=True):
         kind = "expired" if change.expired else f"{change.kind} *" if change.gap or change.inherited else change.kind
         first, *more_lines = value_lines(change.before, change.after)
-        rows.append((instants.when(change.time_ms), f"v{change.version}", kind, *first, record))
+        rows.append((instants.format_with_age(change.time_ms), f"v{change.version}", kind, *first, record))
         rows += (("", "", "", *line, "") for line in more_lines)
     last = "read" if records_behind is None else "record"
-    return TableBlock.of(("committed", ">version", "", "column", ">before", ">after", last), rows)
+    return TableBlock.from_rows(("committed", ">version", "", "column", ">before", ">after", last), rows)
 
 
-def record_of_key(guilty: Guilty | None) -> str:
+def format_key_record(guilty: RecordPath | None) -> str:
     """Format the record that caused a change, and the number of records of its key; `-` if there is none."""
     if guilty is None or not guilty.hops:
         return "-"
@@ -193,7 +195,7 @@ def _notes(row_history: RowHistory, limit: int) -> Iterator[str]:
         yield f"note: the history of {row_history.app}/{row_history.table} is {whole}"
 
 
-def diff(
+def diff_result(
     refs: Sequence[str],
     cuts: Sequence[Cut],
     tables: Sequence[TableDiff],
@@ -201,58 +203,60 @@ def diff(
     with_rows: bool = True,
     with_values: bool = True,
     out: Path | None = None,
-    most: int = 0,
+    max_rows: int = 0,
 ) -> Result:
     """Return the result of `diff` between two moments, named by `refs`. `out` is the file with all differing rows.
 
     In JSON, a table has at most `max_rows` rows; 0 is no limit.
     """
     names = ("table", "added", "removed", "changed", "rows_in_both", "about", "columns", "unlike", "near")
-    equal = all(table.equal for table in tables)
+    equal = all(table.is_equal for table in tables)
     sides = zip("ab", refs, cuts, strict=True)
     data = {
         **{side: {"ref": ref, "cut": cut.versions, "thinned_out": cut.thinned} for side, ref, cut in sides},
         "equal": equal,
         "tables": [
-            fields(table, *names, rows=changed_rows(some, with_values=with_values) if with_rows else None)
-            for table, some in ((table, table.changes.head(most) if most else table.changes) for table in tables)
+            attributes(table, *names, rows=changed_rows(some, with_values=with_values) if with_rows else None)
+            for table, some in (
+                (table, table.changes.head(max_rows) if max_rows else table.changes) for table in tables
+            )
         ],
         "file": out,
     }
     blocks: list[Block] = []
     for table in tables:
-        blocks += ["", *table_diff(table, with_rows=with_rows, with_values=with_values, out=out)]
+        blocks += ["", *table_diff_blocks(table, with_rows=with_rows, with_values=with_values, out=out)]
     return Result(data, *blocks[1:], failed=not equal)
 
 
-def table_diff(
+def table_diff_blocks(
     diff: TableDiff, *, with_rows: bool = True, with_values: bool = True, out: Path | None = None
 ) -> Iterator[Block]:
     counts = ((diff.added, "added"), (diff.removed, "removed"), (diff.changed, "changed"))
     differing = ", ".join(f"{number:,} {label}" for number, label in counts if number)
     yield Title(f"{diff.table}: {differing or 'no row differs'}")
     yield from diff.unlike
-    yield from tolerance(diff.near)
+    yield from tolerance_lines(diff.near)
     if diff.changed and diff.columns:
         about = f"of {'about ' if diff.about else ''}{formats.plural(diff.rows_in_both, 'row')}"
         # Rounded down, so that 100 % means that all are equal.
         equal = [(diff.rows_in_both - column.differing) * 1_000_000 // diff.rows_in_both for column in diff.columns]
         counted = zip(diff.columns, equal, strict=True)
         lines = ((column.column, column.differing, f"{parts / 10_000:g} %") for column, parts in counted)
-        yield TableBlock.of(("column", ">differ", f">{about} equal"), lines)
+        yield TableBlock.from_rows(("column", ">differ", f">{about} equal"), lines)
     if not (with_rows and len(diff.changes)):
         return
     yield ""
-    some = diff.changes.head(formats.MOST_SHOWN)
+    some = diff.changes.head(formats.MAX_SHOWN)
     headings: tuple[str | Name, ...] = ("", *map(Name, diff.changes.keys.column_names))
-    keys = [(change, (change.kind, *map(key_word, change.key.values()))) for change in some]
+    keys = [(change, (change.kind, *map(format_key_value, change.key.values()))) for change in some]
     if with_values:
         # A line per differing value; for a row on one side only, a line per value.
         rows = ((*key, *line) for change, key in keys for line in value_lines(change.before, change.after))
-        yield TableBlock.of((*headings, "column", ">before", ">after"), rows)
+        yield TableBlock.from_rows((*headings, "column", ">before", ">after"), rows)
     else:
-        yield TableBlock.of(headings, (key for _, key in keys))
-    if (more := len(diff.changes) - formats.MOST_SHOWN) > 0:
+        yield TableBlock.from_rows(headings, (key for _, key in keys))
+    if (more := len(diff.changes) - formats.MAX_SHOWN) > 0:
         yield f"and {more:,} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(diff.changes), 'row')} in {out}"

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ...common import instants
-from ...operations.erasure.forget import Forgot, GoneRows, Looked
-from ...operations.erasure.held import UNREAD, Held, Unproved
+from ...operations.erasure.forget import ErasureResult, KeySearchResult, RemovedRows
+from ...operations.erasure.held import UNREAD, HeldObject, UndecidedRecords
 from ...operations.erasure.reach import OutOfReach
 from ...operations.maintenance.compact import Compacted, Merge
 from ...operations.maintenance.removal import Protection, Removed
@@ -18,14 +18,14 @@ from ...snapshot.change.stages import Rescaled, Retired
 from ...snapshot.gc.archives import ArchiveCollected
 from ...snapshot.gc.collect import Collected, Explanation
 from ...snapshot.status.overview import ArchiveStatus
-from ...snapshot.take.taking import ask_whether_gone
-from ...store.versions.forgotten import Forgetting
+from ...snapshot.take.taking import retire_question
+from ...store.versions.forgotten import ForgetJournal
 from ...store.versions.manifest import Manifest
 from . import values
 from .document import Block, Name, NextCommand, Remark, TableBlock, Title
-from .formats import MOST_SHOWN, count, duration, in_folder, plural, size, windows
-from .shown import Already, Result, Words, fields, operation, result
-from .status import archives
+from .formats import MAX_SHOWN, count, duration, join_ranges, name_with_folder, plural, size
+from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result, result_from_blocks
+from .status import archives_table
 
 if TYPE_CHECKING:
     from ...operations.maintenance.archive_fill import ArchiveMerged, TopicFilled
@@ -45,16 +45,16 @@ _RULES = {
 }
 
 
-ASKING = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
+GUARDED_VERBS = "rewind, reset, edit, forget, retire, promote, app rm, clone rm and clone refresh"
 
 
-def explained(explanation: Explanation) -> Result:
+def explanation_result(explanation: Explanation) -> Result:
     title = f"{explanation.object} {'is kept' if explanation.kept else 'will be deleted by the next gc'}"
     return Result(explanation, Title(title), *explanation.reasons)
 
 
-@result
-def collected(done: Collected) -> Words:
+@result_from_blocks
+def gc_result(done: Collected) -> BlockGenerator:
     verb = "would collect" if done.dry_run else "collected"
     deleted = [f"{plural(done.objects, 'object')}, {size(done.bytes)}"] if done.objects else []
     # Their objects are deleted an hour later, because readers of the previous index may still use them.
@@ -66,17 +66,17 @@ def collected(done: Collected) -> Words:
     rows = (
         (s.stage, s.versions, s.ssts, gone, s.kept_versions, whole, size_kept) for s, gone, whole, size_kept in sizes
     )
-    yield TableBlock.of(headings, rows)
+    yield TableBlock.from_rows(headings, rows)
     rules = _RULES | ({"retention": "that no rule expires"} if done.retention.keeps_everything else {})
     for stage in done.stages:
         yield f"{stage.stage} keeps {', '.join(f'{count(n)} {rules[rule]}' for rule, n in stage.rules.items())}"
     for stage in done.stages:
         for reader in stage.held_up_by:
-            advice = ask_whether_gone(done.app, [reader])
+            advice = retire_question(done.app, [reader])
             yield f"{stage.stage} keeps versions for {reader}, which has not committed for an hour or more: {advice}"
     if done.archives:
         of_archive = ("input archive", ">records gone", ">objects gone", ">size gone", ">records kept", ">size kept")
-        yield TableBlock.of(of_archive, map(_archived, done.archives))
+        yield TableBlock.from_rows(of_archive, map(_archive_row, done.archives))
     if done.records:
         yield f"{plural(done.records, 'object')} of in-flight records that no snapshot needs"
     if done.leftovers:
@@ -92,7 +92,7 @@ def collected(done: Collected) -> Words:
     return done
 
 
-def _archived(archive: ArchiveCollected) -> tuple[str | int, ...]:
+def _archive_row(archive: ArchiveCollected) -> tuple[str | int, ...]:
     topic = archive.topic if archive.life == 1 else f"{archive.topic} (recreated, {archive.life})"
     return topic, archive.records, archive.objects, size(archive.bytes), archive.kept_records, size(archive.kept_bytes)
 
@@ -108,14 +108,16 @@ def compacted_line(done: Compacted) -> str:
     return "  ".join(filter(None, parts))
 
 
-@operation
-def compacted(
+@operation_result
+def compaction_result(
     app_name: str, done: Sequence[Compacted], earlier: Sequence[Manifest], archives: "Sequence[ArchiveMerged]" = ()
-) -> Words:
+) -> BlockGenerator:
     """Return the result of a compaction. If nothing was merged, `earlier` has the versions of the latest merges."""
     if earlier:
-        merged = (f"{manifest.stage} by v{manifest.version}, {instants.age(manifest.time_ms)}" for manifest in earlier)
-        yield Already(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
+        merged = (
+            f"{manifest.stage} by v{manifest.version}, {instants.format_age(manifest.time_ms)}" for manifest in earlier
+        )
+        yield AlreadyDone(f"nothing to merge in {app_name}; merged {'; '.join(merged)}")
     elif not done and not archives:
         yield f"nothing to merge in {app_name}"
     elif done:
@@ -123,34 +125,34 @@ def compacted(
         headings = ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written")
         sizes = ((m, size(m.bytes_read), size(m.bytes_written)) for m in done)
         rows = ((m.stage, f"v{m.version}", m.merges, m.inputs, m.outputs, read, wrote) for m, read, wrote in sizes)
-        yield TableBlock.of(headings, rows)
+        yield TableBlock.from_rows(headings, rows)
     for archive in archives:
         summary = f"{archive.topic}: {plural(archive.before, 'object')} to {archive.after}, {size(archive.bytes)} read"
         yield f"merged in the input archive of {summary}"
     return {"app": app_name, "versions": done, "archives": archives}
 
 
-@operation
-def to_compact(
+@operation_result
+def compaction_plan_result(
     app_name: str, due: Sequence[Merge], archives: "Sequence[ArchiveMerged]" = (), *, dry_run: bool
-) -> Words:
+) -> BlockGenerator:
     if not due and not archives:
         yield f"nothing to merge in {app_name}"
     elif due:
         yield Title(f"would merge in {app_name}")
         merges = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in merges)
-        yield TableBlock.of(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
+        yield TableBlock.from_rows(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
     for archive in archives:
         first = plural(archive.before - archive.after + 1, "object")
         yield f"would merge {first} of the input archive of {archive.topic} first"
     return {"app": app_name, "merges": due, "archives": archives}
 
 
-@operation
-def archived(
+@operation_result
+def archive_result(
     app_name: str, archives_found: Sequence[ArchiveStatus], filled: "Sequence[TopicFilled] | None", *, dry_run: bool
-) -> Words:
+) -> BlockGenerator:
     for topic in filled or ():
         if dry_run:
             yield f"would add {plural(topic.offsets, 'offset')} of {topic.topic} to its input archive"
@@ -159,51 +161,53 @@ def archived(
         else:
             yield f"done already: the input archive of {topic.topic} has all records that Kafka still has"
         if topic.gone:
-            gaps = ", ".join(f"{topic.topic}{gap}" for gap in topic.gone[:MOST_SHOWN])
+            gaps = ", ".join(f"{topic.topic}{gap}" for gap in topic.gone[:MAX_SHOWN])
             yield f"deleted from Kafka and not archived: {gaps}"
     if filled is not None and not filled:
         yield f"{app_name} has read nothing since then"
     if not archives_found:
         yield f'{app_name} has no input archive; to keep one, set input = "30d" under [retention] in slackwater.toml'
     else:
-        yield archives(archives_found)
+        yield archives_table(archives_found)
     for archive in archives_found:
-        yield f"{archive.topic} from {', '.join(archive.holds[:MOST_SHOWN]) or 'no offset yet'}"
-        for gap in archive.gaps[:MOST_SHOWN]:
+        yield f"{archive.topic} from {', '.join(archive.holds[:MAX_SHOWN]) or 'no offset yet'}"
+        for gap in archive.gaps[:MAX_SHOWN]:
             yield f"gap: {archive.topic}{gap}; reading it, for example in a replay, fails"
     return {"app": app_name, "archives": archives_found, "filled": filled}
 
 
-@operation
-def protected(protection: Protection, *, already: bool) -> Words:
+@operation_result
+def protection_result(protection: Protection, *, already: bool) -> BlockGenerator:
     why = f": {protection.message}" if protection.message else ""
     if already:
-        yield Already(f"{protection.app} is protected by {protection.by}, {instants.when(protection.time_ms)}{why}")
+        yield AlreadyDone(
+            f"{protection.app} is protected by {protection.by}, {instants.format_with_age(protection.time_ms)}{why}"
+        )
     else:
-        yield f"{protection.app} is protected{why}; {ASKING} require its name"
+        yield f"{protection.app} is protected{why}; {GUARDED_VERBS} require its name"
     return {"app": protection.app, "protected": protection}
 
 
-@operation
-def unprotected(app_name: str, *, was: bool) -> Words:
-    yield f"{app_name} is no longer protected" if was else Already(f"{app_name} is not protected")
+@operation_result
+def unprotection_result(app_name: str, *, was_protected: bool) -> BlockGenerator:
+    yield f"{app_name} is no longer protected" if was_protected else AlreadyDone(f"{app_name} is not protected")
     return {"app": app_name, "protected": None}
 
 
-@operation
-def rewound(done: Rewound, *, dry_run: bool) -> Words:
+@operation_result
+def rewind_result(done: Rewound, *, dry_run: bool) -> BlockGenerator:
     plan, versions = done.plan, done.versions
     app, would = plan.app, "would be " if dry_run else ""
     if not plan.steps:
-        yield Already(f"{app} has the state of {plan.ref}")
+        yield AlreadyDone(f"{app} has the state of {plan.ref}")
     else:
-        yield Title(f"{app} {would}rewound to {plan.ref}, {instants.when(plan.to.time_ms)}")
+        yield Title(f"{app} {would}rewound to {plan.ref}, {instants.format_with_age(plan.to.time_ms)}")
     for stage in plan.stages:
         was = f"state of v{stage.to}" if stage.to else "state before its first version"
         now = f"v{versions[stage.stage]}" if stage.stage in versions else f"v{stage.version} now"
         yield f"{stage.stage}  {now}  {was}{', retired' if stage.retires else ''}"
         if stage.offsets:
-            yield f"  re-reads {windows(stage.offsets)}"
+            yield f"  re-reads {join_ranges(stage.offsets)}"
     yield from _effects(done)
     if plan.others:
         had = " and ".join(plan.others)
@@ -213,9 +217,9 @@ def rewound(done: Rewound, *, dry_run: bool) -> Words:
         yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
         offsets = "its current offsets" if plan.table_only else "these offsets"
         yield f"the next `slackwater run` continues at {offsets}"
-    changes = [fields(table_changes, "table", "added", "removed", "changed") for table_changes in done.changes]
+    changes = [attributes(table_changes, "table", "added", "removed", "changed") for table_changes in done.changes]
     data = {"rewind": done.number or None, "snapshot": done.snapshot or None, "versions": versions, "changes": changes}
-    data |= fields(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
+    data |= attributes(plan, "app", "stages", "sinks", "others", to=plan.to.versions, keep_offsets=plan.table_only)
     return data
 
 
@@ -227,7 +231,7 @@ def _effects(done: Rewound) -> Iterator[Block]:
         )
     for sink in done.plan.sinks:
         if sink.rows:
-            where = windows(sink.offsets)
+            where = join_ranges(sink.offsets)
             them = f"{sink.rows:,} of the rows in {where}" if where else plural(sink.rows, "row")
             yield f"sink {sink.sink}: published since and not withdrawn: {them}; re-read records are published again"
         if sink.dropped:
@@ -235,16 +239,16 @@ def _effects(done: Rewound) -> Iterator[Block]:
             yield f"sink {sink.sink}: {unpublished} dropped; re-reading publishes them"
 
 
-@operation
-def reset(done: ResetDone, *, dry_run: bool) -> Words:
+@operation_result
+def reset_result(done: ResetDone, *, dry_run: bool) -> BlockGenerator:
     app, would = done.app, "would be " if dry_run else ""
     if not done.stages:
-        yield Already(f"{app} continues at these offsets")
+        yield AlreadyDone(f"{app} continues at these offsets")
     else:
         yield Title(f"{app} {would}reset {done.scenario}")
     for stage in done.stages:
         now = f"v{done.versions[stage.stage]}" if stage.stage in done.versions else f"v{stage.version} now"
-        yield f"{stage.stage}  {now}  continues at {windows(map(str, stage.moved))}"
+        yield f"{stage.stage}  {now}  continues at {join_ranges(map(str, stage.moved))}"
         for why in stage.made_again:
             yield f"  {why}"
         if stage.read_again:
@@ -254,7 +258,7 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
             only = "correct only if the app has read the same records" if of_current_topic else "their records are lost"
             yield f"  {plural(stage.skipped, 'offset')}{of_current_topic} skipped: {only}"
         if stage.watermark_ms is not None:
-            yield f"  rows before {instants.iso(stage.watermark_ms)}, the watermark, are too late for a window"
+            yield f"  rows before {instants.format_iso(stage.watermark_ms)}, the watermark, are too late for a window"
         if stage.sinks:
             yield f"  re-read records are published again, to {', '.join(stage.sinks)}"
     if done.snapshot and not dry_run:
@@ -267,15 +271,15 @@ def reset(done: ResetDone, *, dry_run: bool) -> Words:
         yield "the next `slackwater run` continues at these offsets"
     names = ("stage", "version", "moved", "read_again", "skipped", "watermark_ms", "sinks", "made_again")
     data = {"reset": done.number or None, "snapshot": done.snapshot or None}
-    return fields(done, "app", "versions", stages=[fields(stage, *names) for stage in done.stages]) | data
+    return attributes(done, "app", "versions", stages=[attributes(stage, *names) for stage in done.stages]) | data
 
 
-@operation
-def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bool) -> Words:
+@operation_result
+def edit_result(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bool) -> BlockGenerator:
     stage, changes = f"{done.app}/{done.stage}", done.changes
     number = len(changes) if changes is not None else 0
     if done.already:
-        yield Already(f"{stage} v{done.version} has this edit; to apply it again, add --again")
+        yield AlreadyDone(f"{stage} v{done.version} has this edit; to apply it again, add --again")
     elif changes is None:
         yield f"no row of {stage} changes: nothing was done"
     elif dry_run:
@@ -284,8 +288,8 @@ def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bo
         who = f", applied by {done.runner} between two batches" if done.runner else ""
         yield Title(f"{stage} v{done.version}: changed {plural(number, 'row')}{who}")
     if changes is not None and with_values:
-        yield values.changes(changes)
-        if (more := number - MOST_SHOWN) > 0:
+        yield values.key_changes_table(changes)
+        if (more := number - MAX_SHOWN) > 0:
             yield f"and {more:,} more; --json gives all"
     if changes is not None and not dry_run:
         yield "nothing was sent downstream: stages that read this one keep the old rows"
@@ -294,15 +298,15 @@ def edited(done: EditDone, previous: Manifest, *, with_values: bool, dry_run: bo
     counts = {kind: kinds.count(kind) for kind in ("added", "removed", "changed")}
     data = {"version": done.version or None, "before": previous.version, "runner": done.runner or None}
     rows = values.changed_rows(changes or ()) if with_values else None
-    return fields(done, "app", "stage", rows=rows) | counts | data
+    return attributes(done, "app", "stage", rows=rows) | counts | data
 
 
-@operation
-def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
+@operation_result
+def rescale_result(done: Rescaled, *, dry_run: bool) -> BlockGenerator:
     stage = f"{done.app}/{done.stage}"
     change = f"{stage} from {done.before} to {plural(done.partitions, 'state partition')}"
     if done.before == done.partitions:
-        yield Already(f"{stage} has {plural(done.before, 'state partition')}")
+        yield AlreadyDone(f"{stage} has {plural(done.before, 'state partition')}")
     elif dry_run:
         yield f"would rescale {change} with v{done.version}"
     else:
@@ -311,13 +315,13 @@ def rescaled(done: Rescaled, *, dry_run: bool) -> Words:
     return asdict(done)
 
 
-@operation
-def retired(done: Retired, *, dry_run: bool) -> Words:
+@operation_result
+def retirement_result(done: Retired, *, dry_run: bool) -> BlockGenerator:
     data, stage = asdict(done), f"{done.app}/{done.stage}"
     if done.already:
-        yield Already(f"{stage} is retired since v{done.version}")
+        yield AlreadyDone(f"{stage} is retired since v{done.version}")
         return data
-    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'unknown'}"
+    last = f"it last committed {instants.format_with_age(done.last_ms)}, by {done.last_by or 'unknown'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"
@@ -338,13 +342,13 @@ def retired(done: Retired, *, dry_run: bool) -> Words:
     return data
 
 
-@operation
-def removed(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> Words:
+@operation_result
+def removal_result(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> BlockGenerator:
     """Return the result of an app's removal; `topics` is True if its topics and the groups in `groups` are removed."""
     removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
-    app = in_folder(called, removal.app)
+    app = name_with_folder(called, removal.app)
     if done.already:
-        yield Already(f"{app} was removed {instants.when(removal.time_ms)}, by {removal.by}")
+        yield AlreadyDone(f"{app} was removed {instants.format_with_age(removal.time_ms)}, by {removal.by}")
     else:
         stages, versions = (len(removal.stages), "stage"), (contents.versions, "version")
         counted = (stages, versions, (contents.ssts, "SST"), (contents.snapshots, "snapshot"))
@@ -366,8 +370,8 @@ _TOPICS = {
 }
 
 
-@operation
-def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
+@operation_result
+def forget_result(done: ErasureResult, app_name: str, *, dry_run: bool) -> BlockGenerator:
     keys = plural(done.keys, "key")
 
     def called(app: str) -> str:
@@ -377,13 +381,13 @@ def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
         yield Title(
             f"would forget {keys} in {app_name}: {plural(len(done.held), 'object')} to rewrite, {_bytes(done.held)}"
         )
-        yield from _gone_table(done.gone)
+        yield from _deleted_table(done.gone)
         yield from _matches_table(done.held)
     else:
         yield Title(f"forgot {keys} in {app_name}: {plural(done.rows, 'stored row')} and records")
         summary = f"rewrote {size(done.read_bytes)} as {size(done.written_bytes)}"
         yield f"{summary}; {plural(done.deleted, 'object')} deleted"
-        yield from _gone_table(done.gone)
+        yield from _deleted_table(done.gone)
         for app, stage, version in done.versions:
             where = f"{called(app)}/{stage} v{version}"
             yield f"{where} records it; earlier versions read as if the keys had never existed"
@@ -406,14 +410,14 @@ def forgot(done: Forgot, app_name: str, *, dry_run: bool) -> Words:
     return asdict(done)
 
 
-def looked(findings: Looked, app_name: str) -> Result:
+def forgotten_search_result(findings: KeySearchResult, app_name: str) -> Result:
     """Return the result of `verify --forgotten`; it fails if an object holds or may hold a key."""
     return Result(
         asdict(findings), *_search_blocks(findings, app_name), failed=bool(findings.held or findings.unproved)
     )
 
 
-def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
+def _search_blocks(findings: KeySearchResult, app_name: str) -> Iterator[Block]:
     keys, where = plural(findings.keys, "key"), ", ".join((app_name, *findings.apps[1:]))
     if findings.held:
         yield Title(f"{plural(len(findings.held), 'object')} of {where} hold one of {keys}, {_bytes(findings.held)}")
@@ -443,21 +447,21 @@ def _search_blocks(findings: Looked, app_name: str) -> Iterator[Block]:
     yield from _out_of_reach(findings.out_of_reach)
 
 
-@result
-def given_up(app: str, note: Forgetting) -> Words:
-    began = f"{note.by} began {instants.when(note.time_ms)}"
+@result_from_blocks
+def abandoned_forget_result(app: str, journal: ForgetJournal) -> BlockGenerator:
+    began = f"{journal.by} began {instants.format_with_age(journal.time_ms)}"
     yield f"abandoned the forget that {began}: objects of {app} may still hold keys"
     yield "with the keys, forget them again: ", NextCommand("slackwater forget")
-    return {"app": app, "by": note.by, "time_ms": note.time_ms}
+    return {"app": app, "by": journal.by, "time_ms": journal.time_ms}
 
 
-def _gone_table(gone: Sequence[GoneRows]) -> Iterator[Block]:
+def _deleted_table(gone: Sequence[RemovedRows]) -> Iterator[Block]:
     if gone:
         rows = ((group.of, group.what, group.field, f"{group.rows:,}", f"{group.objects:,}") for group in gone)
-        yield TableBlock.of(("of", "held as", "where it equals", ">rows", ">objects"), rows)
+        yield TableBlock.from_rows(("of", "held as", "where it equals", ">rows", ">objects"), rows)
 
 
-def _unread(unread: Sequence[Held]) -> Iterator[Block]:
+def _unread(unread: Sequence[HeldObject]) -> Iterator[Block]:
     """Yield warnings about records that no stage has read yet, and that will bring a forgotten key back."""
     for topic in unread:
         count = plural(sum(topic.fields.values()), "record")
@@ -467,7 +471,7 @@ def _unread(unread: Sequence[Held]) -> Iterator[Block]:
         )
 
 
-def _unproved(unproved: Sequence[Unproved]) -> Iterator[Block]:
+def _unproved(unproved: Sequence[UndecidedRecords]) -> Iterator[Block]:
     counts: dict[tuple[str, str, str], list[int]] = {}
     for undecodable in unproved:
         totals = counts.setdefault((undecodable.table, undecodable.what, undecodable.why), [0, 0])
@@ -475,18 +479,18 @@ def _unproved(unproved: Sequence[Unproved]) -> Iterator[Block]:
         totals[1] += 1
     if counts:
         rows = ((*place, f"{records:,}", f"{objects:,}") for place, (records, objects) in sorted(counts.items()))
-        yield TableBlock.of(("not proved: of", "held as", "", ">records", ">objects"), rows)
+        yield TableBlock.from_rows(("not proved: of", "held as", "", ">records", ">objects"), rows)
 
 
-def _bytes(matches: Iterable[Held]) -> str:
+def _bytes(matches: Iterable[HeldObject]) -> str:
     return size(sum(match.bytes for match in matches))
 
 
-def _matches_table(matches: Sequence[Held]) -> Iterator[Block]:
-    rows = ((match.object, match.what, match.table or "-", size(match.bytes)) for match in matches[:MOST_SHOWN])
+def _matches_table(matches: Sequence[HeldObject]) -> Iterator[Block]:
+    rows = ((match.object, match.what, match.table or "-", size(match.bytes)) for match in matches[:MAX_SHOWN])
     if matches:
-        yield TableBlock.of(("object", "holds it as", "of", ">size"), rows)
-    if (more := len(matches) - MOST_SHOWN) > 0:
+        yield TableBlock.from_rows(("object", "holds it as", "of", ">size"), rows)
+    if (more := len(matches) - MAX_SHOWN) > 0:
         yield f"and {plural(more, 'more object')}; --json gives all"
 
 
@@ -494,7 +498,7 @@ def _out_of_reach(remaining: Sequence[OutOfReach]) -> Iterator[Block]:
     topics = [copy for copy in remaining if copy.what in _TOPICS]
     if topics:
         rows = ((copy.name, _TOPICS[copy.what], _record_lifetime(copy)) for copy in topics)
-        yield TableBlock.of(("out of reach: topic", "", "records expire"), rows)
+        yield TableBlock.from_rows(("out of reach: topic", "", "records expire"), rows)
     if any(copy.what == "input" for copy in topics):
         yield "records in your own topics come back when they are read again, for example after a rewind"
     if deep := [copy.name for copy in remaining if copy.what == "deep clone"]:
@@ -511,26 +515,26 @@ def _record_lifetime(topic: OutOfReach) -> str:
     return "when they are published" if topic.what == "sink's own topic" else "never: delete them in Kafka"
 
 
-_OF_TOKEN = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
+_TOKEN_FIELDS = ("name", "apps", "tables", "verbs", "per_s", "until_ms", "created_ms", "by", "message")
 
 
-@operation
-def token_added(token: Token, sent: str, *, dry_run: bool) -> Words:
+@operation_result
+def new_token_result(token: Token, sent: str, *, dry_run: bool) -> BlockGenerator:
     """Return the result of a new token. No other output shows the token."""
     rights = f"{', '.join(token.verbs)} of {', '.join(token.apps)}, tables {', '.join(token.tables)}"
     if dry_run:
         yield f"would make token {token.name}: {rights}"
-        return fields(token, *_OF_TOKEN, token="")
+        return attributes(token, *_TOKEN_FIELDS, token="")
     yield Title(f"token {token.name}: {rights}")
     if sent:
         yield "shown only once; the store keeps its hash:"
         yield Name(sent)
     else:
         yield f"for client certificates with the common name {token.name}"
-    return fields(token, *_OF_TOKEN, token=sent)
+    return attributes(token, *_TOKEN_FIELDS, token=sent)
 
 
-def tokens(token_list: Sequence[Token]) -> Result:
+def token_list_result(token_list: Sequence[Token]) -> Result:
     rows = (
         (
             token.name,
@@ -538,18 +542,18 @@ def tokens(token_list: Sequence[Token]) -> Result:
             ", ".join(token.apps),
             ", ".join(token.tables),
             "" if token.digest else "certificate",
-            instants.when(token.created_ms),
-            instants.iso(token.until_ms) if token.until_ms else "",
+            instants.format_with_age(token.created_ms),
+            instants.format_iso(token.until_ms) if token.until_ms else "",
             token.by,
         )
         for token in token_list
     )
-    table = TableBlock.of(("name", "may", "apps", "tables", "", "made", "until", "by"), rows)
+    table = TableBlock.from_rows(("name", "may", "apps", "tables", "", "made", "until", "by"), rows)
     none = "this store has no token; `slackwater token add NAME --app APP` makes one"
-    return Result([fields(token, *_OF_TOKEN) for token in token_list], table if token_list else none)
+    return Result([attributes(token, *_TOKEN_FIELDS) for token in token_list], table if token_list else none)
 
 
-@operation
-def token_removed(token: Token, *, dry_run: bool) -> Words:
+@operation_result
+def token_removal_result(token: Token, *, dry_run: bool) -> BlockGenerator:
     yield f"{'would remove' if dry_run else 'removed'} token {token.name}; it stops working within 5 s"
-    return fields(token, "name")
+    return attributes(token, "name")

@@ -15,21 +15,21 @@ from ...common.printable import printable
 from . import formats
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.evidence import Evidence
+    from ...snapshot.bisect.evidence import VerdictEvidence
     from ...snapshot.bisect.verdict import Answer, Verdict
 
 _WIDTH, _LEFT, _RIGHT = 960, 130, 24
 _CURVE, _ROW, _LANE = 110, 40, 30
 _LABEL = 46
-_MOST = 16
-_NAMED = (8, 64, 512, 4_096, 32_768)
+_MAX_NAME_LENGTH = 16
+_AXIS_DISTANCES = (8, 64, 512, 4_096, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """A point of the picture, `distance` commits after the first bad commit; -1 is the last good commit."""
 
-    at: int
+    distance: int
     name: str
     answer: "Answer | None" = None
     rows: int | None = None
@@ -37,12 +37,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class SearchPicture:
     """Content of the picture; its points are in the order of the line."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
     """Commits near the verdict by stage, upstream first."""
-    turned: str
+    bad_stage: str
     certain: bool
     """False if the first bad commit may be earlier, since moments were skipped."""
     probes: tuple[Point, ...]
@@ -50,45 +50,45 @@ class Timeline:
     wrong: tuple[Point, ...]
 
 
-def timeline(verdict: "Verdict", evidence: "Evidence") -> Timeline:
-    from ...snapshot.bisect.evidence import distance
-    from ...snapshot.cut.graph import order
+def search_picture(verdict: "Verdict", evidence: "VerdictEvidence") -> SearchPicture:
+    from ...snapshot.bisect.evidence import commits_from_bad
+    from ...snapshot.cut.graph import topological_order
 
-    in_order, bad = attrgetter("at"), verdict.bad.versions
-    probes = [Point(distance(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]
+    in_order, bad = attrgetter("distance"), verdict.bad.versions
+    probes = [Point(commits_from_bad(verdict, step.cut.versions), step.ref, step.answer) for step in verdict.steps]
     probes.sort(key=in_order)
     # A stage missing in a snapshot was retired or had not begun: count it as at the verdict.
-    named = (Point(distance(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots)
-    good = Point(distance(verdict, verdict.good.versions), verdict.good_ref, "good")
+    named = (Point(commits_from_bad(verdict, bad | snapshot.stages), snapshot.name) for snapshot in evidence.snapshots)
+    good = Point(commits_from_bad(verdict, verdict.good.versions), verdict.good_ref, "good")
     wrong = {
-        probe.at: Point(probe.at, probe.name, rows=evidence.wrong.get(probe.name, 0))
+        probe.distance: Point(probe.distance, probe.name, rows=evidence.wrong_row_counts.get(probe.name, 0))
         for probe in (good, *probes, Point(0, verdict.bad_ref, "bad"))
-        if probe.answer == "good" or probe.name in evidence.wrong
+        if probe.answer == "good" or probe.name in evidence.wrong_row_counts
     }
-    first, last = min(probes[0].at, good.at), max(probes[-1].at, 0)
+    first, last = min(probes[0].distance, good.distance), max(probes[-1].distance, 0)
     bad_index = evidence.commits.index(verdict.bad.stages[verdict.stage])
     lanes: dict[str, list[Point]] = {
-        stage: [] for stage in order({commit.stage: commit for commit in evidence.commits})
+        stage: [] for stage in topological_order({commit.stage: commit for commit in evidence.commits})
     }
     for number, commit in enumerate(evidence.commits):
         lanes[commit.stage].append(Point(number - bad_index, f"v{commit.version}"))
-    return Timeline(
+    return SearchPicture(
         lanes=tuple((stage, tuple(commits)) for stage, commits in lanes.items()),
-        turned=verdict.stage,
+        bad_stage=verdict.stage,
         certain=not verdict.candidates,
         probes=tuple(probes),
-        snapshots=tuple(sorted((point for point in named if first <= point.at <= last), key=in_order)),
-        wrong=tuple(sorted(wrong.values(), key=in_order)) if evidence.wrong else (),
+        snapshots=tuple(sorted((point for point in named if first <= point.distance <= last), key=in_order)),
+        wrong=tuple(sorted(wrong.values(), key=in_order)) if evidence.wrong_row_counts else (),
     )
 
 
-def draw(timeline: Timeline) -> str:
+def draw_svg(timeline: SearchPicture) -> str:
     """Return the picture as SVG, with classes that the style sheet colours."""
     lanes_top = _CURVE + _ROW + 24
     snapshots_top = lanes_top + _LANE * len(timeline.lanes)
     bottom = snapshots_top + (_ROW if timeline.snapshots else 0) + 6
     points = [*timeline.probes, *timeline.snapshots, *(point for _, lane in timeline.lanes for point in lane)]
-    scale = _Scale([point.at for point in points])
+    scale = _Scale([point.distance for point in points])
     drawn = [
         _tag("rect", "after", x=scale.turn, y=20, width=_WIDTH - _RIGHT - scale.turn, height=bottom - 20),
         _tag("line", "turn", x1=scale.turn, y1=20, x2=scale.turn, y2=bottom),
@@ -99,15 +99,15 @@ def draw(timeline: Timeline) -> str:
     for number, (stage, commits) in enumerate(timeline.lanes):
         y = lanes_top + 20 + _LANE * number
         drawn += (_text(_short(stage), 0, y + 4), _rule(y))
-        for commit, x, has_room in _placed(commits, scale, _LABEL):
-            bad = stage == timeline.turned and commit.at == 0
+        for commit, x, has_room in _place_labels(commits, scale, _LABEL):
+            bad = stage == timeline.bad_stage and commit.distance == 0
             name = _title(f"{stage}@{commit.name}")
             drawn.append(_tag("circle", "commit bad" if bad else "commit", name, cx=x, cy=y, r=4))
             if has_room:
                 drawn.append(_text(commit.name, x, y - 8, "strong middle" if bad else "middle"))
     if timeline.snapshots:
         drawn.append(_text("snapshots", 0, snapshots_top + 26))
-    for snapshot, x, has_room in _placed(timeline.snapshots, scale, 3 * _LABEL):
+    for snapshot, x, has_room in _place_labels(timeline.snapshots, scale, 3 * _LABEL):
         y = snapshots_top + 26
         drawn.append(_tag("path", "snapshot", _title(snapshot.name), d=f"M{x:.1f} {y:.1f}v-18l9 5l-9 5"))
         if has_room:
@@ -135,9 +135,9 @@ class _Scale:
         return copysign(log2(1 + abs(at + 0.5)), at + 0.5)
 
 
-def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
+def _curve(timeline: SearchPicture, scale: _Scale) -> Iterator[str]:
     bottom, highest = _CURVE + 20, max(wrong.rows or 0 for wrong in timeline.wrong) or 1
-    points = [(scale(wrong.at), bottom - (wrong.rows or 0) / highest * (_CURVE - 14)) for wrong in timeline.wrong]
+    points = [(scale(wrong.distance), bottom - (wrong.rows or 0) / highest * (_CURVE - 14)) for wrong in timeline.wrong]
     corners = sorted([*points, (scale.turn, float(bottom))])
     yield _text("wrong rows", 0, bottom - _CURVE / 2)
     yield _text(formats.count(highest), _LEFT - 8, 40, "end")
@@ -148,12 +148,12 @@ def _curve(timeline: Timeline, scale: _Scale) -> Iterator[str]:
         yield _tag("circle", "sample", _title(f"{wrong.name}: {wrong.rows}"), cx=x, cy=y, r=3)
 
 
-def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
+def _probes(timeline: SearchPicture, scale: _Scale, y: float) -> Iterator[str]:
     """Draw good probes as circles, bad ones as crosses and skipped ones as dashes, readable without colours."""
     yield _text("probes", 0, y + 5)
     yield _rule(y)
     for probe in timeline.probes:
-        x, title = scale(probe.at), _title(f"{probe.name}: {probe.answer}")
+        x, title = scale(probe.distance), _title(f"{probe.name}: {probe.answer}")
         match probe.answer:
             case "good":
                 yield _tag("circle", "good", title, cx=x, cy=y, r=6)
@@ -163,11 +163,11 @@ def _probes(timeline: Timeline, scale: _Scale, y: float) -> Iterator[str]:
                 yield _tag("path", "skip", title, d=f"M{x - 5:.1f} {y:.1f}h10")
 
 
-def _placed(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
+def _place_labels(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
     """Yield points with their x coordinate, and True if a label fits; points near the turn come first."""
     labelled: list[float] = []
-    for point in sorted(points, key=lambda point: abs(point.at + 0.5)):
-        x = scale(point.at)
+    for point in sorted(points, key=lambda point: abs(point.distance + 0.5)):
+        x = scale(point.distance)
         has_room = _has_room(x, labelled, room)
         labelled += [x] * has_room
         yield point, x, has_room
@@ -177,7 +177,7 @@ def _axis(scale: _Scale, y: float) -> Iterator[str]:
     yield _rule(y)
     yield _text("commits", 0, y + 18)
     labelled = [scale.turn]
-    for distance in _NAMED:
+    for distance in _AXIS_DISTANCES:
         for at, where in ((-distance, "before"), (distance - 1, "after")):
             x = scale(at)
             if at in scale.range and _has_room(x, labelled, 2 * _LABEL):
@@ -191,7 +191,7 @@ def _has_room(x: float, labelled: Iterable[float], room: float) -> bool:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _MOST else f"{name[: _MOST - 1]}…"
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 1]}…"
 
 
 def _rule(y: float) -> str:

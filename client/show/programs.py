@@ -11,25 +11,25 @@ from ...operations.debugging.check.check import CheckedVersion, Dependence, Pass
 from ...operations.debugging.replay.compare import Comparison
 from ...operations.exchange.initialise import Initialised
 from ...operations.from_spark.adopt.adopting import AdoptionPlan
-from ...operations.from_spark.adopt.adoption import Adopted, AdoptedBatch
+from ...operations.from_spark.adopt.adoption import AdoptedBatch, AdoptionResult
 from ...operations.from_spark.adopt.shadow import ShadowBatch
-from ...operations.from_spark.attach.tail import Landed, ToAttach
+from ...operations.from_spark.attach.tail import AttachPlan, FollowedVersion
 from ...pipeline.listener import BatchReport
-from ...snapshot.change.migrate import Migrated, lines
-from ...snapshot.query.log import batches_brought
+from ...snapshot.change.migrate import Migrated, describe_stage_change
+from ...snapshot.query.log import describe_imported_batches
 from ...store.sst.arrow_types import python_values
 from ...store.versions.manifest import Column
 from . import formats, values
 from .document import Block, Cell, NextCommand, TableBlock, Title
-from .formats import MOST_SHOWN, plural
+from .formats import MAX_SHOWN, plural
 from .report import Mask
-from .shown import Already, Result, Words, fields, operation
+from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result
 
 
-@operation
-def migrated(done: Migrated, file: str, *, dry_run: bool) -> Words:
+@operation_result
+def migration_result(done: Migrated, file: str, *, dry_run: bool) -> BlockGenerator:
     yield from _migrated(done, file, dry_run)
-    data = fields(done.plan, "app", "changes", versions=done.versions)
+    data = attributes(done.plan, "app", "changes", versions=done.versions)
     data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
     return data
 
@@ -44,7 +44,7 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     for change in done.plan.changes:
         version = done.versions.get(change.stage)
         yield change.stage + (f"  v{version}" if version else f"  v{change.version} now" if change.version else "")
-        yield from (f"  {line}" for line in lines(change))
+        yield from (f"  {line}" for line in describe_stage_change(change))
     if dry_run:
         return
     snapshot = f"{app}@{done.snapshot}"
@@ -55,17 +55,17 @@ def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     yield "to run the old program beside it: ", clone, f", then run it with --app {app}-before"
 
 
-@operation
-def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
+@operation_result
+def init_result(done: Initialised, program: str, *, dry_run: bool) -> BlockGenerator:
     where = f"{done.app}/{done.stage}"
     contents = f"{plural(done.rows, 'row')} in {plural(done.ssts, 'SST')}, {formats.size(done.bytes)}"
     if done.already:
-        yield Already(f"{where} v{done.version} has these {contents}")
+        yield AlreadyDone(f"{where} v{done.version} has these {contents}")
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {contents}"
-    yield f"it continues at {formats.offsets(done.offsets.items())}"
+    yield f"it continues at {formats.format_offsets(done.offsets.items())}"
     if done.others:
-        starts = formats.offsets(done.starts.items())
+        starts = formats.format_offsets(done.starts.items())
         begins = f"at {starts}" if starts else "where the program says"
         yield f"{', '.join(done.others)} {'begins' if len(done.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
@@ -73,7 +73,7 @@ def initialised(done: Initialised, program: str, *, dry_run: bool) -> Words:
     return asdict(done)
 
 
-def replayed(comparison: Comparison, bundle: Path | None, test: Path | None) -> Result:
+def replay_result(comparison: Comparison, bundle: Path | None, test: Path | None) -> Result:
     """Return the result of comparing a replay with the committed batch; `bundle` and `test` are files that it wrote.
 
     JSON has all keys and rows that differ; bytes are hexadecimal.
@@ -83,19 +83,19 @@ def replayed(comparison: Comparison, bundle: Path | None, test: Path | None) -> 
         for change in comparison.different or ()
     )
     data = {
-        **fields(comparison, "app", "stage", "version", "time_ms", "same", "hidden"),
+        **attributes(comparison, "app", "stage", "version", "time_ms", "same", "hidden"),
         "read": [{"topic": topic, "records": count} for topic, count in comparison.read],
         "keys_committed": comparison.committed.num_rows if comparison.committed is not None else None,
         "keys_replayed": comparison.num_replayed if comparison.committed is not None else None,
-        "different": values.stream(keys),
+        "different": values.encode_array(keys),
         "channels": [
             {
                 "name": channel.name,
                 "committed": channel.committed.rows.num_rows if channel.committed.rows is not None else None,
-                "unknown": channel.committed.unknown or None,
+                "unknown": channel.committed.unknown_reason or None,
                 "replayed": channel.replayed.num_rows,
-                "missing": values.for_json(channel.missing)["rows"],
-                "added": values.for_json(channel.added)["rows"],
+                "missing": values.table_data(channel.missing)["rows"],
+                "added": values.table_data(channel.added)["rows"],
             }
             for channel in comparison.channels
         ],
@@ -115,12 +115,12 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
         different = None if sent is None else channel.missing.num_rows + channel.added.num_rows
         table_rows.append((channel.name, "rows sent", None if sent is None else sent.num_rows, replayed, different))
     yield Title(f"the replay of {comparison.ref} {'equals' if comparison.same else 'differs from'} the commit")
-    yield TableBlock.of(("it read", ">records"), comparison.read)
+    yield TableBlock.from_rows(("it read", ">records"), comparison.read)
     yield ""
-    yield TableBlock.of(("it wrote", "", ">committed", ">replayed", ">different"), table_rows)
+    yield TableBlock.from_rows(("it wrote", "", ">committed", ">replayed", ">different"), table_rows)
     if comparison.different:
         yield ""
-        yield values.changes(comparison.different, "committed", "replayed")
+        yield values.key_changes_table(comparison.different, "committed", "replayed")
         yield from _more(len(comparison.different), "key")
     if comparison.hidden:
         yield ""
@@ -129,12 +129,12 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
     for channel in comparison.channels:
         if channel.committed.rows is None:
             yield ""
-            yield f"rows sent on {channel.name} are not compared: {channel.committed.unknown}"
+            yield f"rows sent on {channel.name} are not compared: {channel.committed.unknown_reason}"
         for rows, verb in ((channel.missing, "only the commit sent"), (channel.added, "only the replay sent")):
             if rows.num_rows:
                 yield ""
                 yield f"rows of {channel.name} that {verb}:"
-                yield values.grid(rows, formats.MOST_SHOWN)
+                yield values.grid(rows, formats.MAX_SHOWN)
                 yield from _more(rows.num_rows, "row")
     if bundle is not None:
         yield ""
@@ -145,8 +145,8 @@ def _replayed(comparison: Comparison, bundle: Path | None, test: Path | None) ->
 
 
 def _more(count: int, noun: str) -> Iterator[Block]:
-    if count > formats.MOST_SHOWN:
-        yield f"and {count - formats.MOST_SHOWN:,} more; --json gives each {noun}"
+    if count > formats.MAX_SHOWN:
+        yield f"and {count - formats.MAX_SHOWN:,} more; --json gives each {noun}"
 
 
 _REASONS: Mapping[Reason, tuple[str, str]] = {
@@ -184,7 +184,7 @@ _REASONS: Mapping[Reason, tuple[str, str]] = {
 }
 
 
-def checked(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *, show_values: bool) -> Result:
+def check_result(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *, show_values: bool) -> Result:
     """Return the result of a determinism check; keys and rows are hidden unless `show_values` is set."""
     ran = [version for version in done if isinstance(version, CheckedVersion)]
     passed = [version for version in done if isinstance(version, PassedOver)]
@@ -195,9 +195,9 @@ def checked(file: str, app: str, done: Sequence[CheckedVersion | PassedOver], *,
         "program": file,
         "same": not dependences and bool(ran),
         "versions": [
-            fields(version, "stage", "version", "records", "runs", different=bool(version.found)) for version in ran
+            attributes(version, "stage", "version", "records", "runs", different=bool(version.found)) for version in ran
         ],
-        "passed_over": [fields(version, "ref", "why") for version in passed],
+        "passed_over": [attributes(version, "ref", "why") for version in passed],
         "found": [_dependence(dependence, mask) for dependence in dependences],
     }
     return Result(data, *_checked(file, app, ran, passed, dependences, mask), failed=bool(dependences) or not ran)
@@ -213,11 +213,11 @@ def _dependence(dependence: Dependence, mask: Mask) -> dict[str, Any]:
 
     changes = (
         {"key": row(change.key), "first": row(change.before), "second": row(change.after)}
-        for change in (keys.head(MOST_SHOWN) if keys is not None else ())
+        for change in (keys.head(MAX_SHOWN) if keys is not None else ())
     )
-    return fields(dependence, "stage", "version", "reason", "runs", "plan") | {
+    return attributes(dependence, "stage", "version", "reason", "runs", "plan") | {
         "num_keys": len(keys) if keys is not None else 0,
-        "keys": values.stream(changes),
+        "keys": values.encode_array(changes),
         "sent": {
             name: {"first": rows.missing.num_rows, "second": rows.added.num_rows}
             for name, rows in dependence.different.sent.items()
@@ -258,7 +258,7 @@ def _checked(
             )
             for stage, versions in stages.items()
         )
-        yield TableBlock.of(("stage", "versions", ">records", "depends on"), rows)
+        yield TableBlock.from_rows(("stage", "versions", ">records", "depends on"), rows)
         ways = ", ".join(dict.fromkeys(title for version in ran for title in version.runs))
         yield f"replayed as they were, and compared with: {ways}"
     ordered = sorted(
@@ -285,9 +285,9 @@ def _finding(dependences: Sequence[Dependence], mask: Mask) -> Iterator[Block]:
     if keys := main.different.keys:
         differ = "differs" if len(keys) == 1 else "differ"
         yield f"v{main.version}, {first} and {second}: {plural(len(keys), 'key')} {differ}"
-        yield values.changes(keys, first, second, mask.value)
-        if len(keys) > MOST_SHOWN:
-            yield f"and {len(keys) - MOST_SHOWN:,} more"
+        yield values.key_changes_table(keys, first, second, mask.value)
+        if len(keys) > MAX_SHOWN:
+            yield f"and {len(keys) - MAX_SHOWN:,} more"
     for name, rows in main.different.sent.items():
         counts = (
             f"{plural(side_rows.num_rows, 'row')} only {title}"
@@ -311,7 +311,7 @@ def _passed_over(passed: Iterable[PassedOver]) -> Iterator[Block]:
 def commit_line(commit: BatchReport) -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     parts = (
-        instants.iso(commit.time_ms),
+        instants.format_iso(commit.time_ms),
         f"{commit.stage} v{commit.version}",
         plural(commit.rows_in, "row"),
         f"{plural(commit.keys, 'key')} written" if commit.keys else "",
@@ -319,36 +319,36 @@ def commit_line(commit: BatchReport) -> str:
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
         f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
         f"{commit.unflushed} unflushed" if commit.unflushed else "",
-        formats.windows(commit.windows),
+        formats.join_ranges(commit.windows),
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )
     return "  ".join(filter(None, parts))
 
 
-def to_attach(plan: ToAttach, where: str, query: str) -> Result:
+def attach_plan_result(plan: AttachPlan, where: str, query: str) -> Result:
     return Result(_plan_data(plan, where, query), *_plan(plan, where, query))
 
 
-def _plan_data(plan: ToAttach, where: str, query: str) -> dict[str, object]:
+def _plan_data(plan: AttachPlan, where: str, query: str) -> dict[str, object]:
     tables = {
-        name: {"operator": plan.rows_of[name], "key": _types(table.key), "values": _types(table.values)}
+        name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(table.values)}
         for name, table in plan.tables.items()
     }
     batches = [plan.available[0], plan.available[-1]] if plan.available else []
-    return fields(plan, "app", "stage", "next_batch", checkpoint=where, query=query, batches=batches, tables=tables)
+    return attributes(plan, "app", "stage", "next_batch", checkpoint=where, query=query, batches=batches, tables=tables)
 
 
 def _types(columns: Iterable[Column]) -> dict[str, str]:
     return {column.name: column.type for column in columns}
 
 
-def _plan(plan: ToAttach, where: str, query: str) -> Iterator[Block]:
+def _plan(plan: AttachPlan, where: str, query: str) -> Iterator[Block]:
     yield f"would attach the query {query} of {where} as {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
-        (name, plan.rows_of[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
+        (name, plan.operators[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
     )
-    yield TableBlock.of(("table", "operator", "key", "columns"), rows)
+    yield TableBlock.from_rows(("table", "operator", "key", "columns"), rows)
     yield ""
     if not plan.available:
         yield "the query has not committed a batch yet"
@@ -356,7 +356,10 @@ def _plan(plan: ToAttach, where: str, query: str) -> Iterator[Block]:
     first, last = plan.available[0], plan.available[-1]
     range_text = f"batches {first} to {last} can be read" if last > first else f"batch {last} can be read"
     if not plan.next_batch:
-        yield f"{range_text}: history begins {instants.iso(plan.first_ms)}, with all rows at the end of batch {first}"
+        yield (
+            f"{range_text}: history begins {instants.format_iso(plan.first_ms)}, with all rows at the end of "
+            f"batch {first}"
+        )
     elif plan.next_batch > last:
         yield f"{range_text}; all of them have versions"
     elif plan.next_batch >= first:
@@ -369,76 +372,77 @@ def _columns(columns: Iterable[Column]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in _types(columns).items())
 
 
-def landed(app: str, version: Landed) -> Result:
+def attached_version_result(app: str, version: FollowedVersion) -> Result:
     manifest, attached = version.manifest, version.manifest.attached
     batch, batches = (attached.next_batch - 1, attached.batches) if attached else (None, 0)
-    data = fields(manifest, "stage", "version", app=app, batch=batch, batches=batches) | fields(
+    data = attributes(manifest, "stage", "version", app=app, batch=batch, batches=batches) | attributes(
         version, "rows", "behind_ms"
     )
     line = (
-        f"{instants.iso(manifest.time_ms)}  {app}/{manifest.stage}@v{manifest.version}  {batches_brought(manifest)}, "
+        f"{instants.format_iso(manifest.time_ms)}  {app}/{manifest.stage}@v{manifest.version}  "
+        f"{describe_imported_batches(manifest)}, "
         f"{plural(version.rows, 'row')} changed, {formats.duration(version.behind_ms)} after Spark's commit"
     )
     return Result(data, line)
 
 
-def caught_up(app: str, stage: str, versions: int, next_batch: int) -> Result:
+def attach_result(app: str, stage: str, versions: int, next_batch: int) -> Result:
     upto = f"up to batch {next_batch - 1}" if next_batch else "the query has not committed a batch yet"
     line = f"{app}/{stage}: {plural(versions, 'version')} more, {upto}"
     return Result({"app": app, "stage": stage, "versions": versions, "next_batch": next_batch}, line)
 
 
-_MOST_DIFFERENT = 5
+_MAX_DIFFERENT = 5
 
 
-def to_adopt(plan: AdoptionPlan) -> Result:
+def adoption_plan_result(plan: AdoptionPlan) -> Result:
     columns, batches = _types(plan.table.columns), [plan.batches[0], plan.batches[-1]]
     columns_made = {
-        column.column: fields(column, "how", of=list(column.of), type=columns.get(column.column))
-        for column in plan.made
+        column.column: attributes(column, "how", of=list(column.sources), type=columns.get(column.column))
+        for column in plan.mapped_columns
     }
-    about = {"checkpoint": plan.where, "batches": batches, "columns": columns_made, "dry_run": True}
-    return Result(fields(plan, "app", "stage", "query", "offsets") | about, *_adoption(plan, columns))
+    about = {"checkpoint": plan.location, "batches": batches, "columns": columns_made, "dry_run": True}
+    return Result(attributes(plan, "app", "stage", "query", "offsets") | about, *_adoption(plan, columns))
 
 
 def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
-    yield f"{plan.where}, the query {plan.query}, would become {plan.app}/{plan.stage}; nothing was changed"
+    yield f"{plan.location}, the query {plan.query}, would become {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
-        (column.column, columns.get(column.column, ""), ", ".join(column.of) or "-", column.how or "as it is")
-        for column in plan.made
+        (column.column, columns.get(column.column, ""), ", ".join(column.sources) or "-", column.how or "as it is")
+        for column in plan.mapped_columns
     )
-    yield TableBlock.of(("column", "type", f"of the state ({', '.join(plan.of)})", "how"), rows)
+    yield TableBlock.from_rows(("column", "type", f"of the state ({', '.join(plan.operator_kinds)})", "how"), rows)
     yield ""
     first, last = plan.batches[0], plan.batches[-1]
     count = formats.plural(len(plan.batches), "version")
     yield f"batches {first} to {last} would become {count}; the first has all rows at the end of batch {first}"
-    yield f"it would continue at {formats.offsets(plan.offsets.items())}"
+    yield f"it would continue at {formats.format_offsets(plan.offsets.items())}"
 
 
-def adopted_batch(step: AdoptedBatch, batches: range) -> str:
+def adoption_progress_line(step: AdoptedBatch, batches: range) -> str:
     done = step.batch - batches[0] + 1 if batches else 1
     total = len(batches) or 1
     summary = f"batch {step.batch}: v{step.manifest.version}, {formats.plural(step.rows, 'row')}"
-    return f"{formats.bar(done, total)}  {summary}"
+    return f"{formats.progress_bar(done, total)}  {summary}"
 
 
-@operation
-def adopted(done: Adopted, program: str) -> Words:
+@operation_result
+def adoption_result(done: AdoptionResult, program: str) -> BlockGenerator:
     where = f"{done.app}/{done.stage}"
     if done.already:
-        yield Already(f"{where} has the query up to batch {done.last_batch}, which is v{done.version}")
+        yield AlreadyDone(f"{where} has the query up to batch {done.last_batch}, which is v{done.version}")
     else:
         yield f"{where} has the query: v1 to v{done.version}, up to batch {done.last_batch}"
     if done.checksum is not None:
         yield f"equal to what Spark reads at that batch: {done.checksum}"
-    yield f"it continues at {formats.offsets(done.offsets.items())}"
+    yield f"it continues at {formats.format_offsets(done.offsets.items())}"
     yield "to run it: ", NextCommand(f"slackwater run {program} --app {done.app}")
     checksum = asdict(done.checksum) if done.checksum is not None else None
     return asdict(done) | {"already": done.already, "checksum": checksum}
 
 
-def emitted(path: str, stage: str, checkpoint: str) -> Result:
+def emitted_program_result(path: str, stage: str, checkpoint: str) -> Result:
     return Result(
         {"program": path, "stage": stage},
         f"wrote {path}, which declares the stage {stage}; its function is left for you to write",
@@ -446,25 +450,25 @@ def emitted(path: str, stage: str, checkpoint: str) -> Result:
     )
 
 
-def shadowed(batch: ShadowBatch, equal: int, equal_ms: int) -> Result:
+def shadow_result(batch: ShadowBatch, equal: int, equal_ms: int) -> Result:
     different = batch.different
-    first = [asdict(change) for change in different.head(_MOST_DIFFERENT)] if different is not None else []
-    data = fields(batch, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)
+    first = [asdict(change) for change in different.head(_MAX_DIFFERENT)] if different is not None else []
+    data = attributes(batch, "batch", "time_ms", "records", "keys", equal_batches=equal, equal_ms=equal_ms)
     data |= {"different": first, "different_keys": len(different) if different is not None else 0}
     line = (
-        f"{instants.iso(batch.time_ms)}  batch {batch.batch}: {formats.plural(batch.records, 'record')}, "
+        f"{instants.format_iso(batch.time_ms)}  batch {batch.batch}: {formats.plural(batch.records, 'record')}, "
         f"{formats.plural(batch.keys, 'key')} changed: "
     )
     if different is None:
         return Result(
             data, f"{line}equal for {formats.duration(equal_ms)}, {equal:,} batch{'' if equal == 1 else 'es'}"
         )
-    flat = different.head(_MOST_DIFFERENT).flat()
+    flat = different.head(_MAX_DIFFERENT).to_table()
     named = [name.replace("before_", "query_").replace("after_", "stage_") for name in flat.column_names]
     rows = zip(*(map(str, python_values(column)) for column in flat.columns), strict=True)
-    more = f", the first {_MOST_DIFFERENT}" if len(different) > _MOST_DIFFERENT else ""
+    more = f", the first {_MAX_DIFFERENT}" if len(different) > _MAX_DIFFERENT else ""
     return Result(
         data,
         f"{line}{formats.plural(len(different), 'key')} differ{'s' if len(different) == 1 else ''}{more}",
-        TableBlock.of(named, rows),
+        TableBlock.from_rows(named, rows),
     )

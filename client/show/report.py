@@ -12,13 +12,13 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import PurePath
 
-from ...snapshot.bisect.causes import NOTE, Behind
-from ...snapshot.bisect.evidence import MAX_COUNTED, Evidence, distance
-from ...snapshot.bisect.verdict import Evaluation, Guilty, Verdict
+from ...snapshot.bisect.causes import NOTE, TracedCause
+from ...snapshot.bisect.evidence import MAX_COUNTED, VerdictEvidence, commits_from_bad
+from ...snapshot.bisect.verdict import Evaluation, RecordPath, Verdict
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.verify.report import CHECKS
 from .document import (
-    Answered,
+    AnswerSpan,
     Block,
     Cell,
     Facts,
@@ -33,15 +33,15 @@ from .document import (
     Time,
     Value,
 )
-from .formats import MOST_SHOWN, plural
-from .picture import timeline
-from .values import changes, readable, shortened, word
-from .verdict import evidence_of, noun_of, read, windows
+from .formats import MAX_SHOWN, plural
+from .picture import search_picture
+from .values import format_bytes, format_value, key_changes_table, shorten
+from .verdict import cause_noun, evidence_rows, lineage_blocks, ranges_table
 
 _MAX_KEYS = 3
 _NOT_REPLAYED = "Nothing was replayed, so no record is named."
 _MAX_SNAPSHOTS = 20
-DOTS = "••••"
+HIDDEN_TEXT = "••••"
 
 # Everything in SQL that may hold a value. A comment in slashes and stars may hold others, so it hides all that follows.
 _LITERAL = re.compile(
@@ -63,12 +63,12 @@ class Mask:
 
     def value(self, value: object) -> Value:
         if self.show or value is None:
-            return Value(shortened(word(value)))
-        return Value(_shape(value), hidden=True)
+            return Value(shorten(format_value(value)))
+        return Value(_describe_hidden(value), hidden=True)
 
     def data(self, data: bytes | None) -> Value:
         """Format a record's key, header or value: as text if it is UTF-8, otherwise as hexadecimal."""
-        return Value(readable(data)) if self.show and data is not None else self.value(data)
+        return Value(format_bytes(data)) if self.show and data is not None else self.value(data)
 
     def key(self, key: Mapping[str, object]) -> Line:
         """Format a key's columns: `carrier = UA`."""
@@ -79,52 +79,52 @@ class Mask:
 
     def sql(self, sql: str) -> str:
         """Format SQL; if values are hidden, on one line and without literals and comments."""
-        return sql if self.show else " ".join(_LITERAL.sub(lambda literal: literal["kept"] or DOTS, sql).split())
+        return sql if self.show else " ".join(_LITERAL.sub(lambda literal: literal["kept"] or HIDDEN_TEXT, sql).split())
 
     def reason(self, sentence: str) -> str:
         """Format an error; if values are hidden, without the text after a colon, which may quote a value."""
         first, colon, _ = sentence.partition(": ")
-        return sentence if self.show or not colon else f"{first}: {DOTS}"
+        return sentence if self.show or not colon else f"{first}: {HIDDEN_TEXT}"
 
 
-def _shape(value: object) -> str:
+def _describe_hidden(value: object) -> str:
     match value:
         case str():
-            return f'"{DOTS}" ({plural(len(value), "character")})'
+            return f'"{HIDDEN_TEXT}" ({plural(len(value), "character")})'
         case bytes():
-            return f'"{DOTS}" ({plural(len(value), "byte")})'
+            return f'"{HIDDEN_TEXT}" ({plural(len(value), "byte")})'
         case list() | tuple():
-            return f"[{DOTS}] ({plural(len(value), 'item')})"
+            return f"[{HIDDEN_TEXT}] ({plural(len(value), 'item')})"
         case dict():
-            return f"{{{DOTS}}} ({plural(len(value), 'field')})"
+            return f"{{{HIDDEN_TEXT}}} ({plural(len(value), 'field')})"
         case bool():
-            return f"{DOTS} (boolean)"
+            return f"{HIDDEN_TEXT} (boolean)"
         case int() | float() | Decimal():
-            return f"{DOTS} (number)"
+            return f"{HIDDEN_TEXT} (number)"
         case date() | time() | timedelta():
-            return f"{DOTS} (time)"
+            return f"{HIDDEN_TEXT} (time)"
         case _:
-            return DOTS
+            return HIDDEN_TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ReportInput:
     """Facts that a report is made from."""
 
     verdict: Verdict
-    behind: Behind
-    evidence: Evidence
+    explanation: TracedCause
+    evidence: VerdictEvidence
     clone: str
     flags: str
     time_ms: int
 
     @property
-    def guilty(self) -> Guilty | None:
+    def guilty(self) -> RecordPath | None:
         """Record that made the state bad, with its path through the stages; None without a record or a replay."""
-        return self.behind.guilty
+        return self.explanation.named_record_path
 
 
-def document(case: Case, mask: Mask) -> Page:
+def report_page(case: ReportInput, mask: Mask) -> Page:
     from ... import __version__
 
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
@@ -135,8 +135,8 @@ def document(case: Case, mask: Mask) -> Page:
         "When it turned": _search(case, mask),
         "The cause": _cause(case, mask),
         "The record": _record(case, mask),
-        "What the commit read": read(verdict.lineage),
-        "Downstream effects": _reached(case, mask),
+        "What the commit read": lineage_blocks(verdict.lineage),
+        "Downstream effects": _downstream_effects(case, mask),
         "Snapshots": _snapshots(case),
         "Verification of the bad moment": _ledger(case.evidence),
         "Next steps": _commands(case, mask),
@@ -153,32 +153,32 @@ def document(case: Case, mask: Mask) -> Page:
     )
 
 
-def _sentence(case: Case, changed: KeyChanges | None, mask: Mask) -> Line:
+def _sentence(case: ReportInput, changed: KeyChanges | None, mask: Mask) -> Line:
     verdict, guilty = case.verdict, case.guilty
     app = Name(verdict.app)
     spans: list[Span] = [Name(verdict.bad_ref), " is the first bad commit of ", app]
-    if verdict.bad_before:
-        earlier_bad = Name(verdict.bad_before)
+    if verdict.earlier_bad_ref:
+        earlier_bad = Name(verdict.earlier_bad_ref)
         spans = [Name(verdict.bad_ref), " is one of the commits at which ", app, " went bad (it was bad before, at "]
         spans += [earlier_bad, ")"]
-    elif not verdict.looked:
+    elif not verdict.is_first_known:
         spans.append(", assuming that it went from good to bad once")
     if verdict.candidates:
         one_of = ", ".join(map(str, verdict.candidates))
         spans = ["The first bad commit of ", Name(verdict.app), " is one of ", Name(one_of)]
-    cause = case.behind.cause
+    cause = case.explanation.cause
     if cause.record is not None:
         first = "the first of the records" if cause.kind == "records" else "the record"
         spans += [", and ", Name(str(cause.record)), f" {first} behind it"]
     elif cause.kind != "unknown":
-        spans += [", and ", noun_of(cause), " is behind it"]
+        spans += [", and ", cause_noun(cause), " is behind it"]
     if keys := (guilty.keys if guilty is not None and guilty.keys else changed):
         more = f" and {plural(len(keys) - 1, 'other key')}" if len(keys) > 1 else ""
-        spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.named else 'changed'}"]
+        spans += [": ", *mask.key(next(iter(keys)).key), f"{more} {'turned bad' if keys.from_predicate else 'changed'}"]
     return (*spans, ".")
 
 
-def _facts(case: Case, mask: Mask) -> Facts:
+def _facts(case: ReportInput, mask: Mask) -> Facts:
     verdict, predicate = case.verdict, case.verdict.predicate.text
     effort = plural(verdict.evaluations, "evaluation")
     if case.guilty is not None and case.guilty.replays:
@@ -197,24 +197,24 @@ def _facts(case: Case, mask: Mask) -> Facts:
     )
 
 
-def _keys(case: Case, changed: KeyChanges | None, mask: Mask) -> Iterator[Section]:
+def _keys(case: ReportInput, changed: KeyChanges | None, mask: Mask) -> Iterator[Section]:
     def blocks(keys: KeyChanges) -> Iterator[Block]:
-        yield changes(keys, show=mask.value, none="no row")
-        if (more := len(keys) - MOST_SHOWN) > 0:
+        yield key_changes_table(keys, show=mask.value, none="no row")
+        if (more := len(keys) - MAX_SHOWN) > 0:
             yield Remark((f"And {plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."))
 
     if case.guilty is not None and case.guilty.keys:
         yield Section("The key right before the record, and with it", tuple(blocks(case.guilty.keys)))
-    if changed and changed.named:
+    if changed and changed.from_predicate:
         yield Section("The key before the commit, and after it", tuple(blocks(changed)))
     elif changed:
         note = Remark("The predicate names no key of this table: these are all that the commit changed.")
         yield Section("What the commit changed", (note, *blocks(changed)))
 
 
-def _search(case: Case, mask: Mask) -> Iterator[Block]:
+def _search(case: ReportInput, mask: Mask) -> Iterator[Block]:
     verdict, evidence = case.verdict, case.evidence
-    picture = timeline(verdict, evidence)
+    picture = search_picture(verdict, evidence)
     yield picture
     caption = "Commits of the app by their distance from the turn, on a logarithmic scale."
     if picture.wrong:
@@ -228,32 +228,32 @@ def _search(case: Case, mask: Mask) -> Iterator[Block]:
     def wrong(step: Evaluation) -> str:
         if not step.bad:
             return "0" if step.answer == "good" else ""
-        rows = evidence.wrong.get(step.ref)
+        rows = evidence.wrong_row_counts.get(step.ref)
         return "not counted" if rows is None else f"{rows:,}{' or more' if rows >= MAX_COUNTED else ''}"
 
     rows: list[tuple[Cell, ...]] = []
-    for step in sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions)):
+    for step in sorted(verdict.steps, key=lambda step: commits_from_bad(verdict, step.cut.versions)):
         where, asked_as = moment(step, "before the first commit"), str(step.number or "")
-        rows.append((where, Answered(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
-    yield TableBlock.of(("moment", "answer", ">wrong rows", "committed", ">evaluation"), rows)
+        rows.append((where, AnswerSpan(step.answer), wrong(step), Time(step.cut.time_ms), asked_as))
+    yield TableBlock.from_rows(("moment", "answer", ">wrong rows", "committed", ">evaluation"), rows)
     for step in verdict.steps:
         if step.answer == "skip":
             # An error of the database or a program may quote values anywhere.
             yield Remark((moment(step), f" could not be judged{f': {step.why}' if mask.show else ''}."))
     for step in verdict.non_monotone:
         remark = ": it turned more than once, and this is one of the changes."
-        yield (moment(step), " is ", Answered(step.answer), remark)
+        yield (moment(step), " is ", AnswerSpan(step.answer), remark)
 
 
-def _cause(case: Case, mask: Mask) -> Iterator[Block]:
-    cause = case.behind.cause
+def _cause(case: ReportInput, mask: Mask) -> Iterator[Block]:
+    cause = case.explanation.cause
     if cause.kind == "unknown":
         yield mask.reason(f"{cause.sentence}.")
         return
     proved = "proved" if cause.proved else "a guess"
-    yield (f"{noun_of(cause)}, {proved}: ".capitalize(), f"{cause.sentence.removeprefix('a guess: ')}.")
+    yield (f"{cause_noun(cause)}, {proved}: ".capitalize(), f"{cause.sentence.removeprefix('a guess: ')}.")
     rows: list[tuple[Span, Cell]] = []
-    for heading, value in evidence_of(cause):
+    for heading, value in evidence_rows(cause):
         if heading == "keys":
             rows += [("key", mask.key(key)) for key in cause.evidence["keys"][:_MAX_KEYS]]
         elif heading == "what":
@@ -266,17 +266,17 @@ def _cause(case: Case, mask: Mask) -> Iterator[Block]:
         yield Remark((mask.reason(str(note)),))
 
 
-def _record(case: Case, mask: Mask) -> Iterator[Block]:
+def _record(case: ReportInput, mask: Mask) -> Iterator[Block]:
     guilty = case.guilty
     if guilty is None:
         uncertain = "The commit is not certain, so nothing was replayed."
         another = "No record is named, because the cause is not a record."
-        named = another if case.behind.cause.kind != "unknown" else _NOT_REPLAYED
+        named = another if case.explanation.cause.kind != "unknown" else _NOT_REPLAYED
         yield uncertain if case.verdict.candidates else named
         return
-    if (message := guilty.message) is not None:
+    if (message := guilty.source_record) is not None:
         facts: list[tuple[Span, Cell]] = [
-            ("address", Name(str(message.address))),
+            ("address", Name(str(message.location))),
             ("sent", Time(message.time_ms, "milliseconds")),
             ("key", mask.data(message.key)),
             *((Name(f"header {name}"), mask.data(value)) for name, value in message.headers),
@@ -289,7 +289,7 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
             yield Listing(value.text)
     if guilty.reason and message is None:
         yield ("The record is unknown: ", mask.reason(guilty.reason))
-        yield windows("it is in", ">offsets", guilty.windows) if guilty.windows else "It read no record."
+        yield ranges_table("it is in", ">offsets", guilty.windows) if guilty.windows else "It read no record."
     if guilty.hops:
         if not guilty.hops[0].alone:
             yield "It is wrong only together with records before it."
@@ -298,21 +298,21 @@ def _record(case: Case, mask: Mask) -> Iterator[Block]:
         yield Remark("The path to it, from the commit upstream:")
         hops = ((hop, Name(str(hop.record)), plural(hop.records, "record")) for hop in guilty.hops)
         rows = ((Name(h.stage), f"v{h.version}", name, of, h.candidates, h.replays) for h, name, of in hops)
-        yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
+        yield TableBlock.from_rows(("stage", "version", "turned bad with", ">of", ">candidates", ">replays"), rows)
 
 
-def _reached(case: Case, mask: Mask) -> Iterator[Block]:
+def _downstream_effects(case: ReportInput, mask: Mask) -> Iterator[Block]:
     bad = case.verdict.bad.stages[case.verdict.stage]
     if not bad.outputs:
         yield f"Nothing: {bad.stage} sends nothing to other stages."
         return
     sent = ", ".join(f"{plural(output.rows, 'row')} to {name}" for name, output in bad.outputs.items())
     yield ("The bad version sent ", sent, ".")
-    if not case.evidence.reached:
+    if not case.evidence.affected_stages:
         yield "No stage had consumed it when this was written."
         return
     rows: list[tuple[Cell, ...]] = []
-    for reached in case.evidence.reached:
+    for reached in case.evidence.affected_stages:
         first, keys = reached.first, reached.keys
         changed = "no table" if first.table is None else "not known" if keys is None else len(keys)
         now = f", now at v{reached.newest}" if reached.newest > first.version else ""
@@ -324,14 +324,14 @@ def _reached(case: Case, mask: Mask) -> Iterator[Block]:
         version = (Name(f"v{first.version}"), now)
         rows.append((Name(first.stage), version, Time(first.time_ms), reached.rows, changed, tuple(examples)))
     headings = ("stage", "consumed it first", "committed", ">rows it read", ">keys it changed", "such as")
-    yield TableBlock.of(headings, rows)
+    yield TableBlock.from_rows(headings, rows)
     yield Remark(
         "It is unknown which of these keys are wrong because of it: a version also reads rows of other senders. Later "
         "versions of each stage build on these rows, and so do later versions of the bad stage."
     )
 
 
-def _snapshots(case: Case) -> Iterator[Block]:
+def _snapshots(case: ReportInput) -> Iterator[Block]:
     verdict, snapshots = case.verdict, case.evidence.snapshots
     if not snapshots:
         yield "There is none."
@@ -343,12 +343,12 @@ def _snapshots(case: Case) -> Iterator[Block]:
         has = Name(f"{verdict.stage}@v{version}") if version else f"nothing of {verdict.stage}"
         holds = "holds the bad version" if version >= verdict.bad_version else "from before it"
         rows.append((name, Time(snapshot.completed_ms), has, holds))
-    yield TableBlock.of(("snapshot", "complete", "has", ""), rows)
+    yield TableBlock.from_rows(("snapshot", "complete", "has", ""), rows)
     if len(snapshots) > _MAX_SNAPSHOTS:
         yield Remark(f"And {len(snapshots) - _MAX_SNAPSHOTS} older ones.")
 
 
-def _ledger(evidence: Evidence) -> Iterator[Block]:
+def _ledger(evidence: VerdictEvidence) -> Iterator[Block]:
     audit = evidence.audit
     checks = ", ".join(plural(entry.checked, CHECKS[entry.check][0]) for entry in audit.checks)
     outcome = "no difference" if audit.consistent else plural(len(audit.differences), "difference")
@@ -363,10 +363,10 @@ def _ledger(evidence: Evidence) -> Iterator[Block]:
             passed = (sent, consumed, sum(entry.lost), entry.in_flight.rows, entry.difference)
             rows.append((Name(entry.channel), sender, receiver, *passed))
         counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
-        yield TableBlock.of(("channel", "from", "to", *counted), rows)
+        yield TableBlock.from_rows(("channel", "from", "to", *counted), rows)
 
 
-def _commands(case: Case, mask: Mask) -> Iterator[Block]:
+def _commands(case: ReportInput, mask: Mask) -> Iterator[Block]:
     verdict, flags = case.verdict, case.flags
     query = verdict.where or f"FROM {verdict.stage}"
     sql, good, bad = mask.sql(query), verdict.good_ref, verdict.bad_ref

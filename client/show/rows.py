@@ -11,34 +11,34 @@ import pyarrow as pa
 
 from ...common import instants
 from ...snapshot.cut.graph import Cut
-from ...snapshot.query.columns import TableColumn, columns
+from ...snapshot.query.columns import TableColumn, describe_columns
 from ...store.versions.manifest import Manifest
 from . import formats, values
 from .document import Cell, TableBlock, Title
-from .shown import Result, Words, fields, operation, result
+from .shown import BlockGenerator, Result, attributes, operation_result, result_from_blocks
 
 if TYPE_CHECKING:
     from ...operations.exchange.export import FolderWritten
     from ...operations.exchange.iceberg.export import WrittenTable
     from ...operations.repair.rejected_listing import RejectedRecords
-    from ...snapshot.query.export import Exported
+    from ...snapshot.query.export import ExportedDatabase
 
-_MOST_ERROR = 60
+_MAX_ERROR_LENGTH = 60
 
 
-def rows(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
+def query_result(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
     """Return the result of a query. `other_moments` are further moments that it read; text has `limit` rows."""
     moments = {
         ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
     }
     about = {"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, "moments": moments}
-    return rows_with(table, about, limit)
+    return served_query_result(table, about, limit)
 
 
-def rows_with(table: pa.Table, about: Mapping[str, object], limit: int) -> Result:
+def served_query_result(table: pa.Table, about: Mapping[str, object], limit: int) -> Result:
     more = table.num_rows - limit if limit else 0
     notes = [f"and {formats.plural(more, 'more row')}; --limit 0 prints all"] if more > 0 else []
-    return Result({**about, **values.for_json(table)}, values.grid(table, limit or None), notes=notes)
+    return Result({**about, **values.table_data(table)}, values.grid(table, limit or None), notes=notes)
 
 
 def tables_data(cut: Cut) -> list[dict[str, Any]]:
@@ -50,11 +50,11 @@ def tables_data(cut: Cut) -> list[dict[str, Any]]:
 
 def columns_data(manifest: Manifest) -> list[dict[str, Any]]:
     """Return the columns of a table, key columns first, as data for JSON."""
-    return [*map(asdict, columns(manifest))]
+    return [*map(asdict, describe_columns(manifest))]
 
 
-def tables(cut: Cut) -> Result:
-    columns_by_table = {name: columns(manifest) for name, manifest in cut.tables.items()}
+def tables_result(cut: Cut) -> Result:
+    columns_by_table = {name: describe_columns(manifest) for name, manifest in cut.tables.items()}
     return Result(
         tables_data(cut),
         columns_table(columns_by_table)
@@ -72,27 +72,27 @@ def columns_table(columns_by_table: Mapping[str, Sequence[TableColumn]]) -> Tabl
         for name, columns_of in columns_by_table.items()
         for column in columns_of
     )
-    return TableBlock.of(("table", "column", "type", ""), lines)
+    return TableBlock.from_rows(("table", "column", "type", ""), lines)
 
 
-@result
-def exported(written: Exported, cut: Cut, ref: str, file: Path) -> Words:
-    from ...snapshot.query.export import ABOUT
+@result_from_blocks
+def duckdb_export_result(written: ExportedDatabase, cut: Cut, ref: str, file: Path) -> BlockGenerator:
+    from ...snapshot.query.export import DESCRIPTION_TABLE
 
-    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; table {ABOUT} describes it")
+    yield Title(f"{ref} in {file}, {formats.size(written.bytes)}; table {DESCRIPTION_TABLE} describes it")
     lines = ((name, f"v{written.versions[name]}", number) for name, number in written.rows.items())
-    yield TableBlock.of(("table", ">version", ">rows"), lines)
+    yield TableBlock.from_rows(("table", ">version", ">rows"), lines)
     about = {"file": file, "bytes": written.bytes, "tables": written.rows, "thinned_out": cut.thinned}
-    return fields(cut, "app", "versions", **about)
+    return attributes(cut, "app", "versions", **about)
 
 
-def exported_table(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
+def file_export_result(file: Path, table: str, num_rows: int, cut: Cut) -> Result:
     about = {"file": file, "table": table, "rows": num_rows, "thinned_out": cut.thinned}
     return Result(about, f"{formats.plural(num_rows, 'row')} of {table} in {file}")
 
 
-@result
-def exported_folder(written: FolderWritten, cut: Cut) -> Words:
+@result_from_blocks
+def folder_export_result(written: FolderWritten, cut: Cut) -> BlockGenerator:
     from ...operations.exchange.export import DOCUMENT
 
     export, folder = written.export, written.path
@@ -102,18 +102,18 @@ def exported_folder(written: FolderWritten, cut: Cut) -> Words:
         (name, versions[name], table.rows, formats.size(table.bytes), f"{folder}/tables/{name}")
         for name, table in export.tables.items()
     )
-    yield TableBlock.of(("table", ">version", ">rows", ">size", "files in"), lines)
+    yield TableBlock.from_rows(("table", ">version", ">rows", ">size", "files in"), lines)
     in_flight = {channel_part.channel: 0 for channel_part in export.in_flight}
     for channel_part in export.in_flight:
         in_flight[channel_part.channel] += sum(channel_part.counts)
     if rows := sum(in_flight.values()):
         yield f"{formats.plural(rows, 'in-flight row')} in {folder}/in-flight"
     about = {"tables": {name: table.rows for name, table in export.tables.items()}, "in_flight": in_flight}
-    return fields(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
+    return attributes(cut, "app", "versions", folder=folder, bytes=written.bytes, thinned_out=cut.thinned) | about
 
 
-@result
-def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) -> Words:
+@result_from_blocks
+def iceberg_result(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) -> BlockGenerator:
     written = sum(table.written_bytes for table in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
     moved = {True: "new snapshot", False: "as it was"}
@@ -129,40 +129,42 @@ def iceberg_tables(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
         )
         for table in done
     )
-    yield TableBlock.of(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
+    yield TableBlock.from_rows(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
     if copied := sum(table.copied for table in done):
         yield f"{formats.plural(copied, 'file')} from before a migration had to be rewritten"
     if not done:
         yield f"{cut.ref} has no table: none of its stages keeps state"
-    return fields(cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(table) for table in done])
+    return attributes(
+        cut, "app", "versions", root=root, thinned_out=cut.thinned, tables=[asdict(table) for table in done]
+    )
 
 
-def null_key(key: Sequence[str]) -> str:
+def null_hint(key: Sequence[str]) -> str:
     """Return a hint on how null is written if `key` has a null; otherwise an empty text."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 
-def row(
+def get_result(
     read: pa.Table, cut: Cut, effort: Mapping[str, int], table: str, key: Sequence[str], *, verbose: bool
 ) -> Result:
     """Return the result of `get`. `key` is as the user typed it; `verbose` adds the bytes and requests in `effort`."""
-    (row_values,) = values.rows(read) or (None,)
-    lines = ((name, values.word(value)) for name, value in (row_values or {}).items())
+    (row_values,) = values.rows_as_dicts(read) or (None,)
+    lines = ((name, values.format_value(value)) for name, value in (row_values or {}).items())
     data = {"found": row_values is not None, "row": row_values, "read": effort, "thinned_out": cut.thinned}
-    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}{null_key(key)}"] if row_values is None else []
+    notes = [f"table {table} of {cut.ref} has no key {' '.join(key)}{null_hint(key)}"] if row_values is None else []
     if verbose:
         requests = formats.plural(effort["requests"], "request")
         notes.append(f"read {formats.size(effort['bytes'])} of {formats.size(effort['table_bytes'])} in {requests}")
     return Result(
         data,
-        *([TableBlock.of(("column", "value"), lines)] if row_values else []),
+        *([TableBlock.from_rows(("column", "value"), lines)] if row_values else []),
         notes=notes,
         failed=row_values is None,
     )
 
 
-def rejected(listing: RejectedRecords, limit: int) -> Result:
-    records = values.stream(map(asdict, listing.records))
+def rejected_records_result(listing: RejectedRecords, limit: int) -> Result:
+    records = values.encode_array(map(asdict, listing.records))
     data = {"app": listing.app, "total": dict(listing.total), "waiting": dict(listing.waiting), "records": records}
     if not listing.records:
         none = f"no rejected record of {listing.app} waits for a retry"
@@ -170,21 +172,28 @@ def rejected(listing: RejectedRecords, limit: int) -> Result:
     rows: list[tuple[Cell, ...]] = []
     for record in listing.records:
         sentence = record.message.partition("\n")[0]
-        error = f"{record.error}: {sentence[:_MOST_ERROR]}{'…' * (len(sentence) > _MOST_ERROR)}"
+        error = f"{record.error}: {sentence[:_MAX_ERROR_LENGTH]}{'…' * (len(sentence) > _MAX_ERROR_LENGTH)}"
         done = "waits" if record.retried is None else f"retried by v{record.retried}"
         rows.append(
-            (record.stage, record.address, instants.when(record.rejected_ms), str(record.attempts), error, done)
+            (
+                record.stage,
+                record.address,
+                instants.format_with_age(record.rejected_ms),
+                str(record.attempts),
+                error,
+                done,
+            )
         )
     waiting = ((name, formats.plural(listing.waiting[name], "record"), total) for name, total in listing.total.items())
     counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
     is_part = len(listing.records) == limit
     notes = [f"the newest {formats.plural(limit, 'record')}; --limit 0 shows all"] if is_part else []
-    table = TableBlock.of(("stage", "record", "rejected", ">attempts", "error", ""), rows)
+    table = TableBlock.from_rows(("stage", "record", "rejected", ">attempts", "error", ""), rows)
     return Result(data, table, "", counts, notes=notes)
 
 
-@operation
-def retries(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> Words:
+@operation_result
+def retry_result(app_name: str, waiting: Mapping[str, int], running: set[str], *, dry_run: bool) -> BlockGenerator:
     if not waiting:
         yield f"no rejected record of {app_name} waits for a retry"
     for name, count in waiting.items():

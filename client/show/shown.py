@@ -8,36 +8,36 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec
 
 from ...common.printable import printable
-from .document import Block, Facts, Listing, NextCommand, Remark, TableBlock, Title, spans, text_of
-from .picture import Timeline
+from .document import Block, Facts, Listing, NextCommand, Remark, TableBlock, Title, cell_text, spans
+from .picture import SearchPicture
 
 if TYPE_CHECKING:
     import msgspec
     from rich.console import RenderableType
 
 _Params = ParamSpec("_Params")
-Words = Generator[Block, None, object]
+BlockGenerator = Generator[Block, None, object]
 """Generator that yields blocks for people and returns the data for JSON."""
-_FOLDED = 20
+_MIN_FOLDED_WIDTH = 20
 
 
-class Shown:
+class Displayable:
     """Base of values of the Python API with a readable `repr` and a table in notebooks; their text is escaped."""
 
     __slots__ = ()
 
-    _inner: ClassVar[frozenset[str]] = frozenset()
+    _internal_names: ClassVar[frozenset[str]] = frozenset()
     """Internal attributes, which `dir` and completion omit."""
 
     def __dir__(self) -> list[str]:
-        return [name for name in object.__dir__(self) if name not in self._inner]
+        return [name for name in object.__dir__(self) if name not in self._internal_names]
 
     def _blocks(self) -> Iterable[Block]:
         """Return the blocks to show, a title first."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return "".join(map(plain, self._blocks())).removesuffix("\n")
+        return "".join(map(format_plain, self._blocks())).removesuffix("\n")
 
     def _repr_html_(self) -> str:
         from .render.html import notebook
@@ -45,7 +45,7 @@ class Shown:
         return notebook(self._blocks())
 
 
-class Result(Shown):
+class Result(Displayable):
     """Result of a verb or method.
 
     Args:
@@ -74,12 +74,12 @@ class Result(Shown):
         return Result(self.data, *blocks, notes=self.notes, failed=self.failed)
 
 
-def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
+def result_from_blocks(generate: Callable[_Params, BlockGenerator]) -> Callable[_Params, Result]:
     """Decorate a generator of blocks, so that a call returns a `Result`."""
 
-    @wraps(words_of)
+    @wraps(generate)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
-        blocks, generator = [], words_of(*args, **kwargs)
+        blocks, generator = [], generate(*args, **kwargs)
         while True:
             try:
                 blocks.append(next(generator))
@@ -89,23 +89,23 @@ def result(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     return made
 
 
-class Already(Title):
+class AlreadyDone(Title):
     """Title of the result of an operation that changed nothing, because it had been done before."""
 
 
-def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
+def operation_result(generate: Callable[_Params, BlockGenerator]) -> Callable[_Params, Result]:
     """Decorate a generator of blocks, so that a call returns the `Result` of an operation.
 
     An `AlreadyDone` block gets the prefix "done already"; any other dry run gets a last line that nothing was changed.
     The data, a dict, gets `done_already` and `dry_run`.
     """
-    as_result = result(words_of)
+    as_result = result_from_blocks(generate)
 
-    @wraps(words_of)
+    @wraps(generate)
     def made(*args: _Params.args, **kwargs: _Params.kwargs) -> Result:
         base, dry_run = as_result(*args, **kwargs), bool(kwargs.get("dry_run"))
-        blocks = [("done already: ", *spans(b.line)) if isinstance(b, Already) else b for b in base.blocks]
-        done_already = any(isinstance(block, Already) for block in base.blocks)
+        blocks = [("done already: ", *spans(b.line)) if isinstance(b, AlreadyDone) else b for b in base.blocks]
+        done_already = any(isinstance(block, AlreadyDone) for block in base.blocks)
         if dry_run and not done_already:
             blocks.append("nothing was changed (--dry-run)")
         data: Any = base.data
@@ -114,12 +114,12 @@ def operation(words_of: Callable[_Params, Words]) -> Callable[_Params, Result]:
     return made
 
 
-def fields(value: object, *names: str, **more: object) -> dict[str, Any]:
+def attributes(value: object, *names: str, **more: object) -> dict[str, Any]:
     """Return the attributes `names` of a value as a dict for JSON, with `more` added."""
     return {name: getattr(value, name) for name in names} | more
 
 
-def encoded(data: object) -> bytes:
+def encode_json(data: object) -> bytes:
     document: bytes = _encoder().encode(data)
     return document
 
@@ -132,12 +132,12 @@ def _encoder() -> "msgspec.json.Encoder":
     return msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
-def plain(block: Block) -> str:
+def format_plain(block: Block) -> str:
     """Return a block as plain text: table columns two spaces apart, no value shortened, no trailing blanks."""
     if not isinstance(block, TableBlock):
         return f"{_line(block)}\n"
     lines = _cells(block)
-    columns = list(zip(_widths(lines), block.to_right, strict=True))
+    columns = list(zip(_widths(lines), block.right_aligned, strict=True))
 
     def padded(cell: str, width: int, right: bool) -> str:
         blank = " " * (width - _width(cell))
@@ -149,7 +149,7 @@ def plain(block: Block) -> str:
     )
 
 
-def drawn(block: Block, width: int) -> "RenderableType":
+def render_for_terminal(block: Block, width: int) -> "RenderableType":
     """Return a block for a terminal of `width` columns: bold headings, and wide values folded, not cut off."""
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -164,10 +164,10 @@ def drawn(block: Block, width: int) -> "RenderableType":
     room = width - 2 * len(widths)
     for number in sorted(range(len(widths)), key=widths.__getitem__):
         room -= widths[number]
-        if room < _FOLDED * (len(widths) - len(fixed) - 1):
+        if room < _MIN_FOLDED_WIDTH * (len(widths) - len(fixed) - 1):
             break
         fixed.add(number)
-    for number, (name, right) in enumerate(zip(headings, block.to_right, strict=True)):
+    for number, (name, right) in enumerate(zip(headings, block.right_aligned, strict=True)):
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in fixed)
     for row in rows:
@@ -178,15 +178,15 @@ def drawn(block: Block, width: int) -> "RenderableType":
 def _line(block: Block) -> str:
     match block:
         case Title(line) | Remark(line):
-            return printable(text_of(line))
-        case TableBlock() | Facts() | Listing() | Timeline():
+            return printable(cell_text(line))
+        case TableBlock() | Facts() | Listing() | SearchPicture():
             raise TypeError(f"a {type(block).__name__} is no line of text")
         case _:
-            return printable(text_of(block))
+            return printable(cell_text(block))
 
 
 def _cells(table: TableBlock) -> list[tuple[str, ...]]:
-    return [tuple(printable(text_of(cell)) for cell in line) for line in (table.headings, *table.rows)]
+    return [tuple(printable(cell_text(cell)) for cell in line) for line in (table.headings, *table.rows)]
 
 
 def _widths(lines: Sequence[tuple[str, ...]]) -> tuple[int, ...]:

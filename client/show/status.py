@@ -13,13 +13,13 @@ from ...store.versions.kinds import KINDS
 from . import formats
 from .document import Block, Cell, TableBlock, Title
 from .formats import count, plural, size
-from .shown import Result, Words, result
+from .shown import BlockGenerator, Result, result_from_blocks
 
 if TYPE_CHECKING:
     from ...snapshot.verify.verify import Report
 
 
-def status(
+def status_result(
     overviews: Sequence[AppOverview], *, in_detail: bool, damaged: Sequence[str], notes: Iterable[str], empty: str
 ) -> Result:
     """Return the result of `status`: the stages of each app; with `in_detail`, also tables and input partitions.
@@ -36,9 +36,9 @@ def status(
 def _overview(app: AppOverview) -> Iterator[Block]:
     # Prefer a name taken over by a promotion to one that was given away.
     called = min(app.names, key=lambda name: "~" in name, default=app.app)
-    title = [f"{formats.in_folder(called, app.app)}  created {instants.when(app.created_ms)}"]
+    title = [f"{formats.name_with_folder(called, app.app)}  created {instants.format_with_age(app.created_ms)}"]
     if app.origin:
-        without = ", begun without state" if app.origin.empty else ", a full copy"
+        without = ", begun without state" if app.origin.is_empty else ", a full copy"
         moment = f"@{app.origin.snapshot}" if app.origin.snapshot else without
         title.append(f"clone of {app.origin.app}{moment}")
     if app.requested:
@@ -48,7 +48,7 @@ def _overview(app: AppOverview) -> Iterator[Block]:
     about = ("stage", "runs", ">version", ">epoch", "committed", ">rows in last batch")
     waits = any(stage.waits_for for stage in app.stages)
     headings = (*about, ">keys", ">SSTs", ">size", "lag", *(("waits for",) if waits else ()))
-    yield TableBlock.of(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in app.stages))
+    yield TableBlock.from_rows(headings, ((*_stage(stage), stage.waits_for)[: len(headings)] for stage in app.stages))
     sinks = [(stage.stage, sink) for stage in app.stages for sink in stage.sinks]
     if sinks:
         yield ""
@@ -56,15 +56,15 @@ def _overview(app: AppOverview) -> Iterator[Block]:
         for stage, sink in sinks:
             lag = f"{plural(sink.versions, 'version')}, {plural(sink.rows, 'row')}" if sink.rows else "0"
             rows.append((stage, sink.name, "-" if sink.place is None else f"v{sink.place}", lag))
-        yield TableBlock.of(("stage", "publishes", ">up to", "lag"), rows)
+        yield TableBlock.from_rows(("stage", "publishes", ">up to", "lag"), rows)
     for replica in app.replicas:
         backlog = f"{plural(replica.versions, 'version')} behind" if replica.versions else "up to date"
-        yield f"replica in {replica.root}: {backlog}, seen {instants.age(replica.seen_ms)}"
+        yield f"replica in {replica.root}: {backlog}, seen {instants.format_age(replica.seen_ms)}"
         if replica.lacks:
             yield f"  incomplete: {replica.lacks}"
     if app.archives:
         yield ""
-        yield archives(app.archives)
+        yield archives_table(app.archives)
     for at in app.stages:
         if at.rejected:
             waiting = f"{plural(at.rejected, 'record')}, {at.rejected_waiting:,} waiting"
@@ -76,17 +76,20 @@ def _replica(app: AppOverview) -> Iterator[Block]:
     if link is None:
         return
     if link.state == "copy":
-        seen = f"complete as of {instants.age(app.complete_ms)}" if app.complete_ms else "not complete yet"
+        seen = f"complete as of {instants.format_age(app.complete_ms)}" if app.complete_ms else "not complete yet"
         yield f"replica of {link.root}; {seen}"
     elif link.state == "left":
-        yield f"replaced: recovered {instants.when(link.time_ms)} by {link.by}, and runs in {link.root} since then"
+        yield (
+            f"replaced: recovered {instants.format_with_age(link.time_ms)} by {link.by}, and runs in "
+            f"{link.root} since then"
+        )
     else:
-        yield f"recovered {instants.when(link.time_ms)} by {link.by} from the replica of {link.root}"
+        yield f"recovered {instants.format_with_age(link.time_ms)} by {link.by} from the replica of {link.root}"
 
 
-def archives(statuses: Sequence[ArchiveStatus]) -> TableBlock:
+def archives_table(statuses: Sequence[ArchiveStatus]) -> TableBlock:
     headings = ("input archive", ">records", ">objects", ">size", "since", ">behind", ">gaps")
-    return TableBlock.of(
+    return TableBlock.from_rows(
         headings,
         (
             (
@@ -94,7 +97,7 @@ def archives(statuses: Sequence[ArchiveStatus]) -> TableBlock:
                 archive.records,
                 archive.objects,
                 size(archive.bytes),
-                instants.iso(archive.since_ms) if archive.since_ms else "-",
+                instants.format_iso(archive.since_ms) if archive.since_ms else "-",
                 archive.behind,
                 len(archive.gaps),
             )
@@ -120,7 +123,7 @@ def _stage(stage: StageOverview) -> tuple[Cell, ...]:
         "?" if stage.runner is None else "yes" if stage.runner else "no",
         f"v{stage.version}",
         str(stage.epoch),
-        instants.age(stage.time_ms),
+        instants.format_age(stage.time_ms),
         _rows(stage),
         *table,
         "retired" if stage.retired and not stage.called else lag,
@@ -131,7 +134,7 @@ def _rows(stage: StageOverview) -> Cell:
     if stage.rows is None:
         return "-"
     if stage.attached is not None:
-        return formats.at_most(stage.rows)
+        return formats.upper_bound(stage.rows)
     return stage.rows if stage.rows or KINDS[stage.kind].reads_records else "-"
 
 
@@ -167,7 +170,7 @@ def _details(app: AppOverview) -> Iterator[Block]:
             )
             for table, figures in tables
         )
-        yield TableBlock.of((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
+        yield TableBlock.from_rows((*amplified, ">cache hits", ">filter hits", ">commit", ">of versions"), rows)
     yield from _event_times(app)
     yield ""
     yield _offsets(app)
@@ -179,7 +182,7 @@ def _event_times(app: AppOverview) -> Iterator[Block]:
             yield f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
     for stage in app.stages:
         if stage.watermark_ms is not None or stage.ahead or stage.late:
-            watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
+            watermark = "none yet" if stage.watermark_ms is None else instants.format_with_age(stage.watermark_ms)
             ahead = f"; {plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
             late = f"; {plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
             yield f"{stage.stage}: watermark {watermark}{ahead}{late}"
@@ -194,11 +197,11 @@ def _offsets(app: AppOverview) -> Block:
                 offset = at or 0
                 ends, lag = ("?", None) if end is None else (str(end), max(0, end - offset))
                 partitions.append((stage.stage, f"{source.topic}[{partition}]", str(offset), ends, lag))
-    return TableBlock.of(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
+    return TableBlock.from_rows(("stage", "reads", ">next offset", ">end", ">lag"), partitions)
 
 
-@result
-def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
+@result_from_blocks
+def cost_result(costs: Sequence[AppCost], since: str, empty: str) -> BlockGenerator:
     """Return the result of `status --cost`, measured over the last `since`; `empty` is the line for an empty store."""
     for app_cost in costs:
         money, total = app_cost.prices.currency, app_cost.total
@@ -210,7 +213,7 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
             counts += (size(row.bytes_read), size(row.bytes_written))
             rates_text = counts if row.counted_ms else ("-",) * len(rates)
             lines.append((row.stage, *rates_text, size(row.stored_bytes), f"{row.monthly_cost:,.2f}"))
-        yield TableBlock.of(("stage", *rates, ">stored", f">{money}/month"), lines)
+        yield TableBlock.from_rows(("stage", *rates, ">stored", f">{money}/month"), lines)
         traffic = f", {total.traffic_cost:,.2f} for traffic" if app_cost.prices.read_per_gb else ""
         parts = f"{total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage{traffic}"
         yield f"per month: {parts}"
@@ -222,20 +225,20 @@ def cost(costs: Sequence[AppCost], since: str, empty: str) -> Words:
     return costs
 
 
-def verification(report: "Report") -> Result:
+def verification_result(report: "Report") -> Result:
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     data = {"consistent": report.consistent, **asdict(report), "ledger": ledger}
-    return Result(data, *verified(report), failed=not report.consistent)
+    return Result(data, *verification_blocks(report), failed=not report.consistent)
 
 
-def verified(report: "Report") -> Iterator[Block]:
+def verification_blocks(report: "Report") -> Iterator[Block]:
     """Yield the ledger of each channel, and the outcome of each check."""
     yield Title(report.ref)
     # Most apps never lose a record: show the column only if one was lost.
     lossy = any(any(entry.lost) for entry in report.ledger)
     if report.ledger:
         counted = (">sent", ">consumed", *((">lost",) if lossy else ()), ">in flight", ">difference", "counted in")
-        yield TableBlock.of(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
+        yield TableBlock.from_rows(("channel", "from", "to", "partition", *counted), _ledger(report, lossy=lossy))
     yield ""
     accepted = {"channels": "sent = consumed + lost + in flight"} if lossy else {}
     rows = []
@@ -243,7 +246,7 @@ def verified(report: "Report") -> Iterator[Block]:
         noun, law = CHECKS[check.check]
         law = accepted.get(check.check, law)
         rows.append((check.check, plural(check.checked, noun), law, str(check.differences)))
-    yield TableBlock.of(("", ">checked", "", ">differences"), rows)
+    yield TableBlock.from_rows(("", ">checked", "", ">differences"), rows)
     yield ""
     yield from report.not_reread
     yield from (f"not checked: {skipped}" for skipped in report.not_looked_at)

@@ -4,23 +4,23 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from ...operations.staging.trial import SinkDiff, Trial
+from ...operations.staging.trial import SinkDiff, TrialResult
 from ...snapshot.diff.equality import TOLERANCE
 from ...snapshot.diff.moments import TableDiff
 from ...store.sst.arrow_types import python_rows
 from . import values
-from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time, Title, closing
-from .formats import MOST_SHOWN, duration, plural
+from .document import Block, Cell, Facts, Name, Page, Section, TableBlock, Time, Title, closing_line
+from .formats import MAX_SHOWN, duration, plural
 from .report import Mask
-from .shown import Result, fields
+from .shown import Result, attributes
 
 
-def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
+def trial_result(outcome: TrialResult, code: str, *, show_values: bool) -> Result:
     """Return the result of a trial; it fails if a row differs or a query of `--allow` failed."""
     blocks: list[Block] = [Title(sentence(outcome)), *_about(outcome)]
     for item in _compared(outcome):
-        blocks += ["", *_differing(item, Mask(show_values), with_values=show_values)]
-    data = fields(outcome, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
+        blocks += ["", *_difference_blocks(item, Mask(show_values), with_values=show_values)]
+    data = attributes(outcome, "app", "same", "records", "beside", "migrated", "new_tables", "not_allowed") | {
         "code": code,
         "from": outcome.start.versions,
         "to": outcome.end.versions,
@@ -33,14 +33,14 @@ def trial(outcome: Trial, code: str, *, show_values: bool) -> Result:
     return Result(data, *blocks, notes=tuple(_notes(outcome)), failed=not outcome.same or bool(outcome.not_allowed))
 
 
-def sentence(outcome: Trial) -> str:
+def sentence(outcome: TrialResult) -> str:
     differing = [_name(item) for item in _compared(outcome) if _has_differences(item)]
     if not differing:
         return f"{outcome.app}: nothing differs over {plural(outcome.records, 'record')}"
     return f"{outcome.app}: {', '.join(differing)} differ over {plural(outcome.records, 'record')}"
 
 
-def page(outcome: Trial, code: str, mask: Mask) -> Page:
+def trial_page(outcome: TrialResult, code: str, mask: Mask) -> Page:
     shown = "Values are shown as they are." if mask.show else "Values are hidden: their types and lengths are shown."
     facts = (
         ("program", Name(code)),
@@ -50,7 +50,7 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
         ("compared with", "the old program, over the same input" if outcome.beside else "the app itself"),
     )
     sections = [
-        Section(_heading(item), tuple(_differing(item, mask, with_values=True)))
+        Section(_heading(item), tuple(_difference_blocks(item, mask, with_values=True)))
         for item in _compared(outcome)
         if _has_differences(item)
     ]
@@ -69,11 +69,11 @@ def page(outcome: Trial, code: str, mask: Mask) -> Page:
         sentence=(sentence(outcome), "."),
         facts=Facts(facts),
         sections=tuple(sections),
-        closing=closing(f" {shown}"),
+        closing=closing_line(f" {shown}"),
     )
 
 
-def _compared(outcome: Trial) -> tuple[TableDiff | SinkDiff, ...]:
+def _compared(outcome: TrialResult) -> tuple[TableDiff | SinkDiff, ...]:
     return (*outcome.tables, *outcome.sinks)
 
 
@@ -89,7 +89,7 @@ def _heading(item: TableDiff | SinkDiff) -> str:
     return f"The table {item.table}" if isinstance(item, TableDiff) else f"The sink {item.sink}"
 
 
-def _about(outcome: Trial) -> Iterator[str]:
+def _about(outcome: TrialResult) -> Iterator[str]:
     baseline = "the old program, over the same input" if outcome.beside else f"{outcome.app} itself"
     yield f"compared with {baseline}, from {outcome.start.ref} to {outcome.end.ref}"
     yield from (f"migrated: {line}" for line in outcome.migrated)
@@ -98,11 +98,11 @@ def _about(outcome: Trial) -> Iterator[str]:
         yield f"clone kept: {outcome.kept}"
 
 
-def _new_table_lines(outcome: Trial) -> list[str]:
+def _new_table_lines(outcome: TrialResult) -> list[str]:
     return [f"new table {name}, of about {plural(rows, 'row')}" for name, rows in outcome.new_tables.items()]
 
 
-def _notes(outcome: Trial) -> Iterator[str]:
+def _notes(outcome: TrialResult) -> Iterator[str]:
     yield from (
         f"note: a query of --allow failed, so it excludes no difference: {error}" for error in outcome.not_allowed
     )
@@ -111,7 +111,7 @@ def _notes(outcome: Trial) -> Iterator[str]:
         yield f"note: sinks are not compared ({sinks}); to compare them, add --before FILE, the program that ran"
 
 
-def _differing(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
+def _difference_blocks(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
     if isinstance(item, SinkDiff):
         yield from _sink(item, mask, with_values=with_values)
         return
@@ -119,13 +119,13 @@ def _differing(item: TableDiff | SinkDiff, mask: Mask, *, with_values: bool) -> 
     summary = ", ".join(f"{number:,} {label}" for number, label in counts if number)
     yield Title(f"{item.table}: {summary or 'no row differs'}")
     yield from item.unlike
-    yield from values.tolerance(item.near)
+    yield from values.tolerance_lines(item.near)
     for column in item.columns:
         if column.differing:
             yield f"  {column.column} differs in {plural(column.differing, 'row')}"
     if with_values and len(item.changes):
-        yield values.changes(item.changes, "old", "new", mask.value, "(no row)")
-        if (more := len(item.changes) - MOST_SHOWN) > 0:
+        yield values.key_changes_table(item.changes, "old", "new", mask.value, "(no row)")
+        if (more := len(item.changes) - MAX_SHOWN) > 0:
             yield f"and {more:,} more"
 
 
@@ -142,11 +142,11 @@ def _sink(diff: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
     if with_values and some:
         names = [name for name in some[0][0] if name != "headers"]
         lines = ((Name(side), *(_cell(row.get(name), mask) for name in names)) for row, side in some)
-        yield TableBlock.of(("", *map(Name, names)), lines)
+        yield TableBlock.from_rows(("", *map(Name, names)), lines)
 
 
 def _first_rows(rows: pa.Table) -> list[dict[str, object]]:
-    return python_rows(rows.slice(0, MOST_SHOWN))
+    return python_rows(rows.slice(0, MAX_SHOWN))
 
 
 def _cell(value: object, mask: Mask) -> Cell:
@@ -155,10 +155,14 @@ def _cell(value: object, mask: Mask) -> Cell:
 
 def _table_data(diff: TableDiff, *, with_values: bool) -> Mapping[str, object]:
     rows = values.changed_rows(diff.changes) if with_values else None
-    return fields(diff, "table", "added", "removed", "changed", "columns", "unlike", "near", rows=rows)
+    return attributes(diff, "table", "added", "removed", "changed", "columns", "unlike", "near", rows=rows)
 
 
 def _sink_data(diff: SinkDiff, *, with_values: bool) -> Mapping[str, object]:
     counts = {"added": diff.added.num_rows, "removed": diff.removed.num_rows, "rows": diff.rows}
-    sides = {"only_before": values.rows(diff.removed), "only_after": values.rows(diff.added)} if with_values else {}
+    sides = (
+        {"only_before": values.rows_as_dicts(diff.removed), "only_after": values.rows_as_dicts(diff.added)}
+        if with_values
+        else {}
+    )
     return {"sink": diff.sink, "equal": diff.equal, "near": diff.near, **counts, **sides}

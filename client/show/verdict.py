@@ -11,20 +11,20 @@ from typing import Any
 import pyarrow as pa
 
 from ...common import instants
-from ...snapshot.bisect.causes import CLASSES, NOTE, Behind, Cause
-from ...snapshot.bisect.session import KeptSearch
-from ...snapshot.bisect.verdict import MAX_ROWS, Address, Evaluation, Guilty, Verdict
+from ...snapshot.bisect.causes import CLASSES, NOTE, Cause, TracedCause
+from ...snapshot.bisect.session import SearchSession
+from ...snapshot.bisect.verdict import MAX_ROWS, Evaluation, RecordLocation, RecordPath, Verdict
 from ...snapshot.bisect.watcher import Findings, Invariant, InvariantState
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, Window
 from ...snapshot.diff.key_changes import KeyChanges
-from ...snapshot.query.log import batches_brought
+from ...snapshot.query.log import describe_imported_batches
 from ...store.versions.manifest import Program
 from . import formats
 from .document import Block, Cell, Name, NextCommand, Span, TableBlock, Time, Title
-from .formats import MOST_SHOWN, plural
-from .shown import Result, fields
-from .values import changes, for_json, grid, readable, stream, word
+from .formats import MAX_SHOWN, plural
+from .shown import Result, attributes
+from .values import encode_array, format_bytes, format_value, grid, key_changes_table, table_data
 
 _STATES: dict[InvariantState, tuple[str, str]] = {
     "holds": ("holds", "hold"),
@@ -34,9 +34,9 @@ _STATES: dict[InvariantState, tuple[str, str]] = {
 _MAX_TEXT = 2_000
 
 
-def verdict(
+def verdict_result(
     outcome: Verdict,
-    explanation: Behind | None,
+    explanation: TracedCause | None,
     out: Path | None,
     edge: str,
     clone: str,
@@ -50,7 +50,7 @@ def verdict(
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
-        return [{"cut": step.cut.versions} | fields(step, "ref", "bad", "answer", "why", "took_ms") for step in of]
+        return [{"cut": step.cut.versions} | attributes(step, "ref", "bad", "answer", "why", "took_ms") for step in of]
 
     def moment(side: str, cut: Cut) -> dict[str, Any]:
         about = {name: getattr(outcome, f"{side}_{name}") for name in ("ref", "version", "time_ms")}
@@ -58,7 +58,7 @@ def verdict(
 
     keys = outcome.keys
     data = {
-        **fields(outcome, "app", "where", "stage", "more_rows", "candidates", "evaluations"),
+        **attributes(outcome, "app", "where", "stage", "more_rows", "candidates", "evaluations"),
         "predicate": outcome.predicate.text,
         "last_good": moment("good", outcome.good),
         "first_bad": moment("bad", outcome.bad),
@@ -67,45 +67,49 @@ def verdict(
         "source_windows": outcome.lineage.sources,
         "lost_windows": outcome.lineage.lost,
         "keys": _sides(keys),
-        "keys_named": bool(keys and keys.named),
+        "keys_named": bool(keys and keys.from_predicate),
         "file": out if (keys if not every else explanation and records_table(explanation)) is not None else None,
-        "rows": for_json(outcome.rows)["rows"],
+        "rows": table_data(outcome.rows)["rows"],
         "steps": steps(outcome.steps),
         "non_monotone": steps(outcome.non_monotone),
-        "bad_before": outcome.bad_before or None,
-        "assumes_once": not outcome.looked and not outcome.bad_before,
+        "bad_before": outcome.earlier_bad_ref or None,
+        "assumes_once": not outcome.is_first_known and not outcome.earlier_bad_ref,
         "flips": outcome.flips,
         "thinned_out": {ref: cut.thinned for ref, cut in outcome.resolved.items() if cut.thinned is not None},
-        "begins": outcome.begins or None,
+        "begins": outcome.gapless_start_ref or None,
         "cause": cause_data(explanation.cause) if explanation is not None else None,
-        "record": record_data(explanation.guilty if explanation is not None else None),
+        "record": record_data(explanation.named_record_path if explanation is not None else None),
     }
     if every and explanation is not None and (bad := records_table(explanation)) is not None:
         data["bad_records"] = records_data(bad)
-    return Result(data, *blocks(outcome, out, explanation, clone, every=every), notes=notes(outcome, edge))
+    return Result(
+        data, *verdict_blocks(outcome, out, explanation, clone, every=every), notes=verdict_notes(outcome, edge)
+    )
 
 
-def sentence(outcome: Verdict) -> str:
+def verdict_sentence(outcome: Verdict) -> str:
     """Return the verdict in one sentence, with its assumptions."""
     if outcome.candidates:
         return f"the first bad commit of {outcome.app} is one of {', '.join(map(str, outcome.candidates))}"
-    batches = batches_brought(outcome.bad.stages[outcome.stage]) if outcome.stage in outcome.bad.stages else ""
+    batches = (
+        describe_imported_batches(outcome.bad.stages[outcome.stage]) if outcome.stage in outcome.bad.stages else ""
+    )
     commit = f"{outcome.stage} v{outcome.bad_version}{f' ({batches})' if batches else ''}"
     return f"{commit} is {describe_commit(outcome)}"
 
 
 def describe_commit(outcome: Verdict) -> str:
     """Describe a commit that is certain: the first bad commit, or one of several at which the app went bad."""
-    if outcome.bad_before:
-        return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.bad_before}"
-    assumed = "" if outcome.looked else ", assuming that it went from good to bad once"
+    if outcome.earlier_bad_ref:
+        return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.earlier_bad_ref}"
+    assumed = "" if outcome.is_first_known else ", assuming that it went from good to bad once"
     return f"the first bad commit of {outcome.app}{assumed}"
 
 
-def blocks(
+def verdict_blocks(
     outcome: Verdict,
     out: Path | None = None,
-    explanation: Behind | None = None,
+    explanation: TracedCause | None = None,
     clone: str = "",
     *,
     every: bool = False,
@@ -118,7 +122,7 @@ def blocks(
     yield from _bounds(outcome)
     yield ""
     if explanation is None or explanation.cause.kind != "operation":
-        yield from read(outcome.lineage)
+        yield from lineage_blocks(outcome.lineage)
     if outcome.keys:
         yield from _keys(outcome.keys, keys_file)
     if explanation is not None:
@@ -127,25 +131,25 @@ def blocks(
 
 
 def _bounds(outcome: Verdict) -> Iterator[Block]:
-    yield Title(sentence(outcome))
+    yield Title(verdict_sentence(outcome))
     if outcome.candidates:
         skipped = "only skipped moments are left; `slackwater bisect explain` shows why they were skipped"
         yield "gc has removed the versions in between" if outcome.thinned else skipped
     good = ("-", "before the first commit", "")
     if outcome.good_ref:
-        good = (outcome.good_ref, instants.when(outcome.good_time_ms), outcome.good.ref)
-    first_bad = ("first bad", outcome.bad_ref, instants.when(outcome.bad_time_ms), outcome.bad.ref)
-    yield TableBlock.of(("", "", "committed", "moment (all stages)"), (("last good", *good), first_bad))
+        good = (outcome.good_ref, instants.format_with_age(outcome.good_time_ms), outcome.good.ref)
+    first_bad = ("first bad", outcome.bad_ref, instants.format_with_age(outcome.bad_time_ms), outcome.bad.ref)
+    yield TableBlock.from_rows(("", "", "committed", "moment (all stages)"), (("last good", *good), first_bad))
 
 
 def _keys(keys: KeyChanges, file: Path | None) -> Iterator[Block]:
     yield ""
-    if not keys.named:
+    if not keys.from_predicate:
         yield "the query returns no key of this table; keys that this commit changed:"
     # The query may return keys that turned bad through another row of a join: --json and --out have those.
     shown = keys.changed() or keys
-    yield changes(shown)
-    if (more := len(shown) - formats.MOST_SHOWN) > 0:
+    yield key_changes_table(shown)
+    if (more := len(shown) - formats.MAX_SHOWN) > 0:
         where = "--json and --out FILE give all" if file is None else f"all are in {file}"
         yield f"and {more:,} more; {where}"
     elif file is not None:
@@ -156,7 +160,7 @@ def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
     yield ""
     if not outcome.where and outcome.rows.column(0)[0].as_py():
         yield f"at {outcome.bad_ref}: {outcome.rows.column(0)[0]}"
-    num_evaluated = sum(not step.given for step in outcome.steps)
+    num_evaluated = sum(not step.is_given for step in outcome.steps)
     effort = plural(outcome.evaluations, "evaluation") if num_evaluated else plural(len(outcome.steps), "answer")
     extra = (
         f", plus {num_evaluated - outcome.evaluations:,} to check for other changes"
@@ -171,15 +175,15 @@ def _next_steps(outcome: Verdict, clone: str) -> Iterator[Block]:
         yield "  ", NextCommand(f"slackwater clone {outcome.good_ref} {clone}")
 
 
-def notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
+def verdict_notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
     """Yield notes about a verdict's limits; `edge` is the change that was asked for."""
     if outcome.more_rows:
         more = f"the query returns more than {MAX_ROWS:,} rows at {outcome.bad_ref}"
         yield f"note: {more}; keys that only later rows name are not reported"
     if outcome.flips is not None and len(outcome.flips.flips) > 1:
-        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MOST_SHOWN]]
-        more = f", and {plural(len(outcome.flips.flips) - MOST_SHOWN, 'more change')}"
-        turns += [more] * (len(outcome.flips.flips) > MOST_SHOWN)
+        turns = [f"{flip.ref} {'bad' if flip.bad else 'good'}" for flip in outcome.flips.flips[:MAX_SHOWN]]
+        more = f", and {plural(len(outcome.flips.flips) - MAX_SHOWN, 'more change')}"
+        turns += [more] * (len(outcome.flips.flips) > MAX_SHOWN)
         yield f"it turned more than once: {', '.join(turns)}; --first or --last says which change to find"
     elif outcome.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in outcome.non_monotone)
@@ -189,69 +193,74 @@ def notes(outcome: Verdict, edge: str = "") -> Iterator[str]:
 
 
 def _sides(keys: KeyChanges | None) -> Any:
-    return stream({"key": key.key, "before": key.before, "after": key.after} for key in keys or ())
+    return encode_array({"key": key.key, "before": key.before, "after": key.after} for key in keys or ())
 
 
-def read(lineage: Lineage) -> Iterator[Block]:
+def lineage_blocks(lineage: Lineage) -> Iterator[Block]:
     """Yield the offsets that a commit read, their origin on users' topics, and offsets that were lost."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
         counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
-        yield windows(f"input of this commit{counted}", ">offsets", lineage.direct)
+        yield ranges_table(f"input of this commit{counted}", ">offsets", lineage.direct)
     else:
         yield "it read no records"
     if not reads_sources:
         yield ""
         if lineage.sources:
-            yield windows("which came from", ">offsets", lineage.sources)
+            yield ranges_table("which came from", ">offsets", lineage.sources)
         else:
             yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
     if lineage.lost:
         yield ""
-        yield windows("gone from Kafka and never read", ">offsets", lineage.lost)
+        yield ranges_table("gone from Kafka and never read", ">offsets", lineage.lost)
 
 
-def windows(heading: str, unit: str, ranges: Iterable[Window]) -> TableBlock:
-    return TableBlock.of((heading, unit), ((Name(str(window)), window.end - window.start) for window in ranges))
+def ranges_table(heading: str, unit: str, ranges: Iterable[Window]) -> TableBlock:
+    return TableBlock.from_rows((heading, unit), ((Name(str(window)), window.end - window.start) for window in ranges))
 
 
-def _cause_blocks(explanation: Behind, *, every: bool) -> Iterator[Block]:
+def _cause_blocks(explanation: TracedCause, *, every: bool) -> Iterator[Block]:
     if explanation.cause.kind != "unknown":
         yield ""
         yield Title(explanation.cause.sentence)
         yield from cause_facts(explanation.cause)
-    if explanation.guilty is not None:
-        yield from _record(explanation.guilty)
+    if explanation.named_record_path is not None:
+        yield from _record(explanation.named_record_path)
         yield from bad_records(explanation, every=every)
     if (note := explanation.cause.evidence.get(NOTE)) is not None:
         yield ""
         yield f"note: {note}"
 
 
-def _record(guilty: Guilty) -> Iterator[Block]:
-    message, hops = guilty.message, guilty.hops
+def _record(guilty: RecordPath) -> Iterator[Block]:
+    message, hops = guilty.source_record, guilty.hops
     if message is not None:
         yield ""
         key = [("key", message.key)] if message.key is not None else []
         parts = (*key, *((f"header {name}", data) for name, data in message.headers), ("value", message.value))
-        rows = [("record", str(message.address)), ("sent", instants.when(message.time_ms))]
+        rows = [("record", str(message.location)), ("sent", instants.format_with_age(message.time_ms))]
         for name, data in parts:
-            rows.append((name, word(None) if data is None else readable(data, _MAX_TEXT, f"… ({len(data):,} bytes)")))
-        yield TableBlock.of(("", ""), rows)
+            rows.append(
+                (
+                    name,
+                    format_value(None) if data is None else format_bytes(data, _MAX_TEXT, f"… ({len(data):,} bytes)"),
+                )
+            )
+        yield TableBlock.from_rows(("", ""), rows)
     if hops:
         yield ""
         way = ((hop.stage, f"v{hop.version}", str(hop.record), hop.records, hop.replays) for hop in hops)
-        yield TableBlock.of(("stage", "version", "turned bad with", ">of", ">replays"), way)
+        yield TableBlock.from_rows(("stage", "version", "turned bad with", ">of", ">replays"), way)
         if not hops[0].alone:
             more = plural(hops[0].needs, "record") if hops[0].needs else "records"
             yield f"it turns the state bad only together with {more} before it"
     if guilty.tied:
-        tied_records = ", ".join(map(str, guilty.tied[:MOST_SHOWN]))
+        tied_records = ", ".join(map(str, guilty.tied[:MAX_SHOWN]))
         yield f"equally likely to be the first, with the same time in other partitions: {tied_records}"
     if guilty.keys:
         yield ""
         yield "its effect:"
-        yield changes(guilty.keys)
+        yield key_changes_table(guilty.keys)
     if guilty.reason:
         yield ""
         yield guilty.reason if message is not None else f"the record is unknown: {guilty.reason}"
@@ -271,32 +280,32 @@ def cause_data(cause: Cause) -> dict[str, Any]:
 
 def cause_facts(cause: Cause) -> Iterator[Block]:
     """Yield the evidence of a cause that is not a record."""
-    rows = [(heading, value) for heading, value in evidence_of(cause) if value]
+    rows = [(heading, value) for heading, value in evidence_rows(cause) if value]
     if rows and cause.kind not in ("record", "records", "unknown"):
-        yield TableBlock.of(("", ""), rows)
+        yield TableBlock.from_rows(("", ""), rows)
 
 
-def evidence_of(cause: Cause) -> Iterator[tuple[str, Cell]]:
+def evidence_rows(cause: Cause) -> Iterator[tuple[str, Cell]]:
     """Yield the evidence of a cause under headings, except values that the cause's sentence contains."""
     evidence = cause.evidence
     for name, value in evidence.items():
         heading = name.replace("_", " ")
         # The sentence already says how a deploy was proved, and which file to add.
-        if name in (NOTE, "reason", "num_keys", "how", "add") or value is None or _is_said(cause, name, value):
+        if name in (NOTE, "reason", "num_keys", "how", "add") or value is None or _is_in_sentence(cause, name, value):
             continue
         if name == "keys":
-            yield ("keys", some_keys(value, int(evidence.get("num_keys", len(value)))))
+            yield ("keys", format_keys(value, int(evidence.get("num_keys", len(value)))))
         elif name == "since":
             yield (heading, f"{value['stage']}@v{value['version']}, {value['time']}")
         elif name == "read_to":
-            yield ("read up to", formats.windows(f"{place} ..{end}" for place, end in value.items()))
+            yield ("read up to", formats.join_ranges(f"{place} ..{end}" for place, end in value.items()))
         elif isinstance(value, Mapping):
             yield (heading, str(Program(value["path"], value["checksum"])))
         else:
             yield (heading, str(value))
 
 
-def _is_said(cause: Cause, name: str, value: object) -> bool:
+def _is_in_sentence(cause: Cause, name: str, value: object) -> bool:
     if name in ("stage", "version"):
         value = f"{cause.evidence.get('stage')}@v{cause.evidence.get('version')}"
     elif isinstance(value, Mapping) and "checksum" in value:
@@ -304,46 +313,46 @@ def _is_said(cause: Cause, name: str, value: object) -> bool:
     return isinstance(value, str) and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", cause.sentence) is not None
 
 
-def some_keys(values: list[dict[str, object]], count: int) -> str:
+def format_keys(values: list[dict[str, object]], count: int) -> str:
     shown = [", ".join(f"{name} = {value}" for name, value in key.items()) for key in values[:3]]
     more = [f"{count - len(shown):,} more"] if count > len(shown) else []
     return "; ".join([*shown, *more])
 
 
-def bad_records(explanation: Behind, *, every: bool = False) -> Iterator[Block]:
+def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Block]:
     """Yield the bad records of the batch in the app's order, if there are several."""
-    records = explanation.guilty.records if explanation.guilty is not None else None
+    records = explanation.named_record_path.records if explanation.named_record_path is not None else None
     if records is None or explanation.cause.kind not in ("record", "records", "watermark") or records.num_rows < 2:
         return
-    shown = records if every else records.slice(0, MOST_SHOWN)
+    shown = records if every else records.slice(0, MAX_SHOWN)
     yield ""
     rows = (
         (Name(str(address)), when, "yes" if alone else "with those before")
         for address, when, alone in _records_of(shown)
     )
-    yield TableBlock.of(("bad records", "sent", "by itself"), rows)
+    yield TableBlock.from_rows(("bad records", "sent", "by itself"), rows)
     if (more := records.num_rows - shown.num_rows) > 0:
         yield f"and {plural(more, 'more')}: --all lists them, and --all --out FILE writes them"
-    if explanation.guilty is not None and not explanation.guilty.is_complete:
+    if explanation.named_record_path is not None and not explanation.named_record_path.is_complete:
         yield "there may be more: not all records of the batch were tried by themselves"
 
 
-def _records_of(records: pa.Table) -> Iterator[tuple[Address, Span, bool]]:
+def _records_of(records: pa.Table) -> Iterator[tuple[RecordLocation, Span, bool]]:
     for row in records.select(["topic", "partition", "offset", "row", "time", "alone"]).to_pylist():
-        at = Address(row["topic"], row["partition"], row["offset"], row["row"])
+        at = RecordLocation(row["topic"], row["partition"], row["offset"], row["row"])
         yield at, Time(int(row["time"].timestamp() * 1000), "milliseconds"), row["alone"]
 
 
-def records_table(explanation: Behind) -> pa.Table | None:
-    return explanation.guilty.records if explanation.guilty is not None else None
+def records_table(explanation: TracedCause) -> pa.Table | None:
+    return explanation.named_record_path.records if explanation.named_record_path is not None else None
 
 
-def for_file(verdict: Verdict, explanation: Behind, *, every: bool) -> tuple[pa.Table | None, str]:
+def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) -> tuple[pa.Table | None, str]:
     """Return the rows for `--out`: keys that turned bad or, with `every`, bad records. None comes with a reason."""
     if every:
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
-        return verdict.keys.flat(), ""
+        return verdict.keys.to_table(), ""
     return None, "no key is certain" if verdict.candidates else f"{verdict.stage} has no table, so no key turned bad"
 
 
@@ -354,7 +363,7 @@ def records_data(records: pa.Table) -> list[dict[str, object]]:
     """
     return [
         {
-            "record": str(Address(row["topic"], row["partition"], row["offset"], row["row"])),
+            "record": str(RecordLocation(row["topic"], row["partition"], row["offset"], row["row"])),
             "time_ms": int(row["time"].timestamp() * 1000),
             "key": row["key"].hex() if row["key"] is not None else None,
             "alone": row["alone"],
@@ -363,15 +372,15 @@ def records_data(records: pa.Table) -> list[dict[str, object]]:
     ]
 
 
-def noun_of(cause: Cause) -> str:
+def cause_noun(cause: Cause) -> str:
     return CLASSES[cause.kind].noun
 
 
-def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
+def record_data(guilty: RecordPath | None) -> dict[str, Any] | None:
     """Return the record as data for JSON, or None; bytes are hexadecimal."""
     if guilty is None:
         return None
-    message, where = guilty.message, guilty.message.address if guilty.message else None
+    message, where = guilty.source_record, guilty.source_record.location if guilty.source_record else None
 
     def hexadecimal(data: bytes | None) -> str | None:
         return None if data is None else data.hex()
@@ -385,62 +394,62 @@ def record_data(guilty: Guilty | None) -> dict[str, Any] | None:
         "headers": [{"name": name, "value": hexadecimal(value)} for name, value in message.headers] if message else [],
         "hops": [asdict(hop) | {"record": str(hop.record)} for hop in guilty.hops],
         "keys": _sides(guilty.keys),
-        **fields(guilty, "windows", "others", "of_key", "proved"),
+        **attributes(guilty, "windows", "others", "of_key", "proved"),
         "reason": guilty.reason or None,
     }
 
 
-def explained(search: KeptSearch) -> Result:
+def search_explanation_result(search: SearchSession) -> Result:
     rows = []
     for number, answer in enumerate(search.marks, 1):
         how = ("-", "by hand") if answer.by_hand else (formats.duration(answer.took_ms), answer.why)
         rows.append((str(number), answer.ref or "before the first commit", answer.answer, *how))
     last = f"{search.wanted or 'the beginning'} waits for an answer" if search.wanted is not None else search.found
-    return Result(search, TableBlock.of((">", "moment", "answer", ">took", "why"), rows), *filter(None, [last]))
+    return Result(search, TableBlock.from_rows((">", "moment", "answer", ">took", "why"), rows), *filter(None, [last]))
 
 
-def ask_for_answer(search: KeptSearch, cut: Cut, num_left: int) -> Result:
+def pending_answer_result(search: SearchSession, cut: Cut, num_left: int) -> Result:
     """Return the result that asks the user to judge a moment; about `num_left` more moments will follow."""
     app, ref = search.asked.app, search.wanted or ""
     stage = ref.partition("/")[2].partition("@")[0]
     table = stage if stage in cut.tables else next(iter(cut.tables), "")
     return Result(
         {"app": app, "wanted": ref, "cut": cut.versions, "left": num_left},
-        f"look at {ref or 'the beginning'}, {instants.when(cut.time_ms)}; about {num_left} more after it:",
+        f"look at {ref or 'the beginning'}, {instants.format_with_age(cut.time_ms)}; about {num_left} more after it:",
         *([("  ", NextCommand(f"slackwater query {ref} 'FROM {table}'"))] if ref and table else []),
         ("then answer: ", NextCommand(f"slackwater bisect good {app}"), " (or bad, or skip)"),
     )
 
 
-def invariants_line(look: Findings) -> str:
+def invariants_line(findings: Findings) -> str:
     """Return a line about one evaluation of all invariants: time, moment, and number by state."""
-    by_state = Counter(result.state for result in look.results)
+    by_state = Counter(result.state for result in findings.results)
     states = ", ".join(f"{n} {verbs[n > 1]}" for state, verbs in _STATES.items() if (n := by_state[state]))
-    recovered = [result.invariant.name for result in look.news if result.state == "holds"]
+    recovered = [result.invariant.name for result in findings.changed_results if result.state == "holds"]
     parts = (
-        instants.iso(look.cut.time_ms),
-        look.ref,
+        instants.format_iso(findings.cut.time_ms),
+        findings.ref,
         states,
         f"{', '.join(recovered)} again" if recovered else "",
-        f"last good: {look.last_good}" if look.last_good and not look.is_good else "",
+        f"last good: {findings.last_good}" if findings.last_good and not findings.is_good else "",
     )
     return "  ".join(filter(None, parts))
 
 
-def failing(rows: pa.Table, invariant: Invariant, look: Findings) -> Iterator[Block]:
-    yield Title(f"{invariant.name} does not hold at {look.ref}")
-    yield grid(rows, MOST_SHOWN)
-    if rows.num_rows > MOST_SHOWN:
-        yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
+def failure_blocks(rows: pa.Table, invariant: Invariant, findings: Findings) -> Iterator[Block]:
+    yield Title(f"{invariant.name} does not hold at {findings.ref}")
+    yield grid(rows, MAX_SHOWN)
+    if rows.num_rows > MAX_SHOWN:
+        yield f"and more; slackwater query {findings.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
+def breaking_commit_blocks(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Block]:
     """Yield the commit that broke an invariant, and its cause, found without a replay."""
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if cause.kind != "unknown":
         yield cause.sentence
     if verdict.lineage.sources:
-        yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
+        yield f"it read {formats.join_ranges(map(str, verdict.lineage.sources))}"
     good = f" --good {verdict.good_ref}" if verdict.good_ref else ""
     where = shlex.quote(invariant.where)
     search = NextCommand(f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}")
@@ -448,20 +457,20 @@ def broken(verdict: Verdict, cause: Cause, invariant: Invariant) -> Iterator[Blo
 
 
 def invariants_data(
-    look: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
+    findings: Findings, verdicts: Mapping[str, Verdict | None], reports: Mapping[str, Path | None]
 ) -> dict[str, Any]:
     """Return an evaluation of all invariants as data for JSON.
 
     Newly failing invariants have a verdict in `verdicts` and a report in `reports`, by name.
     """
-    cut, invariants = look.cut, []
-    for result in look.results:
+    cut, invariants = findings.cut, []
+    for result in findings.results:
         verdict, report = verdicts.get(result.invariant.name), reports.get(result.invariant.name)
         invariants.append(
             {
                 "name": result.invariant.name,
                 "state": result.state,
-                "rows": for_json(result.rows)["rows"] if result.rows is not None else None,
+                "rows": table_data(result.rows)["rows"] if result.rows is not None else None,
                 "error": result.error.message if result.error is not None else None,
                 "first_bad": verdict.bad_ref if verdict is not None else None,
                 "last_good": verdict.good_ref or None if verdict is not None else None,
@@ -469,5 +478,10 @@ def invariants_data(
                 "report": report,
             }
         )
-    about = {"app": cut.app, "ref": look.ref, **fields(cut, "time_ms", "versions"), "last_good": look.last_good or None}
+    about = {
+        "app": cut.app,
+        "ref": findings.ref,
+        **attributes(cut, "time_ms", "versions"),
+        "last_good": findings.last_good or None,
+    }
     return about | {"invariants": invariants}

@@ -13,19 +13,19 @@ from typing import cast
 
 from ...common import instants
 from ...errors import NotFound, ObjectNotFound, Refused, SlackwaterError
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Replica
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.take.audit_log import record
+from ...snapshot.take.audit_log import record_operation
 from ...snapshot.verify.verify import Report, verify
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.side_tables import tables_of
 from ..maintenance.removal import Removal
 from ..staging.clone import ScratchClone
-from ..staging.clone_plan import Terms as CloneTerms
-from .fence import look
-from .recover import Clock, checked_plan
+from ..staging.clone_plan import CloneTerms as CloneTerms
+from .fence import inspect_primary
+from .recover import StepTimer, make_checked_plan
 from .recover_plan import FailoverTerms, RecoveryPlan, find_replica
 
 REASON = "recovery drill"
@@ -33,7 +33,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class TableProof:
+class TableCheck:
     """Check of one table of the replica's cut."""
 
     table: str
@@ -46,7 +46,7 @@ class TableProof:
 
 
 @dataclass(frozen=True, slots=True)
-class Drill:
+class DrillResult:
     """Result of a drill."""
 
     app: str
@@ -55,7 +55,7 @@ class Drill:
     clone: str
     kept: bool
     not_compared: str
-    tables: tuple[TableProof, ...]
+    tables: tuple[TableCheck, ...]
     replica: Report
     recovered: Report
     """Check of the clone, which has the state from which a recovered app would continue."""
@@ -71,65 +71,67 @@ class Drill:
     @property
     def ready_ms(self) -> int:
         """Milliseconds that a recovery would have taken until the app could be started."""
-        return sum(ms for name, ms in self.steps if name not in _AFTER)
+        return sum(ms for name, ms in self.steps if name not in _NOT_OF_RECOVERY)
 
 
-_AFTER = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
+_NOT_OF_RECOVERY = ("compare with the app", "read the replica", "read the recovered app", "remove the clone")
 """Steps of a drill that are not part of a recovery."""
 
 
 def drill(
     target: ObjectStore,
     app: str,
-    kafka: Topics,
+    kafka: KafkaTopics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
     by: str,
     keep: bool = False,
-    outside: Callable[[Removal], None] = lambda _removal: None,
-    doing: Callable[[str], None] = lambda _step: None,
+    remove_topics: Callable[[Removal], None] = lambda _removal: None,
+    on_step: Callable[[str], None] = lambda _step: None,
     pause: Callable[[float], None] = time.sleep,
-) -> Drill:
+) -> DrillResult:
     """Check that an app can be recovered, by recovering a clone of its replica.
 
     Parameters that are not described here are those of `recover`. `remove_topics` removes the clone's topics, and
     `pause` sleeps for a number of seconds during that removal. With `keep`, the clone is not removed. Raises the errors
     of `recover` if the app could not be recovered.
     """
-    name, clock = f"{app}-drill", Clock()
+    name, clock = f"{app}-drill", StepTimer()
     for attempt in range(_ATTEMPTS):
         replica_info = _replica(target, app)
         old = primary(replica_info.root) if primary is not None else None
-        doing(f"looking at {replica_info.root}")
+        on_step(f"looking at {replica_info.root}")
         with clock.step("inspect the app's store"):
-            observed = look(old, replica_info.root, app, replica_info.created_ms, target.url)
-        plan = checked_plan(target, app, kafka, observed, terms, clock)
-        doing(f"making {name}")
+            observed = inspect_primary(old, replica_info.root, app, replica_info.created_ms, target.url)
+        plan = make_checked_plan(target, app, kafka, observed, terms, clock)
+        on_step(f"making {name}")
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
-            start, channels = resolve(target, ref, now_ms=0), cast("Topics", _Proved(kafka))
-            scratch = ScratchClone(target, ref, start, name, clone_terms, channels, by, outside, partial(pause, 1.0))
-            scratch.drop()
+            start, channels = resolve(target, ref, now_ms=0), cast("KafkaTopics", _AcceptingTopics(kafka))
+            scratch = ScratchClone(
+                target, ref, start, name, clone_terms, channels, by, remove_topics, partial(pause, 1.0)
+            )
+            scratch.remove()
             with clock.step("prepare the run"):
-                scratch.make(noted=False)
+                scratch.create(is_logged=False)
             break
         except NotFound:  # replication has replaced the cut meanwhile
             if attempt == _ATTEMPTS - 1:
                 raise
-            clock.took.clear()
+            clock.elapsed.clear()
     try:
-        doing("comparing and verifying")
+        on_step("comparing and verifying")
         with clock.step("compare with the app"):
-            tables, why_not = _compared(old if observed.heads else None, target, plan)
+            tables, why_not = _compare_with_app(old if observed.heads else None, target, plan)
         replica, recovered = _verified(target, app, name, clock)
     finally:
         if not keep:
             with clock.step("remove the clone"):
-                scratch.drop()
-    why_not, took = why_not or observed.unreachable, tuple(clock.took)
-    done = Drill(app, target.url, plan, name, keep, why_not, tables, replica, recovered, recovered.versions, took)
-    record(target, app, "recover --drill", f"{'passed' if done.passed else 'failed'}, as {name}", by)
+                scratch.remove()
+    why_not, took = why_not or observed.unreachable, tuple(clock.elapsed)
+    done = DrillResult(app, target.url, plan, name, keep, why_not, tables, replica, recovered, recovered.versions, took)
+    record_operation(target, app, "recover --drill", f"{'passed' if done.passed else 'failed'}, as {name}", by)
     return done
 
 
@@ -143,7 +145,7 @@ def _replica(target: ObjectStore, app: str) -> Replica:
     return replica
 
 
-def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[Report, Report]:
+def _verified(target: ObjectStore, app: str, clone: str, clock: StepTimer) -> tuple[Report, Report]:
     origin = apps.read_app(target, clone).origin
     assert origin is not None  # noqa: S101  it is a clone
     with clock.step("read the replica"):
@@ -152,18 +154,20 @@ def _verified(target: ObjectStore, app: str, clone: str, clock: Clock) -> tuple[
         return replica, verify(target, clone, now_ms=instants.now_ms(), deep=True, reader=None)
 
 
-class _Proved:
+class _AcceptingTopics:
     """Kafka that accepts every topic: offsets were checked before, and a clone that never runs needs no topics."""
 
-    def __init__(self, kafka: Topics) -> None:
-        self.ends, self.announce, self.copy = kafka.ends, kafka.announce, kafka.copy
+    def __init__(self, kafka: KafkaTopics) -> None:
+        self.ends, self.announce, self.copy = kafka.ends, kafka.commit_positions, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
         """Accept every topic."""
 
 
-def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan) -> tuple[tuple[TableProof, ...], str]:
+def _compare_with_app(
+    store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
+) -> tuple[tuple[TableCheck, ...], str]:
     """Compare each table with the app. Returns the results, and the reason why some tables were not compared."""
     same: dict[str, str] = {}
     why_not = ""
@@ -178,11 +182,11 @@ def _compared(store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
             why_not = f"v{manifest.version} of {stage} was garbage-collected there"
         except SlackwaterError as error:
             why_not = error.message
-    return tuple(_proofs(plan, same)), why_not
+    return tuple(_table_checks(plan, same)), why_not
 
 
-def _proofs(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableProof]:
+def _table_checks(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableCheck]:
     for stage, manifest in plan.cut.stages.items():
         for name, at in tables_of(manifest, stage).items():
             rows, size = (sum(sizes) for sizes in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
-            yield TableProof(name, manifest.version, rows, len(at.ssts), size, same[stage])
+            yield TableCheck(name, manifest.version, rows, len(at.ssts), size, same[stage])

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from ...errors import Refused, SlackwaterError
 from ...snapshot.cut.moments import heads_of
-from ...snapshot.cut.replicas import Replica, find
-from ...snapshot.take.audit_log import record_once
+from ...snapshot.cut.replicas import Replica, find_replica_state
+from ...snapshot.take.audit_log import record_operation_once
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ...store.versions.amend import Amendment, amend
@@ -20,13 +20,13 @@ class Primary:
     heads: dict[str, Manifest]
     unreachable: str = ""
     """Reason why the store cannot be reached; empty if it can."""
-    left_for: str = ""
+    recovered_to: str = ""
     """Root where the app runs since an earlier recovery; empty if there was none."""
 
-    def check_not_left(self, app: str, target: str) -> None:
+    def check_not_recovered_elsewhere(self, app: str, target: str) -> None:
         """Raise `Refused` if the app was already recovered from a replica other than `target`."""
-        if self.left_for not in ("", target):
-            raise RecoveredElsewhere(app, self.root, self.left_for)
+        if self.recovered_to not in ("", target):
+            raise RecoveredElsewhere(app, self.root, self.recovered_to)
 
 
 class RecoveredElsewhere(Refused):
@@ -39,7 +39,7 @@ class RecoveredElsewhere(Refused):
         )
 
 
-def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
+def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
     Versions with which an earlier recovery to `to` fenced the app are left out.
@@ -50,25 +50,30 @@ def look(store: ObjectStore | None, root: str, app: str, created_ms: int, to: st
         info = apps.find_app(store, app)
         if info is None or info.created_ms != created_ms:
             return Primary(root, {}, "it no longer has this app")
-        role = find(store, app)
+        role = find_replica_state(store, app)
         left_for = role.root if role is not None and role.state == "left" else ""
         heads = heads_of(store, app, history.list_stages(store, app))
-        own = {stage: next((version for version in history.backwards(store, head) if version.by != _author(to)), head)
-               for stage, head in heads.items() if head.by == _author(to)}  # fmt: skip
-        return Primary(root, {**heads, **own}, left_for=left_for)
+        own = {}
+        for stage, head in heads.items():
+            if head.by == _author(to):
+                earlier = (version for version in history.iter_backwards(store, head) if version.by != _author(to))
+                own[stage] = next(earlier, head)
+        return Primary(root, {**heads, **own}, recovered_to=left_for)
     except SlackwaterError as error:
         return Primary(root, {}, error.message)
 
 
-def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int) -> str:
+def fence_runner(
+    store: ObjectStore, primary: Primary, app: str, to: str, created_ms: int, *, by: str, now_ms: int
+) -> str:
     """Record the new root in the old store, and fence the writer of every stage there. Idempotent.
 
     A runner that is started in the old store afterwards is refused. Returns the reason if the app cannot be fenced, or
     an empty string. Raises `Refused` if the app was recovered from another replica at the same time.
     """
     try:
-        expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.leaving(app)
-        existing = codec.add(store, key, expected, under=lambda replica: keys.leaving(replica.app))
+        expected, key = Replica(app, to, created_ms, "left", by=by, time_ms=now_ms), keys.recovered_root(app)
+        existing = codec.add(store, key, expected, key_of=lambda replica: keys.recovered_root(replica.app))
         if existing.root != to:
             raise RecoveredElsewhere(app, store.url, existing.root)
         codec.put(store, keys.replica(app), existing)
@@ -77,7 +82,7 @@ def fence(store: ObjectStore, primary: Primary, app: str, to: str, created_ms: i
                 continue
             change = Amendment("claim", requires=lambda newest: newest.by != _author(to) and not newest.retired)
             amend(store, (app, stage), change, by=_author(to), now_ms=now_ms)
-        record_once(store, app, "recover", f"elsewhere: it runs under {to} since", by, since_ms=0)
+        record_operation_once(store, app, "recover", f"elsewhere: it runs under {to} since", by, since_ms=0)
     except RecoveredElsewhere:
         raise
     except SlackwaterError as error:

@@ -9,26 +9,26 @@ from collections.abc import Iterable, Iterator
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight, in_flight
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.replicas import Anchor, SinkRest
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.cut.replicas import Anchor, UnpublishedSinkRows
 from ...snapshot.cut.stored import Captured, Snapshot
-from ...snapshot.take.capture import capture
-from ...state.records import are_two
+from ...snapshot.take.capture import capture_in_flight
+from ...state.records import is_other_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
-ANCHORS = 16
+ANCHOR_COUNT = 16
 """Number of anchors of each partition: so many that their sequence occurs only once in a topic."""
 
 
-def records_in_flight(
+def copy_in_flight_records(
     source: ObjectStore,
     target: ObjectStore,
     cut: Cut,
     name: str,
     keepers: Iterable[Snapshot],
-    reader: Topics | None,
+    reader: KafkaTopics | None,
 ) -> tuple[tuple[Captured, ...], str]:
     """Copy the in-flight records of a cut for snapshot `name`. Returns the copies and an error message.
 
@@ -37,52 +37,58 @@ def records_in_flight(
     """
     missing, captured = [], []
     for state in in_flight(source, cut):
-        copy = next((records for snapshot in keepers if (records := snapshot.captured(state)) is not None), None)
+        copy = next(
+            (records for snapshot in keepers if (records := snapshot.find_captured_channel(state)) is not None), None
+        )
         if copy is not None:
             captured.append(copy)
         elif state.receiver:
             missing.append(state)
     if missing and reader is None:
-        return (), _unread(sum(state.rows for state in missing), "in-flight records")
+        return (), _not_copied_message(sum(state.rows for state in missing), "in-flight records")
     try:
-        return (*captured, *(capture(target, cut.app, name, missing, reader) if reader is not None else ())), ""
+        return (
+            *captured,
+            *(capture_in_flight(target, cut.app, name, missing, reader) if reader is not None else ()),
+        ), ""
     except (Corruption, Refused, Unavailable) as error:
         return (), f"in-flight records are not copied: {error.message}"
 
 
-def sink_rests(
-    source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: Topics | None
-) -> tuple[tuple[SinkRest, ...], str]:
+def copy_unpublished_rows(
+    source: ObjectStore, target: ObjectStore, cut: Cut, name: str, reader: KafkaTopics | None
+) -> tuple[tuple[UnpublishedSinkRows, ...], str]:
     """Copy the rows that sinks had not published at a cut. Returns the copies and an error message.
 
     The error message says why rows are missing; it is empty if none are.
     """
-    unpublished: list[SinkRest] = []
+    unpublished: list[UnpublishedSinkRows] = []
     for head in cut.stages.values():
         for sink, state in _unpublished(source, head):
             if reader is None:
-                return (), _unread(state.rows, f"rows for the sink {sink!r}")
+                return (), _not_copied_message(state.rows, f"rows for the sink {sink!r}")
             try:
                 unpublished += [
-                    SinkRest(head.stage, sink, rows) for rows in capture(target, cut.app, name, [state], reader)
+                    UnpublishedSinkRows(head.stage, sink, rows)
+                    for rows in capture_in_flight(target, cut.app, name, [state], reader)
                 ]
             except (Corruption, Refused, Unavailable) as error:
                 return (), f"rows for the sink {sink!r} are not copied: {error.message}"
     return tuple(unpublished), ""
 
 
-def _unread(rows: int, label: str) -> str:
+def _not_copied_message(rows: int, label: str) -> str:
     return f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
     """Yield each sink with unpublished rows, and these rows in the form of in-flight records."""
-    for name, place in published.places(store, head).items():
+    for name, place in published.read_positions(store, head).items():
         sink = head.sinks[name]
         done = place.version if place is not None else sink.since
-        if done >= head.version or (remaining := published.behind(sink, place)) <= 0:
+        if done >= head.version or (remaining := published.unpublished_rows(sink, place)) <= 0:
             continue
-        between = tuple(history.between(store, head.app, head.stage, done, head.version))
+        between = tuple(history.iter_between(store, head.app, head.stage, done, head.version))
         attempts = tuple(attempt for at in between if name in at.sinks for attempt in at.sinks[name].attempts)
         begin = place.offset if place is not None else history.read(store, head.app, head.stage, done).sinks[name].end
         ends = (begin,), (sink.end,)
@@ -105,7 +111,7 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
         )
 
 
-def anchors_of(cut: Cut, reader: Topics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
+def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:
     """Return the last records that the cut has read of each partition, by `anchor_name`; empty without Kafka.
 
     Stages may read a topic up to different offsets, so each stage has its own anchors.
@@ -118,10 +124,10 @@ def anchors_of(cut: Cut, reader: Topics | None) -> dict[str, tuple[tuple[Anchor,
             if source.upstream:
                 continue
             try:
-                if are_two(source.topic_id, reader.topic_id(source.topic)):
+                if is_other_topic(source.topic_id, reader.topic_id(source.topic)):
                     continue  # the topic was recreated: its records were never read
                 anchors[anchor_name(stage, name)] = tuple(
-                    reader.before(source.topic, partition, offset, ANCHORS) if offset else ()
+                    reader.records_before(source.topic, partition, offset, ANCHOR_COUNT) if offset else ()
                     for partition, offset in enumerate(source.offsets)
                 )
             except (Refused, Unavailable, LookupError):

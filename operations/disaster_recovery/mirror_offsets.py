@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...errors import NotFound, Refused
-from ...pipeline.kafka.channels import Sync
-from ...snapshot.cut.kafka_topics import Topics
+from ...pipeline.kafka.channels import OffsetSync
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Anchor
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOn:
+class StartOffset:
     """Offset from which one partition is read, and how that offset was found."""
 
     offset: int
@@ -27,7 +27,7 @@ class ReadOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class AnchorMatch:
     """Position of a sequence of anchors in a partition."""
 
     offset: int
@@ -35,17 +35,17 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourcePartition:
     """One partition of a user's topic, with the app's position."""
 
     topic: str
-    read: str
+    old_topic: str
     partition: int
     offset: int
     anchors: tuple[Anchor, ...]
 
 
-def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
+def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
     """Return a mirrored topic's name: `alias.topic`, as MirrorMaker 2 names it, or the unchanged name.
 
     Raises `NotFound` if neither topic exists.
@@ -57,7 +57,7 @@ def mirrored_name(kafka: Topics, topic: str, alias: str) -> str:
     raise NotFound("Kafka topic", f"{alias}.{topic}", (), hint=hint)
 
 
-def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
+def find_start_offset(kafka: KafkaTopics, source: SourcePartition, alias: str | None) -> StartOffset:
     """Return the offset from which to read a partition.
 
     `alias` is the mirrored cluster, None if Kafka is no mirror. Raises `NotFound` if the topic or partition does not
@@ -69,7 +69,7 @@ def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
         raise NotFound("Kafka topic", f"{source.topic}[{source.partition}]", (), hint=hint)
     first, end = now.earliest[source.partition], now.ends[source.partition]
     if source.offset == 0:
-        return ReadOn(0, "same offset")
+        return StartOffset(0, "same offset")
     return (
         _check_same_offset(kafka, source, first, end)
         if alias is None
@@ -77,14 +77,14 @@ def position(kafka: Topics, source: Source, alias: str | None) -> ReadOn:
     )
 
 
-def _check_same_offset(kafka: Topics, source: Source, first: int, end: int) -> ReadOn:
+def _check_same_offset(kafka: KafkaTopics, source: SourcePartition, first: int, end: int) -> StartOffset:
     at = f"{source.topic}[{source.partition}]"
     if not first <= source.offset <= end:
         raise Refused(
             f"{at} must be read from offset {source.offset}, but holds offsets {first}..{end}",
             hint="if this Kafka is a mirror of the lost cluster, give its alias: --mirror ALIAS",
         )
-    present = kafka.before(source.topic, source.partition, source.offset, len(source.anchors))
+    present = kafka.records_before(source.topic, source.partition, source.offset, len(source.anchors))
     # Retention may have deleted the first of them.
     digests = {anchor.offset: anchor.digest for anchor in source.anchors}
     if any(digests.get(anchor.offset, anchor.digest) != anchor.digest for anchor in present):
@@ -94,28 +94,28 @@ def _check_same_offset(kafka: Topics, source: Source, first: int, end: int) -> R
             hint="for a mirror, give the alias of its cluster: --mirror ALIAS; else name the topic that has the "
             "records: --topic NAME=OTHER",
         )
-    return ReadOn(source.offset, "same offset")
+    return StartOffset(source.offset, "same offset")
 
 
-def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: str) -> ReadOn:
+def _find_in_mirror(kafka: KafkaTopics, source: SourcePartition, first: int, end: int, alias: str) -> StartOffset:
     at = f"{source.topic}[{source.partition}]"
-    syncs = sorted(kafka.syncs(alias, source.read).get(source.partition, ()))
+    syncs = sorted(kafka.offset_syncs(alias, source.old_topic).get(source.partition, ()))
     if source.anchors:
         near = _last_sync(syncs, source.anchors[0].offset)
         earliest_ms = min(anchor.time_ms for anchor in source.anchors)
         start = near[1] if near else kafka.since(source.topic, earliest_ms)[source.partition]
         start = max(start, first)
-        positions = match(kafka.anchors(source.topic, source.partition, start, end), source.anchors, start, end)
+        positions = match_anchors(kafka.anchors(source.topic, source.partition, start, end), source.anchors, start, end)
         if len(positions) == 1:
             (hit,) = positions
             lacks = hit.count < len(source.anchors)
-            return ReadOn(hit.offset, "end" if lacks else "records", unmirrored=lacks)
+            return StartOffset(hit.offset, "end" if lacks else "records", unmirrored=lacks)
         reason = "occur in it more than once" if positions else "are not in it"
         why = f"the last {len(source.anchors)} records that the app has read {reason}"
     else:
         exact = _mirror_offset(syncs, source.offset)
         if exact is not None and first <= exact <= end:
-            return ReadOn(exact, "mirror")
+            return StartOffset(exact, "mirror")
         near = _last_sync(syncs, source.offset)
         why = "the replica has no records of it, and MirrorMaker 2 has no offset sync for it"
         if near is not None:
@@ -124,39 +124,41 @@ def _find_in_mirror(kafka: Topics, source: Source, first: int, end: int, alias: 
                 f"{near[0]} to {near[1]}: some of the {source.offset - near[0]:,} offsets after that may hold no record"
             )
     raise Refused(
-        f"cannot find offset {source.offset} of {source.read}[{source.partition}] in {at}: {why}",
+        f"cannot find offset {source.offset} of {source.old_topic}[{source.partition}] in {at}: {why}",
         hint="run `slackwater replicate` with --kafka, so that it copies them; or give the offset: "
-        f"--from-offset {source.read}[{source.partition}]=OFFSET",
+        f"--from-offset {source.old_topic}[{source.partition}]=OFFSET",
     )
 
 
-def match(records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int) -> tuple[Match, ...]:
+def match_anchors(
+    records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int
+) -> tuple[AnchorMatch, ...]:
     """Find the positions of a sequence of anchors in a mirror's records; returns at most two. Pure.
 
     `records` are the records of a mirror from offset `start` to `end`. If they end within the sequence, or there are
     none, the position is `end`.
     """
-    expected, matches = [anchor.digest for anchor in anchors], list[Match]()
+    expected, matches = [anchor.digest for anchor in anchors], list[AnchorMatch]()
     last: deque[str] = deque(maxlen=len(expected))
     for record in records:
         last.append(record.digest)
         if record.digest == expected[-1] and list(last) == expected:
-            matches.append(Match(record.offset + 1, len(expected)))
+            matches.append(AnchorMatch(record.offset + 1, len(expected)))
             if len(matches) == 2:
                 return tuple(matches)
     if not matches:
         tail = list(last)
         count = next((n for n in range(min(len(tail), len(expected) - 1), 0, -1) if tail[-n:] == expected[:n]), 0)
         if count or start >= end:
-            matches.append(Match(end, count))
+            matches.append(AnchorMatch(end, count))
     return tuple(matches)
 
 
-def _last_sync(syncs: Sequence[Sync], offset: int) -> Sync | None:
+def _last_sync(syncs: Sequence[OffsetSync], offset: int) -> OffsetSync | None:
     return next((sync for sync in reversed(syncs) if sync[0] <= offset), None)
 
 
-def _mirror_offset(syncs: Sequence[Sync], offset: int) -> int | None:
+def _mirror_offset(syncs: Sequence[OffsetSync], offset: int) -> int | None:
     """Return the mirror's offset for `offset`; None unless a sync names exactly that record or its predecessor.
 
     Between a sync and a more distant record, transactions and compaction may leave gaps on either side that no sync

@@ -24,37 +24,39 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError
-from ...snapshot.change.first_versions import Carried, carry, channel_topic, kept_or_in_kafka
+from ...snapshot.change.first_versions import CopiedChannel, channel_topic, copy_channels, in_flight_reader
 from ...snapshot.change.migrate import carry_out
-from ...snapshot.change.migration import finish
+from ...snapshot.change.migration import finish_migration
 from ...snapshot.cut import replicas
 from ...snapshot.cut.graph import Cut, channels
 from ...snapshot.cut.in_flight import InFlight, channel_state
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
-from ...snapshot.cut.replicas import Recovery, SinkRest, find_recovery
-from ...snapshot.take.capture import read
+from ...snapshot.cut.replicas import Recovery, UnpublishedSinkRows, find_recovery
+from ...snapshot.take.capture import read_captured
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.kinds import RECOVER
 from ...store.versions.manifest import Input, Manifest, Output, Sink
-from .fence import Primary, fence, look
+from .fence import Primary, fence_runner, inspect_primary
 from .recover_plan import FailoverTerms, RecoveryPlan, find_replica, make_plan
-from .replicate import Replicator, Round
+from .replicate import Replicator, RoundResult
 
 _RECOVERED = re.compile(r"-r[0-9]{1,20}\Z")
 
 
-def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: int) -> dict[str, MigratedStage]:
+def copy_and_plan_migrations(
+    target: ObjectStore, recovery: RecoveryPlan, kafka: KafkaTopics, number: int
+) -> dict[str, MigratedStage]:
     """Copy the in-flight records of a cut. Returns the migration of each stage.
 
     After a crash, a repeated call copies the records again, and no manifest names the attempts of the first copy.
     Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
-    whole = _with_readers(cut)
-    carried = carry(whole, app, kafka, kept_or_in_kafka(target, whole, recovery.keeper))
+    whole = _without_unread_channels(cut)
+    carried = copy_channels(whole, app, kafka, in_flight_reader(target, whole, recovery.keeper))
     migrated = {}
     for stage, manifest in cut.stages.items():
         fresh_sinks, leftovers = _sinks(target, manifest, kafka, number, recovery.replicated.sinks)
@@ -79,7 +81,7 @@ def steps(target: ObjectStore, recovery: RecoveryPlan, kafka: Topics, number: in
     return migrated
 
 
-def _with_readers(cut: Cut) -> Cut:
+def _without_unread_channels(cut: Cut) -> Cut:
     """Remove channels that no stage reads, because their records need not be copied."""
     read = {(edge.sender, edge.name) for edge in channels(cut) if edge.receiver}
     stages = {
@@ -90,7 +92,7 @@ def _with_readers(cut: Cut) -> Cut:
 
 
 def _input(
-    recovery: RecoveryPlan, manifest: Manifest, name: str, declared: Input, carried: Mapping[str, Carried]
+    recovery: RecoveryPlan, manifest: Manifest, name: str, declared: Input, carried: Mapping[str, CopiedChannel]
 ) -> Input:
     if not declared.upstream:
         return recovery.inputs[manifest.stage, name][0]
@@ -106,8 +108,8 @@ def _output(
     stage: str,
     name: str,
     declared: Output,
-    kafka: Topics,
-    carried: Mapping[str, Carried],
+    kafka: KafkaTopics,
+    carried: Mapping[str, CopiedChannel],
 ) -> Output:
     if (copy := carried.get(name)) is not None:
         return Output(
@@ -125,7 +127,7 @@ def _without_attempts(state: InFlight) -> InFlight:
 
 
 def _sinks(
-    target: ObjectStore, manifest: Manifest, kafka: Topics, number: int, copied: tuple[SinkRest, ...]
+    target: ObjectStore, manifest: Manifest, kafka: KafkaTopics, number: int, copied: tuple[UnpublishedSinkRows, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
     """Return all sinks of a stage without rows, and the sinks that have unpublished rows, with these rows.
 
@@ -135,18 +137,18 @@ def _sinks(
     fresh_sinks, leftovers = {}, {}
     for name, sink in manifest.sinks.items():
         topic = f"{_RECOVERED.sub('', sink.topic)}-r{number}"
-        end, topic_id = kafka.internal(topic)
+        end, topic_id = kafka.create_internal_topic(topic)
         at = Sink(topic, end, 1, sink.kind, topic_id=topic_id)
         fresh_sinks[name] = at
         for leftover in copied:
             if (leftover.stage, leftover.sink) == (manifest.stage, name):
-                state = _as_state(leftover)
-                ends, attempt, _ = kafka.copy(state, topic, manifest.app, read(target, leftover.rows, state))
+                state = _as_in_flight(leftover)
+                ends, attempt, _ = kafka.copy(state, topic, manifest.app, read_captured(target, leftover.rows, state))
                 leftovers[name] = replace(at, end=ends[0], attempts=(attempt,), rows=state.rows, sent=state.rows)
     return fresh_sinks, leftovers
 
 
-def _as_state(leftover: SinkRest) -> InFlight:
+def _as_in_flight(leftover: UnpublishedSinkRows) -> InFlight:
     rows = leftover.rows
     return InFlight(
         channel=leftover.sink,
@@ -165,20 +167,20 @@ def _as_state(leftover: SinkRest) -> InFlight:
 
 
 @dataclass(slots=True)
-class Clock:
+class StepTimer:
     """Stopwatch for the steps of a recovery."""
 
-    took: list[tuple[str, int]] = field(default_factory=list)
+    elapsed: list[tuple[str, int]] = field(default_factory=list)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        self.took.append((name, round((time.monotonic() - began) * 1_000)))
+        self.elapsed.append((name, round((time.monotonic() - began) * 1_000)))
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveryResult:
     """Result of a recovery or of its dry run."""
 
     app: str
@@ -187,7 +189,7 @@ class Recovered:
     versions: Mapping[str, int]
     fenced: str | None
     """Reason why the old store could not be fenced; empty if it was, None if fencing was not tried."""
-    caught_up: Round | None
+    caught_up: RoundResult | None
     not_caught_up: str = ""
     """Reason why the last round failed; empty if it succeeded or was not tried."""
     steps: tuple[tuple[str, int], ...] = ()
@@ -198,16 +200,16 @@ class Recovered:
 def recover(
     target: ObjectStore,
     app: str,
-    kafka: Topics,
+    kafka: KafkaTopics,
     *,
     primary: Callable[[str], ObjectStore] | None,
     terms: FailoverTerms,
     by: str,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
     as_it_is: bool = False,
     dry_run: bool = False,
-    doing: Callable[[str], None] = lambda _step: None,
-) -> Recovered:
+    on_step: Callable[[str], None] = lambda _step: None,
+) -> RecoveryResult:
     """Make the replica of an app under `target` a runnable app. Resumes an interrupted recovery.
 
     `primary` opens the root where the app ran; with None, the old store is not accessed. `reader` reads the app's old
@@ -215,49 +217,53 @@ def recover(
     receives a line for each step. Raises the errors of `StoredApp.recover`. A refused recovery has changed nothing,
     except that the old store may have been fenced.
     """
-    clock = Clock()
+    clock = StepTimer()
     replica, _ = find_replica(target, app)
     if replica.state == "recovered":
-        return Recovered(app, target.url, None, {}, None, None, done=True)
+        return RecoveryResult(app, target.url, None, {}, None, None, done=True)
     begun = find_recovery(target, app)
-    decided = _decided(target, app, begun)
+    decided = _find_decided_migration(target, app, begun)
     old = primary(replica.root) if primary is not None else None
     if decided is None:
-        doing(f"looking at {replica.root}")
+        on_step(f"looking at {replica.root}")
         with clock.step("inspect the old store"):
-            observed = look(old, replica.root, app, replica.created_ms, target.url)
-        plan = checked_plan(target, app, kafka, observed, terms, clock)
+            observed = inspect_primary(old, replica.root, app, replica.created_ms, target.url)
+        plan = make_checked_plan(target, app, kafka, observed, terms, clock)
         if dry_run:
-            return Recovered(app, target.url, plan, {}, None, None, steps=tuple(clock.took), resumed=begun is not None)
+            return RecoveryResult(
+                app, target.url, plan, {}, None, None, steps=tuple(clock.elapsed), resumed=begun is not None
+            )
     elif dry_run:
-        return Recovered(app, target.url, None, {}, None, None, resumed=True)
+        return RecoveryResult(app, target.url, None, {}, None, None, resumed=True)
     else:
         observed, plan = Primary(replica.root, {}), None
     note = begun or _begin(target, app, by)
     fenced, caught_up, why_not = None, None, ""
     if plan is not None:
         if old is not None and observed.heads:
-            doing(f"fencing {app} under {replica.root}")
+            on_step(f"fencing {app} under {replica.root}")
             with clock.step("fence the old runner"):
-                fenced = fence(old, observed, app, target.url, replica.created_ms, by=note.by, now_ms=instants.now_ms())
+                fenced = fence_runner(
+                    old, observed, app, target.url, replica.created_ms, by=note.by, now_ms=instants.now_ms()
+                )
             if not as_it_is:
                 with clock.step("copy new commits"):
                     caught_up, why_not = _catch_up(old, target, app, by, reader)
                 plan = make_plan(target, app, kafka, observed, terms)
-        doing("copying in-flight records")
+        on_step("copying in-flight records")
         decided = _decide(target, plan, kafka, note, clock)
     assert decided is not None  # noqa: S101  it was decided, or is now
     with clock.step("prepare the run"):
         versions = _finish(target, app, decided, kafka, note, plan)
-    took, resumed = tuple(clock.took), begun is not None
-    return Recovered(app, target.url, plan, versions, fenced, caught_up, why_not, took, resumed=resumed)
+    took, resumed = tuple(clock.elapsed), begun is not None
+    return RecoveryResult(app, target.url, plan, versions, fenced, caught_up, why_not, took, resumed=resumed)
 
 
-def checked_plan(
-    target: ObjectStore, app: str, kafka: Topics, observed: Primary, terms: FailoverTerms, clock: Clock
+def make_checked_plan(
+    target: ObjectStore, app: str, kafka: KafkaTopics, observed: Primary, terms: FailoverTerms, clock: StepTimer
 ) -> RecoveryPlan:
     """Check that the app was not recovered from another replica, and plan the recovery."""
-    observed.check_not_left(app, target.url)
+    observed.check_not_recovered_elsewhere(app, target.url)
     with clock.step("check the replica and Kafka"):
         return make_plan(target, app, kafka, observed, terms)
 
@@ -265,7 +271,9 @@ def checked_plan(
 def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
     """Put the journal of a recovery. Raises `Refused` if another recovery was recorded first."""
     expected = Recovery(app, str(ULID()), by, instants.now_ms())
-    existing = codec.add(target, keys.recovery(app), expected, under=lambda recovery: keys.recovery(recovery.app))
+    existing = codec.add(
+        target, keys.recovery_journal(app), expected, key_of=lambda recovery: keys.recovery_journal(recovery.app)
+    )
     if existing != expected:
         raise Refused(
             f"{existing.by} is recovering {app} from {target.url} at the same time",
@@ -274,30 +282,32 @@ def _begin(target: ObjectStore, app: str, by: str) -> Recovery:
     return existing
 
 
-def _decided(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
+def _find_decided_migration(target: ObjectStore, app: str, begun: Recovery | None) -> Migration | None:
     last = MIGRATIONS.newest(target, app) if begun is not None else None
     return last if last is not None and begun is not None and last.id == begun.id else None
 
 
 def _catch_up(
-    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: Topics | None
-) -> tuple[Round | None, str]:
+    store: ObjectStore, target: ObjectStore, app: str, by: str, reader: KafkaTopics | None
+) -> tuple[RoundResult | None, str]:
     """Copy newer commits of the app. Returns the round, or None and the reason for the failure."""
     copies = Replicator(store, target, app, by, reader, recovering=True)
     try:
-        return copies.round(), ""
+        return copies.run_round(), ""
     except SlackwaterError as error:
         return None, error.message
 
 
-def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recovery, clock: Clock) -> Migration:
+def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: KafkaTopics, note: Recovery, clock: StepTimer) -> Migration:
     app, last = plan.app, MIGRATIONS.newest(target, plan.app)
     number = last.number + 1 if last is not None else 1
     with clock.step("copy in-flight records"):
-        migrated = steps(target, plan, kafka, number)
+        migrated = copy_and_plan_migrations(target, plan, kafka, number)
     if plan.topics != note.topics:
-        codec.put(target, keys.recovery(app), replace(note, topics=dict(plan.topics)))
-    description = f"from the replica's cut {plan.replicated.number}, seen {instants.iso(plan.replicated.seen_ms)}"
+        codec.put(target, keys.recovery_journal(app), replace(note, topics=dict(plan.topics)))
+    description = (
+        f"from the replica's cut {plan.replicated.number}, seen {instants.format_iso(plan.replicated.seen_ms)}"
+    )
     with clock.step("commit"):
         snapshot = plan.replicated.snapshot or f"recovery-{number}"
         now_ms = instants.now_ms()
@@ -308,9 +318,9 @@ def _decide(target: ObjectStore, plan: RecoveryPlan, kafka: Topics, note: Recove
 
 
 def _finish(
-    target: ObjectStore, app: str, decided: Migration, kafka: Topics, note: Recovery, plan: RecoveryPlan | None
+    target: ObjectStore, app: str, decided: Migration, kafka: KafkaTopics, note: Recovery, plan: RecoveryPlan | None
 ) -> dict[str, int]:
-    finish(target, decided, now_ms=instants.now_ms())
+    finish_migration(target, decided, now_ms=instants.now_ms())
     versions: dict[str, int] = {}
     for stage, step in decided.stages.items():
         head = history.head(target, app, stage)
@@ -319,8 +329,8 @@ def _finish(
         if step.rests and head.traits is RECOVER and head.rewind is not None:
             head = amend(target, head, _with_leftovers(step.rests), by=note.by, now_ms=instants.now_ms()).manifest
         versions[stage] = head.version
-        kafka.announce(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
-    replica, recovery = replicas.find(target, app), find_recovery(target, app)
+        kafka.commit_positions(app, stage, {read.topic: read.offsets for read in head.inputs.values()})
+    replica, recovery = replicas.find_replica_state(target, app), find_recovery(target, app)
     assert replica is not None  # noqa: S101  it was there
     if replica.state == "copy":
         topics = plan.topics if plan is not None else recovery.topics if recovery is not None else {}

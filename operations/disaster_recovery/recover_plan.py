@@ -8,20 +8,20 @@ from msgspec.structs import replace
 from ...common import instants
 from ...errors import NotFound, Refused, SlackwaterError
 from ...snapshot.cut import replicas
-from ...snapshot.cut.graph import Cut, order, violations
+from ...snapshot.cut.graph import Cut, topological_order, violations
 from ...snapshot.cut.in_flight import InFlight, in_flight
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, without_retired
 from ...snapshot.cut.replicas import Replica, ReplicaCut
 from ...snapshot.cut.stored import Snapshot, read_snapshot
-from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
-from ...state.records import windows
+from ...snapshot.under_way.exclusion import AppCondition, Intent, check_exclusion
+from ...state.records import format_windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.manifest import AppInfo, Input, Manifest
 from .fence import Primary
 from .kafka_state import anchor_name
-from .mirror_offsets import ReadOn, Source, mirrored_name, position
+from .mirror_offsets import SourcePartition, StartOffset, find_start_offset, mirrored_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class RecoveryPlan:
     heads: Mapping[str, Manifest]
     """Newest versions in the replica, which are newer than the cut if replication was interrupted."""
     primary: Primary
-    inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
+    inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
     again: Mapping[str, int]
     """Number of records after the start offsets, by topic; most are read for a second time. 0 if unknown."""
     rereads: tuple[str, ...]
@@ -80,15 +80,15 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
 
     Raises `NotFound` if there is none, and `Refused` if its first copy is not complete yet.
     """
-    replica = replicas.find(target, app)
+    replica = replicas.find_replica_state(target, app)
     if replica is None:
-        candidates = tuple(name for name in target.list_folders("") if replicas.find(target, name))
+        candidates = tuple(name for name in target.list_folders("") if replicas.find_replica_state(target, name))
         raise NotFound(
             "replica", app, candidates, hint=f"looked under {target.url}; for another store root: --from ROOT"
         )
     history.list_stages(target, app)  # raises if the replica is half removed
-    check_exclusion(target, app, Intent.RECOVER, UnderWay.LEFT)
-    cut = replicas.CUTS.newest(target, app)
+    check_exclusion(target, app, Intent.RECOVER, AppCondition.LEFT)
+    cut = replicas.REPLICA_CUTS.newest(target, app)
     if cut is None or apps.find_app(target, app) is None:
         raise Refused(
             f"the replica of {app} under {target.url} is incomplete: its first copy was interrupted",
@@ -97,7 +97,9 @@ def find_replica(target: ObjectStore, app: str) -> tuple[Replica, ReplicaCut]:
     return replica, cut
 
 
-def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, terms: FailoverTerms) -> RecoveryPlan:
+def make_plan(
+    target: ObjectStore, app: str, kafka: KafkaTopics, primary: Primary, terms: FailoverTerms
+) -> RecoveryPlan:
     """Return the plan of a recovery. Changes nothing.
 
     Raises `NotFound` if there is no replica or a topic is missing, and `Refused` if the offset to read from cannot be
@@ -107,21 +109,21 @@ def make_plan(target: ObjectStore, app: str, kafka: Topics, primary: Primary, te
     error: Refused | None = None
     for replicated in (newest, *replicas.older_cuts(target, newest)):
         try:
-            return _plan_of(target, app, kafka, primary, terms, replica, replicated)
-        except Lacking as lacking:
+            return _plan_for_cut(target, app, kafka, primary, terms, replica, replicated)
+        except MissingRecords as lacking:
             error = error or lacking
     assert error is not None  # noqa: S101  there was a cut
     raise error
 
 
-class Lacking(Refused):
+class MissingRecords(Refused):
     """Raised if in-flight records of a cut no longer exist."""
 
 
-def _plan_of(
+def _plan_for_cut(
     target: ObjectStore,
     app: str,
-    kafka: Topics,
+    kafka: KafkaTopics,
     primary: Primary,
     terms: FailoverTerms,
     replica: Replica,
@@ -141,8 +143,8 @@ def _plan_of(
     inputs = dict(_inputs(cut, kafka, replicated, topics, terms))
     keeper = read_snapshot(target, app, replicated.snapshot) if replicated.snapshot else None
     states = in_flight(target, cut)
-    _check_kept(kafka, states, keeper, replicated, app)
-    lost = tuple(_lost(cut, primary))
+    _check_in_flight_available(kafka, states, keeper, replicated, app)
+    lost = tuple(_lost_versions(cut, primary))
     rereads, reread_counts = _remaining_records(kafka, inputs)
     newest_ms = max((versions.newest_ms for versions in lost), default=0)
     lost_ms = max(0, newest_ms - cut.time_ms) if newest_ms else max(0, instants.now_ms() - replicated.seen_ms)
@@ -175,7 +177,7 @@ def _check_names(app: str, heads: Mapping[str, Manifest], stages: Mapping[str, M
             )
 
 
-def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
+def _topics(cut: Cut, kafka: KafkaTopics, info: AppInfo, terms: FailoverTerms) -> dict[str, str]:
     declared = {
         name: read.topic for at in cut.stages.values() for name, read in at.inputs.items() if not read.upstream
     }  # fmt: skip
@@ -193,9 +195,9 @@ def _topics(cut: Cut, kafka: Topics, info: AppInfo, terms: FailoverTerms) -> dic
 
 
 def _inputs(
-    cut: Cut, kafka: Topics, replicated: ReplicaCut, topics: Mapping[str, str], terms: FailoverTerms
-) -> Iterator[tuple[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]]:
-    for stage in order(cut.stages):
+    cut: Cut, kafka: KafkaTopics, replicated: ReplicaCut, topics: Mapping[str, str], terms: FailoverTerms
+) -> Iterator[tuple[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]]:
+    for stage in topological_order(cut.stages):
         for name, read in sorted(cut.stages[stage].inputs.items()):
             if read.upstream:
                 continue
@@ -204,27 +206,27 @@ def _inputs(
             for partition, offset in enumerate(read.offsets):
                 given_offset = terms.offsets.get(f"{read.topic}[{partition}]")
                 if given_offset is not None:
-                    positions.append(ReadOn(given_offset, "said"))
+                    positions.append(StartOffset(given_offset, "said"))
                     continue
                 partition_anchors = anchors[partition] if partition < len(anchors) else ()
-                source = Source(topic, read.topic, partition, offset, partition_anchors)
-                positions.append(position(kafka, source, terms.mirror))
+                source = SourcePartition(topic, read.topic, partition, offset, partition_anchors)
+                positions.append(find_start_offset(kafka, source, terms.mirror))
             offsets = tuple(position_.offset for position_ in positions)
             new_input = replace(read, topic=topic, offsets=offsets, rows=0, topic_id=kafka.topic_id(topic))
             yield (stage, name), (new_input, tuple(positions))
 
 
-def _check_kept(
-    kafka: Topics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
+def _check_in_flight_available(
+    kafka: KafkaTopics, states: tuple[InFlight, ...], keeper: Snapshot | None, replicated: ReplicaCut, app: str
 ) -> None:
     """Check that in-flight records are in the replica or in the new Kafka. Raises `MissingRecords`."""
     for state in states:
-        if not state.receiver or (keeper is not None and keeper.captured(state)):
+        if not state.receiver or (keeper is not None and keeper.find_captured_channel(state)):
             continue
         try:
             kafka.check_topic(state.topic, state.starts, state.topic_id)
         except SlackwaterError as error:
-            raise Lacking(
+            raise MissingRecords(
                 f"{state.rows} in-flight rows on {state.channel!r} no longer exist: "
                 f"{replicated.lacks or error.message}",
                 hint=f"restore the Kafka that has {state.topic}; or clone an earlier moment without in-flight rows: "
@@ -232,15 +234,15 @@ def _check_kept(
             ) from None
 
 
-def _lost(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
-    for stage in order(cut.stages):
+def _lost_versions(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
+    for stage in topological_order(cut.stages):
         head = primary.heads.get(stage)
         newest, at_ms = (head.version, head.time_ms) if head is not None else (None, 0)
         yield LostVersions(stage, cut.stages[stage].version, newest, at_ms)
 
 
 def _remaining_records(
-    kafka: Topics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[ReadOn, ...]]]
+    kafka: KafkaTopics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return offset ranges of the records after the start offsets as text, and their number by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
@@ -250,6 +252,6 @@ def _remaining_records(
     ranges, counts = list[str](), dict[str, int]()
     for topic, offsets in sorted(furthest.items()):
         ends = kafka.ends(topic) or offsets
-        ranges += windows(topic, offsets, ends)
+        ranges += format_windows(topic, offsets, ends)
         counts[topic] = sum(max(0, end - at) for at, end in zip(offsets, ends, strict=False))
     return tuple(ranges), counts

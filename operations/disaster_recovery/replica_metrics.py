@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...pipeline.run.monitoring import serve
-from .replicate import Round
+from ...pipeline.run.monitoring import serve_metrics
+from .replicate import RoundResult
 
 
 class ReplicaMetrics:
@@ -30,7 +30,7 @@ class ReplicaMetrics:
         self._bytes = counter("replica_copied_bytes", "Bytes copied.")
         self._removed = counter("replica_removed_objects", "Objects deleted because the app deleted them.")
 
-    def observe(self, done: Round) -> None:
+    def observe(self, done: RoundResult) -> None:
         self._seen.set(done.cut.seen_ms / 1_000)
         self._commit.set(done.cut.time_ms / 1_000)
         self._lacks.set(1 if done.cut.lacks else 0)
@@ -40,4 +40,4 @@ class ReplicaMetrics:
         self._removed.inc(done.removed)
 
     def serve(self, port: int) -> int:
-        return serve(self.registry, port)
+        return serve_metrics(self.registry, port)

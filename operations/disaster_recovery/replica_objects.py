@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ...errors import NotFound, ObjectNotFound, Refused
-from ...snapshot.cut.graph import order
+from ...snapshot.cut.graph import topological_order
 from ...snapshot.cut.moments import newest_settled
-from ...snapshot.cut.replicas import CUTS, PREFIX, ReplicaCut, find, older_cuts
-from ...snapshot.cut.stored import SNAPSHOTS, Snapshot, list_snapshots, of_snapshot
+from ...snapshot.cut.replicas import REPLICA_CUTS, REPLICA_SNAPSHOT_PREFIX, ReplicaCut, find_replica_state, older_cuts
+from ...snapshot.cut.stored import SNAPSHOTS, Snapshot, cut_of_snapshot, list_snapshots
 from ...snapshot.gc import census
-from ...snapshot.take.snapshots import remove, remove_records
+from ...snapshot.take.snapshots import delete_snapshot, remove_records
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.read.copier import Copier
 from ...store.versions import apps, forgotten, history, horizon, keys
@@ -31,29 +31,29 @@ from ...store.versions.side_tables import all_ssts
 
 
 @dataclass(frozen=True, slots=True)
-class Todo:
+class CopyPlan:
     """Versions and snapshots that a replica lacks."""
 
     versions: Mapping[str, tuple[int, ...]]
     cut: Mapping[str, Manifest]
     """Cut up to which the replica is complete after copying, retired stages included."""
     snapshots: tuple[Snapshot, ...]
-    limit: Boundary
+    boundary: Boundary
 
 
-def last_final(store: ObjectStore, app: str) -> Boundary:
+def last_boundary(store: ObjectStore, app: str) -> Boundary:
     """Return the boundary of the last garbage collection. Makes the requests of `horizon.all_of`."""
-    return next((boundary for boundary in reversed(horizon.all_of(store, app)) if boundary.final), NOTHING_COLLECTED)
+    return next((boundary for boundary in reversed(horizon.read_all(store, app)) if boundary.final), NOTHING_COLLECTED)
 
 
-def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> Todo:
+def plan_copy(store: ObjectStore, app: str, copied: Mapping[str, int]) -> CopyPlan:
     """Plan which versions to copy: those after the replica's newest version of each stage (`copied`).
 
     Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
     """
-    limit, heads = last_final(store, app), newest_settled(store, app)
+    limit, heads = last_boundary(store, app), newest_settled(store, app)
     versions = {}
-    for stage in order(heads):
+    for stage in topological_order(heads):
         head, has = heads[stage].version, copied.get(stage, 0)
         first = limit.first.get(stage) or history.first_version(store, app, stage)
         if 0 < has < first - 1:
@@ -67,7 +67,7 @@ def every_version(store: ObjectStore, app: str, copied: Mapping[str, int]) -> To
         older = limit.kept.get(stage, ()) if not has else ()
         versions[stage] = (*older, *range(max(has + 1, first), head + 1))
     snapshots = [snapshot for snapshot in list_snapshots(store, app) if _is_copied(snapshot, heads)]
-    return Todo(versions, heads, tuple(snapshots), limit)
+    return CopyPlan(versions, heads, tuple(snapshots), limit)
 
 
 def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
@@ -75,7 +75,7 @@ def _is_copied(snapshot: Snapshot, heads: Mapping[str, Manifest]) -> bool:
     return snapshot.kind != "clone" and all(stage in heads and v <= heads[stage].version for stage, v in versions)
 
 
-def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
+def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
     """Return the versions of a cut, and the senders' versions that list the cut's in-flight records."""
     versions = {stage: {manifest.version} for stage, manifest in cut.items()}
     for manifest in cut.values():
@@ -85,32 +85,32 @@ def needed(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
     return versions
 
 
-def copy_rules(copier: Copier, app: str) -> None:
+def copy_reader_objects(copier: Copier, app: str) -> None:
     """Copy the objects that readers of versions need: migrations, histories of names, records of erasures.
 
     Objects that are named by these objects are copied first.
     """
-    copier.listed(copier.source.list(keys.migrations(app)))
+    copier.copy_listed(copier.source.list(keys.migrations(app)))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
         if any(app in (event.folder, event.over, event.name) for event in apps.promotions(copier.source, name)):
             _check_name(copier, app, name)
-            copier.listed(copier.source.list(keys.names(name)))
+            copier.copy_listed(copier.source.list(keys.promotion_outcomes(name)))
     new = copier.missing(copier.source.list(keys.forgotten(app)))
     if new:
         for stage in copier.source.list_folders(keys.stages(app)):
-            copier.listed(copier.source.list(keys.ssts(app, stage)))
+            copier.copy_listed(copier.source.list(keys.ssts(app, stage)))
             # Manifests of edits whose statement or message contained a key were rewritten.
-            copier.listed(copier.changed(copier.source.list(keys.manifests(app, stage))))
+            copier.copy_listed(copier.different(copier.source.list(keys.manifests(app, stage))))
         snapshots = copier.source.list(keys.snapshots(app))
-        copier.listed(info for info in snapshots if census.kind_of(info.key) is census.IN_FLIGHT)
+        copier.copy_listed(info for info in snapshots if census.object_kind_of(info.key) is census.IN_FLIGHT)
         rewritten = (sst for sst in forgotten.newest(copier.source, app).ssts.values() if sst is not None)
-        copier.ssts((sst for sst in rewritten if not sst.object.startswith(f"{app}/")), may_be_gone=True)
-        copier.listed(new)
+        copier.copy_ssts((sst for sst in rewritten if not sst.object.startswith(f"{app}/")), may_be_missing=True)
+        copier.copy_listed(new)
 
 
 def _check_name(copier: Copier, app: str, name: str) -> None:
     source, target = copier.source, copier.target
-    history, replicated = apps.NAMES.all(source, name), apps.NAMES.all(target, name)
+    history, replicated = apps.PROMOTION_OUTCOMES.all(source, name), apps.PROMOTION_OUTCOMES.all(target, name)
     folders = {folder for event in history for folder in (event.folder, event.over)}
     related_apps = {name, *folders} - {app} if not replicated else ()
     if replicated == history[: len(replicated)] and all(_is_copy(source, target, other) for other in related_apps):
@@ -127,35 +127,37 @@ def _is_copy(source: ObjectStore, target: ObjectStore, app: str) -> bool:
     return copy is None or (original is not None and original.created_ms == copy.created_ms)
 
 
-def was_forgotten(store: ObjectStore, app: str) -> str:
+def newest_erasure_record(store: ObjectStore, app: str) -> str:
     """Return the key of the newest record of an erasure; empty if there is none. Makes one listing."""
     return max((info.key for info in store.list(keys.forgotten(app))), default="")
 
 
-def copy_others(copier: Copier, app: str) -> None:
-    for place in census.beside_versions(app):
+def copy_other_objects(copier: Copier, app: str) -> None:
+    for place in census.prefixes_copied_alongside(app):
         if not place.endswith("/"):  # an object that may be overwritten
             with suppress(ObjectNotFound):
-                if not copier.put(place, copier.source.get(place)):
-                    copier.one(place)
+                if not copier.put_if_absent(place, copier.source.get(place)):
+                    copier.copy_object(place)
             continue
         # Archived objects are put before the index that names them, so the second listing has all of them.
-        indexes = [info for info in copier.source.list(place) if census.kind_of(info.key) is census.ARCHIVE_INDEX]
-        copier.listed(
-            info for info in copier.source.list(place) if census.kind_of(info.key) is not census.ARCHIVE_INDEX
+        indexes = [
+            info for info in copier.source.list(place) if census.object_kind_of(info.key) is census.ARCHIVE_INDEX
+        ]
+        copier.copy_listed(
+            info for info in copier.source.list(place) if census.object_kind_of(info.key) is not census.ARCHIVE_INDEX
         )
-        copier.listed(indexes)
+        copier.copy_listed(indexes)
 
 
-def gone_from(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
+def list_deleted(store: ObjectStore, target: ObjectStore, app: str) -> Iterator[ObjectInfo]:
     """Yield objects of the target that the app no longer has; versions are left out."""
-    for place in (*census.beside_versions(app), keys.forgotten(app)):
+    for place in (*census.prefixes_copied_alongside(app), keys.forgotten(app)):
         copies = list(target.list(place))
         existing = {info.key for info in store.list(place)} if copies else set()
         yield from (info for info in copies if info.key not in existing)
 
 
-def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
+def remove_older_cuts(target: ObjectStore, cut: ReplicaCut) -> None:
     """Remove older cuts and their copies of Kafka data.
 
     If in-flight records of the newest cut are missing, the last complete cut is kept. Cuts of concurrent rounds have
@@ -164,18 +166,21 @@ def drop_older(target: ObjectStore, cut: ReplicaCut) -> None:
     app, prefix = cut.app, keys.snapshots(cut.app)
     whole = next((older for older in older_cuts(target, cut) if not older.lacks), None) if cut.lacks else None
     stay = {kept_cut.snapshot for kept_cut in (cut, whole) if kept_cut is not None}
-    oldest = CUTS.key(whole or cut)
-    CUTS.sweep(target, CUTS.listed(target, app), lambda info: info.key < oldest)
-    names = {info.key.removeprefix(prefix).split("/")[0].removesuffix(".json") for info in target.list(prefix + PREFIX)}
+    oldest = REPLICA_CUTS.key(whole or cut)
+    REPLICA_CUTS.sweep(target, REPLICA_CUTS.listed(target, app), lambda info: info.key < oldest)
+    names = {
+        info.key.removeprefix(prefix).split("/")[0].removesuffix(".json")
+        for info in target.list(prefix + REPLICA_SNAPSHOT_PREFIX)
+    }
     for name in names - stay:
-        number = name.removeprefix(PREFIX)
+        number = name.removeprefix(REPLICA_SNAPSHOT_PREFIX)
         if number.isdecimal() and int(number) < cut.number:
             SNAPSHOTS.remove(target, name, app)
             remove_records(target, app, name)
 
 
-def sweep(
-    store: ObjectStore, target: ObjectStore, app: str, todo: Todo, had: Iterable[str], *, by: str
+def delete_removed(
+    store: ObjectStore, target: ObjectStore, app: str, todo: CopyPlan, had: Iterable[str], *, by: str
 ) -> list[str] | None:
     """Delete the replica's objects that the app no longer has. Returns their keys.
 
@@ -186,47 +191,49 @@ def sweep(
     # In this order: an object that another process copies meanwhile is in neither listing, or in both.
     copies = {stage: [info.key for info in target.list(keys.ssts(app, stage))] for stage in stages}
     originals = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
-    if last_final(store, app) != todo.limit:
+    if last_boundary(store, app) != todo.boundary:
         return None
-    if was_forgotten(store, app) != was_forgotten(target, app):
+    if newest_erasure_record(store, app) != newest_erasure_record(target, app):
         return None  # the rewritten SSTs are not copied yet
     names = {snapshot.name for snapshot in todo.snapshots}
     gone = _remove_snapshots(target, app, (name for name in had if name not in names))
     try:
-        limit = settle(target, app, todo, by=by)
+        limit = update_boundary(target, app, todo, by=by)
     except Refused:
         return None
     for stage in stages:
         manifests = tuple(history.list_manifests(target, app, stage))
         # Versions that only the replica pins may have SSTs that the app has collected.
-        own = [v for v, _ in manifests if limit.allows(stage, v) and not todo.limit.allows(stage, v)]
+        own = [v for v, _ in manifests if limit.allows(stage, v) and not todo.boundary.allows(stage, v)]
         named = originals[stage].union(*(_named(target, app, stage, version) for version in own))
-        gone += _deleted(target, [info.key for version, info in manifests if not limit.allows(stage, version)])
-        gone += _deleted(target, [key for key in copies[stage] if key not in named])
-    gone += _deleted(target, _shared_gone(target, app))
-    gone += _deleted(target, [info.key for info in gone_from(store, target, app)])
-    return gone + _deleted(target, list(_records_gone(store, target, app, names)))
+        gone += _delete(target, [info.key for version, info in manifests if not limit.allows(stage, version)])
+        gone += _delete(target, [key for key in copies[stage] if key not in named])
+    gone += _delete(target, _replaced_shared_ssts(target, app))
+    gone += _delete(target, [info.key for info in list_deleted(store, target, app)])
+    return gone + _delete(target, list(_replaced_records(store, target, app, names)))
 
 
 def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> list[str]:
     present = [name for name in names if SNAPSHOTS.find(target, name, app) is not None]
     for name in present:
-        remove(target, app, name)
-    return [keys.note(keys.snapshots(app), name) for name in present]
+        delete_snapshot(target, app, name)
+    return [keys.json_object(keys.snapshots(app), name) for name in present]
 
 
-def _shared_gone(target: ObjectStore, app: str) -> list[str]:
+def _replaced_shared_ssts(target: ObjectStore, app: str) -> list[str]:
     """Return SSTs of the clone's source that a `forget` has replaced.
 
     SSTs of a source that has its own replica in the target are left to that replica.
     """
     shared = [key for key in forgotten.newest(target, app).ssts if not key.startswith(f"{app}/")]
     owners = {key.split("/")[0] for key in shared}
-    alone = {owner for owner in owners if find(target, owner) is None and apps.find_app(target, owner) is None}
+    alone = {
+        owner for owner in owners if find_replica_state(target, owner) is None and apps.find_app(target, owner) is None
+    }
     return [key for key in shared if key.split("/")[0] in alone and exists(target, key)]
 
 
-def _records_gone(store: ObjectStore, target: ObjectStore, app: str, copied: set[str]) -> Iterator[str]:
+def _replaced_records(store: ObjectStore, target: ObjectStore, app: str, copied: set[str]) -> Iterator[str]:
     prefix = keys.snapshots(app)
     copies = [info.key for info in target.list(prefix) if info.key.removeprefix(prefix).split("/")[0] in copied]
     existing = {info.key for info in store.list(prefix)} if copies else set[str]()
@@ -236,7 +243,7 @@ def _records_gone(store: ObjectStore, target: ObjectStore, app: str, copied: set
     yield from (key for key in copies if key not in existing and key not in own)
 
 
-def _deleted(target: ObjectStore, gone: list[str]) -> list[str]:
+def _delete(target: ObjectStore, gone: list[str]) -> list[str]:
     for key in gone:
         target.delete(key)
     return gone
@@ -247,22 +254,22 @@ def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset
     return frozenset(sst.object for sst in all_ssts(manifest)) if manifest is not None else frozenset()
 
 
-def settle(target: ObjectStore, app: str, todo: Todo, *, by: str) -> Boundary:
+def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -> Boundary:
     """Update the replica's boundary to keep the versions that the app or the replica's snapshots need.
 
     Returns the boundary. The replica's snapshots include that of the newest cut, so this may run before the next cut is
     recorded. Raises `Refused` if another process updates the boundary at the same time.
     """
-    boundaries, copied = horizon.all_of(target, app), {snapshot.name for snapshot in todo.snapshots}
+    boundaries, copied = horizon.read_all(target, app), {snapshot.name for snapshot in todo.snapshots}
     last = boundaries[-1] if boundaries else NOTHING_COLLECTED
-    proposed = _with_pins(target, app, todo.limit, copied)
+    proposed = _with_pins(target, app, todo.boundary, copied)
     if last.final and (last.first, last.kept, last.moments) == (proposed.first, proposed.kept, proposed.moments):
         return last
     number = max((boundary.number for boundary in boundaries), default=0) + 1
     horizon.propose(target, app, replace(proposed, number=number, final=False, by=by))
     # Whoever pins a cut reads the boundary afterwards, and this reads the pins after proposing the boundary.
-    final = replace(_with_pins(target, app, todo.limit, copied), number=number + 1, final=True, by=by)
-    horizon.settle(target, app, final)
+    final = replace(_with_pins(target, app, todo.boundary, copied), number=number + 1, final=True, by=by)
+    horizon.finalise(target, app, final)
     return final
 
 
@@ -271,9 +278,9 @@ def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str])
     older = {stage: set(versions) for stage, versions in limit.kept.items()}
     moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
     for snapshot in SNAPSHOTS.all(target, app):
-        if snapshot.name in copied or limit.is_whole(snapshot.stages):
+        if snapshot.name in copied or limit.has_complete_history(snapshot.stages):
             continue
-        for stage, versions in _needed(target, snapshot).items():
+        for stage, versions in _versions_required_by(target, snapshot).items():
             older.setdefault(stage, set()).update(v for v in versions if v < limit.first.get(stage, 0))
         moments.setdefault(tuple(sorted(snapshot.stages.items())), KeptCut(snapshot.completed_ms, snapshot.stages))
     return replace(
@@ -283,7 +290,7 @@ def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str])
     )
 
 
-def _needed(target: ObjectStore, snapshot: Snapshot) -> Mapping[str, set[int]]:
+def _versions_required_by(target: ObjectStore, snapshot: Snapshot) -> Mapping[str, set[int]]:
     with suppress(NotFound):  # the snapshot's versions are gone
-        return needed(of_snapshot(target, snapshot).stages)
+        return required_versions(cut_of_snapshot(target, snapshot).stages)
     return {}

@@ -7,22 +7,22 @@ from ...common import instants
 from ...errors import Forbidden, ObjectNotFound, Refused, Usage
 from ...snapshot.cut import replicas
 from ...snapshot.cut.replicas import Replica
-from ...snapshot.take.audit_log import record_once
-from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
+from ...snapshot.take.audit_log import record_operation_once
+from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ..staging.clone_plan import check_roots
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ReplicaPair:
     """App with its store, and the store for its replica."""
 
     store: ObjectStore
     target: ObjectStore
     app: str
 
-    def replica(self, *, recovering: bool = False) -> Replica | None:
+    def check_replica(self, *, recovering: bool = False) -> Replica | None:
         """Check that the target holds, or may hold, the app's replica. Returns the replica's mark, or None.
 
         Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
@@ -34,9 +34,9 @@ class Pair:
                 f"{app} cannot be replicated to its own store root, {source_url}", hint="--to takes another store root"
             )
         check_roots(self.store, self.target, deep=False)
-        info, replica = apps.read_app(self.store, app), replicas.find(self.target, app)
+        info, replica = apps.read_app(self.store, app), replicas.find_replica_state(self.target, app)
         if not recovering:
-            check_exclusion(self.store, app, Intent.REPLICATE, *HERE)
+            check_exclusion(self.store, app, Intent.REPLICATE, *RUNS_ELSEWHERE)
         where = f"{app} under {target_url}"
         if replica is None:
             # The replica of a clone may have copied SSTs of this app that the clone shares: they make no app.
@@ -50,7 +50,8 @@ class Pair:
         if replica.created_ms != info.created_ms:
             raise Refused(
                 f"{where} is a replica of another app {app!r}, of {replica.root}, created "
-                f"{instants.when(replica.created_ms)}; that of {source_url} was {instants.when(info.created_ms)}",
+                f"{instants.format_with_age(replica.created_ms)}; that of {source_url} was "
+                f"{instants.format_with_age(info.created_ms)}",
                 hint="choose another root",
             )
         if replica.state != "copy" or replica.root != source_url:
@@ -67,27 +68,28 @@ class Pair:
             )
         done = "recovered" if replica.state == "recovered" else "left behind by a recovery"
         return Refused(
-            f"{where} was {done} {instants.when(replica.time_ms)} by {replica.by}: it is no longer a replica",
+            f"{where} was {done} {instants.format_with_age(replica.time_ms)} by {replica.by}: it is no longer a "
+            f"replica",
             hint="choose another root; `slackwater status` shows where the app runs now",
         )
 
-    def begin(self, by: str) -> None:
+    def mark_replica(self, by: str) -> None:
         """Mark the app's folder in the target as a replica, before anything is copied to it."""
         apps.check_root(self.target)
-        apps.check_free(self.target, self.app)
+        apps.check_name_free(self.target, self.app)
         created_ms, now_ms = apps.read_app(self.store, self.app).created_ms, instants.now_ms()
         expected = Replica(self.app, self.store.url, created_ms, by=by, time_ms=now_ms)
         key = keys.replica(self.app)
-        if codec.add(self.target, key, expected, under=lambda replica: keys.replica(replica.app)) != expected:
-            self.replica()
+        if codec.add(self.target, key, expected, key_of=lambda replica: keys.replica(replica.app)) != expected:
+            self.check_replica()
             return
-        apps.try_storage(self.target, key, expected)
+        apps.check_conditional_puts(self.target, key, expected)
 
     def check_not_recovering(self) -> None:
         """Raise `Refused` if the app is being, or was, recovered from the target. Makes one request."""
-        check_exclusion(self.target, self.app, Intent.REPLICATE, UnderWay.RECOVERY)
+        check_exclusion(self.target, self.app, Intent.REPLICATE, AppCondition.RECOVERY)
 
-    def check_same(self, stage: str, version: int) -> None:
+    def check_version_equal(self, stage: str, version: int) -> None:
         """Raise `Refused` if a version of a stage differs between the app and the target. Makes two requests."""
         key = keys.manifest(self.app, stage, version)
         try:
@@ -95,7 +97,7 @@ class Pair:
         except ObjectNotFound:
             newest = history.head(self.store, self.app, stage)
             if newest is not None and newest.version > version:
-                return  # collected: `every_version` has checked that it was not too early
+                return  # collected: `plan_copy` has checked that it was not too early
             has = f"v{newest.version}" if newest is not None else "no version"
             raise Refused(
                 f"{self.target.url} has {self.app}/{stage} up to v{version}, but {self.store.url} has {has}: "
@@ -103,9 +105,9 @@ class Pair:
                 hint=f"compare both (slackwater log {self.app}); to replicate the app as it is, choose another root",
             ) from None
         if self.target.get(key) != source_data:
-            raise self.by_hand(key)
+            raise self.foreign_write_error(key)
 
-    def by_hand(self, key: str) -> Refused:
+    def foreign_write_error(self, key: str) -> Refused:
         self.check_not_recovering()
         return Refused(
             f"object {key} under {self.target.url} differs from that of {self.store.url}: something else wrote "
@@ -114,9 +116,9 @@ class Pair:
             "that can be trusted, choose another root",
         )
 
-    def note_begun(self, by: str) -> None:
+    def log_start(self, by: str) -> None:
         """Log the start of replication once in the app's log of operations; skipped without write permission."""
-        begun = replicas.find(self.target, self.app)
+        begun = replicas.find_replica_state(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):
-            record_once(self.store, self.app, "replicate", f"to {self.target.url}", by, since_ms=since_ms)
+            record_operation_once(self.store, self.app, "replicate", f"to {self.target.url}", by, since_ms=since_ms)

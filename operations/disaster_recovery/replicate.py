@@ -18,46 +18,53 @@ from ulid import ULID
 from ...common import instants
 from ...errors import Corruption, Forbidden, NotFound, ObjectNotFound, Refused, Unavailable
 from ...snapshot.cut import replicas
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import without_retired
-from ...snapshot.cut.replicas import CUTS, PREFIX, REPLICAS, KnownReplica, ReplicaCut, SinkRest
+from ...snapshot.cut.replicas import (
+    REPLICA_CUTS,
+    REPLICA_SNAPSHOT_PREFIX,
+    REPLICAS,
+    KnownReplica,
+    ReplicaCut,
+    UnpublishedSinkRows,
+)
 from ...snapshot.cut.stored import SNAPSHOTS, Snapshot
 from ...snapshot.take.audit_log import newest_operation
-from ...snapshot.take.capture import discard
-from ...store.objects.many import many
+from ...snapshot.take.capture import delete_captured
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.copier import WORKERS, Copier
 from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
-from .kafka_state import anchors_of, records_in_flight, sink_rests
+from .kafka_state import copy_in_flight_records, copy_unpublished_rows, read_anchors
 from .replica_objects import (
-    Todo,
-    copy_others,
-    copy_rules,
-    drop_older,
-    every_version,
-    last_final,
-    settle,
-    sweep,
-    was_forgotten,
+    CopyPlan,
+    copy_other_objects,
+    copy_reader_objects,
+    delete_removed,
+    last_boundary,
+    newest_erasure_record,
+    plan_copy,
+    remove_older_cuts,
+    update_boundary,
 )
-from .replica_standing import Pair
+from .replica_standing import ReplicaPair
 
 _CHUNK = 128
 """Number of versions of a stage that are read at once, so that their SSTs are copied together."""
 _ATTEMPTS = 5
-_BEAT_MS = 60_000
+_CUT_INTERVAL_MS = 60_000
 """Interval in milliseconds at which a replica without changes records its cut again."""
 
 
-class _Raced(Exception):
+class _LostRace(Exception):
     """Raised if another process that copies to the same replica was first to record a cut or boundary."""
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundResult:
     """Result of one round of replication."""
 
     cut: ReplicaCut
@@ -68,7 +75,7 @@ class Round:
     took_ms: int
 
     @property
-    def is_news(self) -> bool:
+    def has_changes(self) -> bool:
         return bool(self.objects or self.removed)
 
 
@@ -80,37 +87,37 @@ class Replicator:
     target: ObjectStore
     app: str
     by: str
-    reader: Topics | None = None
+    reader: KafkaTopics | None = None
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
     copier: Copier = field(init=False)
-    pair: Pair = field(init=False)
-    _same: dict[str, int] = field(default_factory=dict)
-    _swept: object = None
+    pair: ReplicaPair = field(init=False)
+    _verified_versions: dict[str, int] = field(default_factory=dict)
+    _last_sweep: object = None
     _limit: Boundary | None = None
     _forgotten: str = ""
 
     def __post_init__(self) -> None:
         self.copier = Copier(self.store, self.target, self.workers, self.on_progress)
-        self.pair = Pair(self.store, self.target, self.app)
+        self.pair = ReplicaPair(self.store, self.target, self.app)
 
-    def plan(self) -> Todo:
+    def plan(self) -> CopyPlan:
         """Return the versions and snapshots to copy.
 
         Raises the errors of `ReplicaPair.check_replica`, and `Refused` if gc has deleted versions that are to be
         copied.
         """
-        self._begun()
+        self._is_begun()
         return self._plan()
 
-    def _begun(self) -> bool:
-        return self.pair.replica(recovering=self.recovering) is not None
+    def _is_begun(self) -> bool:
+        return self.pair.check_replica(recovering=self.recovering) is not None
 
-    def _plan(self) -> Todo:
-        return every_version(self.store, self.app, {stage: head.version for stage, head in self._target_heads()})
+    def _plan(self) -> CopyPlan:
+        return plan_copy(self.store, self.app, {stage: head.version for stage, head in self._target_heads()})
 
-    def round(self) -> Round:
+    def run_round(self) -> RoundResult:
         """Copy everything that the replica lacks.
 
         Raises the errors of `plan`; `Corruption` if an object of the app is damaged; `Refused` if something else has
@@ -119,10 +126,10 @@ class Replicator:
         """
         began_ms, objects, size = instants.now_ms(), self.copier.objects, self.copier.copied_bytes
         for attempt in range(_ATTEMPTS):
-            is_last, given_up = attempt == _ATTEMPTS - 1, self._given_up()
+            is_last, given_up = attempt == _ATTEMPTS - 1, self._deletion_records()
             try:
                 done = self._round()
-            except _Raced:
+            except _LostRace:
                 if is_last:
                     raise Refused(
                         f"another process replicates {self.app} to {self.target.url} and was faster {_ATTEMPTS} times",
@@ -130,7 +137,7 @@ class Replicator:
                     ) from None
             except (Corruption, NotFound, ObjectNotFound):
                 # Objects that were collected or rewritten by `forget` during the round are not missing.
-                if is_last or self._given_up() == given_up:
+                if is_last or self._deletion_records() == given_up:
                     raise
             else:
                 copied = (self.copier.objects - objects, self.copier.copied_bytes - size)
@@ -139,14 +146,14 @@ class Replicator:
                 )
         raise AssertionError
 
-    def _given_up(self) -> tuple[Boundary, str]:
-        return last_final(self.store, self.app), was_forgotten(self.store, self.app)
+    def _deletion_records(self) -> tuple[Boundary, str]:
+        return last_boundary(self.store, self.app), newest_erasure_record(self.store, self.app)
 
     def run(
         self,
         every_ms: int,
-        over: Event,
-        on_round: Callable[[Round], None],
+        stop: Event,
+        on_round: Callable[[RoundResult], None],
         on_trouble: Callable[[Unavailable], None],
     ) -> None:
         """Run rounds until `stop` is set, at most one in `every_ms`.
@@ -154,60 +161,60 @@ class Replicator:
         If a store is unavailable, `on_trouble` is called, and the next round retries. Raises the other errors of
         `run_round`.
         """
-        while not over.is_set():
+        while not stop.is_set():
             began = time.monotonic()
             try:
-                on_round(self.round())
+                on_round(self.run_round())
             except Unavailable as error:
                 on_trouble(error)
-            over.wait(max(0.0, every_ms / 1_000 - (time.monotonic() - began)))
+            stop.wait(max(0.0, every_ms / 1_000 - (time.monotonic() - began)))
 
-    def _round(self) -> Round:
-        seen_ms, begun = instants.now_ms(), self._begun()
+    def _round(self) -> RoundResult:
+        seen_ms, begun = instants.now_ms(), self._is_begun()
         todo = self._plan()
         if not begun:
-            self.pair.begin(self.by)
-        last = replicas.CUTS.newest(self.target, self.app)
+            self.pair.mark_replica(self.by)
+        last = replicas.REPLICA_CUTS.newest(self.target, self.app)
         self._copy_rules()
         for stage, head in self._target_heads():
-            if self._same.get(stage) != head.version:
-                self.pair.check_same(stage, head.version)
+            if self._verified_versions.get(stage) != head.version:
+                self.pair.check_version_equal(stage, head.version)
         for stage, versions in todo.versions.items():
             for begin in range(0, len(versions), _CHUNK):
                 self._copy_versions(stage, versions[begin : begin + _CHUNK])
         if last is None:
-            self.pair.note_begun(self.by)
-        copy_others(self.copier, self.app)
-        while was_forgotten(self.store, self.app) != self._forgotten:
+            self.pair.log_start(self.by)
+        copy_other_objects(self.copier, self.app)
+        while newest_erasure_record(self.store, self.app) != self._forgotten:
             self._copy_rules()  # objects copied meanwhile may need SSTs that the new record names
         snapshots = tuple(self._copy_snapshots(todo, last))
-        self._settle(todo)
+        self._update_boundary(todo)
         cut = self._record_cut(todo, snapshots, last, seen_ms)
         # Readers see the replica once the app's identity is there.
-        if not self.copier.put(key := keys.app_info(self.app), self.store.get(key)):
-            raise self.pair.by_hand(key)
+        if not self.copier.put_if_absent(key := keys.app_info(self.app), self.store.get(key)):
+            raise self.pair.foreign_write_error(key)
         self._report_to_app(cut)
         removed = self._sweep(todo, cut, last)
         counts = {stage: len(copied) for stage, copied in todo.versions.items() if copied}
-        return Round(cut, counts, 0, 0, removed, 0)
+        return RoundResult(cut, counts, 0, 0, removed, 0)
 
-    def _settle(self, todo: Todo) -> None:
+    def _update_boundary(self, todo: CopyPlan) -> None:
         """Update the boundary before the cut is recorded, so that readers expect no version that gc has deleted."""
-        if self.recovering or self._limit == todo.limit:
+        if self.recovering or self._limit == todo.boundary:
             return
         try:
-            settle(self.target, self.app, todo, by=self.by)
+            update_boundary(self.target, self.app, todo, by=self.by)
         except Refused as error:
-            raise _Raced from error
-        self._limit = todo.limit
+            raise _LostRace from error
+        self._limit = todo.boundary
 
     def _copy_rules(self) -> None:
-        self._forgotten = was_forgotten(self.store, self.app)
-        copy_rules(self.copier, self.app)
+        self._forgotten = newest_erasure_record(self.store, self.app)
+        copy_reader_objects(self.copier, self.app)
 
     def _target_heads(self) -> Iterator[tuple[str, Manifest]]:
         for stage in self.target.list_folders(keys.stages(self.app)):
-            head = history.head(self.target, self.app, stage, hint=self._same.get(stage, 0))
+            head = history.head(self.target, self.app, stage, hint=self._verified_versions.get(stage, 0))
             if head is not None:
                 yield stage, head
 
@@ -217,7 +224,7 @@ class Replicator:
             data = self.store.get(key)
             return key, data, codec.decode(data, Manifest, key=key)
 
-        manifests = tuple(many(read, versions, self.workers))
+        manifests = tuple(map_concurrently(read, versions, self.workers))
         ssts = {sst.object: sst for _, _, manifest in manifests for sst in all_ssts(manifest)}
         if elsewhere := next((sst.root for sst in ssts.values() if sst.root), ""):
             raise Refused(
@@ -225,26 +232,26 @@ class Replicator:
                 "incomplete",
                 hint=f"replicate a deep clone instead: slackwater clone {self.app} NAME --deep --to ROOT",
             )
-        self.copier.ssts(ssts.values(), may_be_gone=bool(self._forgotten))
+        self.copier.copy_ssts(ssts.values(), may_be_missing=bool(self._forgotten))
         # In ascending order, so that no version is missing before the newest one.
         for key, data, manifest in manifests:
-            if not self.copier.put(key, data):
-                raise self.pair.by_hand(key)
-            self._same[stage] = max(manifest.version, self._same.get(stage, 0))
+            if not self.copier.put_if_absent(key, data):
+                raise self.pair.foreign_write_error(key)
+            self._verified_versions[stage] = max(manifest.version, self._verified_versions.get(stage, 0))
 
-    def _copy_snapshots(self, todo: Todo, last: ReplicaCut | None) -> Iterator[Snapshot]:
+    def _copy_snapshots(self, todo: CopyPlan, last: ReplicaCut | None) -> Iterator[Snapshot]:
         for snapshot in todo.snapshots:
             copy = SNAPSHOTS.find(self.target, snapshot.name, self.app)
             if copy is not None and copy != snapshot and (last is None or snapshot.name not in last.snapshots):
                 continue  # the replica has a snapshot of its own with that name
             if copy != snapshot:
-                if not all(map(self.copier.one, sorted(snapshot.object_keys))) and not self._forgotten:
+                if not all(map(self.copier.copy_object, sorted(snapshot.object_keys))) and not self._forgotten:
                     continue  # the snapshot was removed meanwhile
                 SNAPSHOTS.put(self.target, snapshot)
             yield snapshot
 
     def _record_cut(
-        self, todo: Todo, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
+        self, todo: CopyPlan, snapshots: tuple[Snapshot, ...], last: ReplicaCut | None, seen_ms: int
     ) -> ReplicaCut:
         """Record the cut up to which the replica is complete, unless an equal cut was recorded recently."""
         stages = {stage: head.version for stage, head in todo.cut.items()}
@@ -257,7 +264,7 @@ class Replicator:
         }
         names = tuple(sorted(copied_names))
         if last is not None and last.stages == stages and (not last.lacks or self.reader is None):
-            if last.snapshots == names and seen_ms - last.seen_ms < _BEAT_MS:
+            if last.snapshots == names and seen_ms - last.seen_ms < _CUT_INTERVAL_MS:
                 return last
             cut = replace(last, number=last.number + 1, seen_ms=seen_ms, snapshots=names, by=self.by)
         else:
@@ -265,20 +272,20 @@ class Replicator:
             cut = replace(self._pin_cut(todo, stages, snapshots, number, seen_ms), snapshots=names)
         if not self.recovering:
             self.pair.check_not_recovering()
-        if CUTS.add(self.target, cut) != cut:
-            raise _Raced
+        if REPLICA_CUTS.add(self.target, cut) != cut:
+            raise _LostRace
         return cut
 
     def _pin_cut(
-        self, todo: Todo, stages: dict[str, int], snapshots: tuple[Snapshot, ...], number: int, seen_ms: int
+        self, todo: CopyPlan, stages: dict[str, int], snapshots: tuple[Snapshot, ...], number: int, seen_ms: int
     ) -> ReplicaCut:
         app, cut = self.app, without_retired(self.store, self.app, todo.cut)
-        while SNAPSHOTS.find(self.target, f"{PREFIX}{number}", app) is not None:
+        while SNAPSHOTS.find(self.target, f"{REPLICA_SNAPSHOT_PREFIX}{number}", app) is not None:
             number += 1  # the name is used by a killed or a concurrent round
-        name, sinks, lacks = f"{PREFIX}{number}", tuple[SinkRest, ...](), ""
+        name, sinks, lacks = f"{REPLICA_SNAPSHOT_PREFIX}{number}", tuple[UnpublishedSinkRows, ...](), ""
         if cut.stages:
-            channels, lacks = records_in_flight(self.store, self.target, cut, name, snapshots, self.reader)
-            sinks, lacks_rows = sink_rests(self.store, self.target, cut, name, self.reader)
+            channels, lacks = copy_in_flight_records(self.store, self.target, cut, name, snapshots, self.reader)
+            sinks, lacks_rows = copy_unpublished_rows(self.store, self.target, cut, name, self.reader)
             lacks = "; ".join(filter(None, (lacks, lacks_rows)))
             ulid = ULID()
             at_ms = ulid.milliseconds
@@ -288,11 +295,11 @@ class Replicator:
             if SNAPSHOTS.add(self.target, pin) != pin:
                 own = keys.snapshot_objects(app, name)
                 captured = (*channels, *(sink.rows for sink in sinks))
-                discard(
+                delete_captured(
                     self.target,
                     (records for records in captured if records.objects and records.objects[0].key.startswith(own)),
                 )
-                raise _Raced
+                raise _LostRace
         time_ms = max((head.time_ms for head in todo.cut.values()), default=0)
         return ReplicaCut(
             app=app,
@@ -303,7 +310,7 @@ class Replicator:
             snapshot=name if cut.stages else "",
             lacks=lacks,
             sinks=sinks,
-            anchors=anchors_of(cut, self.reader),
+            anchors=read_anchors(cut, self.reader),
             by=self.by,
         )
 
@@ -314,18 +321,18 @@ class Replicator:
         except Forbidden:
             return
 
-    def _sweep(self, todo: Todo, cut: ReplicaCut, last: ReplicaCut | None) -> int:
+    def _sweep(self, todo: CopyPlan, cut: ReplicaCut, last: ReplicaCut | None) -> int:
         if self.recovering:
             return 0  # the recovery may use an earlier cut
         self.pair.check_not_recovering()
-        if last is None or cut != last or self._swept is None:
-            drop_older(self.target, cut)
+        if last is None or cut != last or self._last_sweep is None:
+            remove_older_cuts(self.target, cut)
         # `gc` and `forget` delete, then log: a sweep before that is too early, and the entry asks for another.
-        state = (todo.limit, cut.snapshots, self._forgotten, newest_operation(self.store, self.app))
-        if self._swept == state:
+        state = (todo.boundary, cut.snapshots, self._forgotten, newest_operation(self.store, self.app))
+        if self._last_sweep == state:
             return 0
-        gone = sweep(self.store, self.target, self.app, todo, cut.snapshots, by=self.by)
+        gone = delete_removed(self.store, self.target, self.app, todo, cut.snapshots, by=self.by)
         for key in gone or ():
-            self.copier.forget(key)
-        self._swept = state if gone is not None else None
+            self.copier.record_deletion(key)
+        self._last_sweep = state if gone is not None else None
         return len(gone or ())

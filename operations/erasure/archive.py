@@ -11,14 +11,14 @@ from ...errors import CommitConflict, Corruption, ObjectNotFound
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
-from ...snapshot.status.overview import archives_of
+from ...snapshot.status.overview import archive_statuses
 from ...snapshot.under_way import runners
 from ...store.archive import index, objects
 from ...store.archive.index import INDEXES, ArchiveIndex, ArchiveObject
 from ...store.read.decode import read_whole
 from ...store.versions.manifest import Manifest
 from .family import Member
-from .held import Held, Search
+from .held import HeldObject, KeySearch
 from .matching import Matches, Rule, message_rows
 
 _ROUNDS = 100
@@ -27,11 +27,11 @@ _PAUSES = 20
 """Maximum number of waits for a runner, which archives every few seconds; then the pending offsets are reported."""
 
 
-WHAT = "input archive"
+ARCHIVE_KIND = "input archive"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
+def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
     """Yield unsearched archive objects that hold a key, with the number of records by field.
 
     Objects that hold no key are added to `clean`. Raises `Corruption` and `Unavailable`.
@@ -40,19 +40,19 @@ def holders(search: Search) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[
         for item in archive.objects:
             if item.object in search.clean:
                 continue
-            search.looked_into += 1
+            search.searched_count += 1
             if fields := _fields(search, archive.topic, item.object, _rows(search, item)):
                 yield archive, item, fields
             else:
                 search.clean.add(item.object)
 
 
-GoneObject = tuple[str, ArchiveObject, dict[str, int], int]
+ReplacedObject = tuple[str, ArchiveObject, dict[str, int], int]
 """Topic, replaced object, number of records with a key by field, and the replacement's size in bytes."""
 
 
-def take_out(
-    search: Search, *, by: str, now_ms: Callable[[], int], on_gone: Callable[[Sequence[GoneObject]], None]
+def remove_keys(
+    search: KeySearch, *, by: str, now_ms: Callable[[], int], on_replace: Callable[[Sequence[ReplacedObject]], None]
 ) -> bool:
     """Replace the objects that hold a key in all archives of an app. Returns True if there were any.
 
@@ -62,24 +62,24 @@ def take_out(
     store, any_gone = search.member.store, False
     for _ in range(_ROUNDS):
         by_archive: dict[str, tuple[ArchiveIndex, dict[str, ArchiveObject | None]]] = {}
-        gone: list[GoneObject] = []
-        for archive, item, fields in holders(search):
-            rewritten = _rewritten(search, archive, item)
+        gone: list[ReplacedObject] = []
+        for archive, item, fields in find_objects_with_keys(search):
+            rewritten = _rewrite(search, archive, item)
             by_archive.setdefault(archive.prefix, (archive, {}))[1][item.object] = rewritten
             gone.append((archive.topic, item, fields, rewritten.bytes if rewritten is not None else 0))
         if not gone:
             return any_gone
         any_gone = True
-        on_gone(gone)
+        on_replace(gone)
         for archive, changes in by_archive.values():
             # If one of them was merged meanwhile this changes nothing, and the next round searches again.
-            index.change(store, archive, index.exchanged(changes, forgotten=True), by=by, now_ms=now_ms())
+            index.change(store, archive, index.replace_update(changes, forgotten=True), by=by, now_ms=now_ms())
     raise CommitConflict(
         f"the input archive of {search.member.app} kept changing while keys were taken out of it", version=0
     )
 
 
-def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
+def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
     """Yield archive objects that the newest index does not name and that hold a key or cannot be decoded, and a flag.
 
     The flag is True if an earlier index names the object, so that no later index will. It is False for an orphan, or an
@@ -87,7 +87,7 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
-        listed = [info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED]
+        listed = [info for info in store.list(archive.prefix) if census.object_kind_of(info.key) is census.ARCHIVED]
         # After the listing, so that objects appended in between are named.
         try:
             all_indexes = INDEXES.all(store, archive.prefix)
@@ -97,27 +97,31 @@ def unnamed(search: Search) -> Iterator[tuple[Held, bool]]:
         indexes = [frozenset(item.object for item in version.objects) for version in all_indexes]
         earlier = frozenset().union(*indexes)
         for info in listed:
-            if info.key not in indexes[-1] and _of_bytes(search, archive.topic, info.key):
-                held = Held(app, store.url, info.key, WHAT, archive.topic, info.size_bytes, named=False)
+            if info.key not in indexes[-1] and _holds_key(search, archive.topic, info.key):
+                held = HeldObject(app, store.url, info.key, ARCHIVE_KIND, archive.topic, info.size_bytes, named=False)
                 yield held, info.key in earlier
 
 
-def await_appended(searches: Sequence[Search], pause: Callable[[], None]) -> None:
+def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) -> None:
     """Wait, for a limited time, until running runners have archived all records that their apps have read.
 
     A record that was read before the erasure and archived after it would bring a key back.
     """
     waiting = [(search.member, tuple(_heads(search.member))) for search in searches]
     for _ in range(_PAUSES):
-        waiting = [(member, heads) for member, heads in waiting if owed(member, heads) and _runs(member)]
+        waiting = [
+            (member, heads)
+            for member, heads in waiting
+            if count_unarchived_offsets(member, heads) and _is_running(member)
+        ]
         if not waiting:
             return
         pause()
 
 
-def owed(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
+def count_unarchived_offsets(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
     """Return, by topic, the number of offsets that versions up to `heads` have read and not archived yet."""
-    archives = archives_of(member.store, member.app, heads or _heads(member), {})
+    archives = archive_statuses(member.store, member.app, heads or _heads(member), {})
     return {topic.topic: topic.behind for topic in archives if topic.behind}
 
 
@@ -125,15 +129,15 @@ def _heads(member: Member) -> Iterable[Manifest]:
     return heads_of(member.store, member.app, stages_of(member.store, member.app)).values()
 
 
-def _runs(member: Member) -> bool:
-    return bool(runners.beats(member.store, member.app, instants.now_ms()))
+def _is_running(member: Member) -> bool:
+    return bool(runners.live_heartbeats(member.store, member.app, instants.now_ms()))
 
 
-def _rows(search: Search, item: ArchiveObject) -> Iterable[pa.Table]:
-    return objects.ArchivedRecords(search.member.store, item).all()
+def _rows(search: KeySearch, item: ArchiveObject) -> Iterable[pa.Table]:
+    return objects.ArchivedRecords(search.member.store, item).all_rows()
 
 
-def _fields(search: Search, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
+def _fields(search: KeySearch, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
     fields: dict[str, int] = {}
     search.unproved.pop(key, None)
     for rows in parts:
@@ -143,7 +147,7 @@ def _fields(search: Search, topic: str, key: str, parts: Iterable[pa.Table]) -> 
     return fields
 
 
-def _of_bytes(search: Search, topic: str, key: str) -> bool:
+def _holds_key(search: KeySearch, topic: str, key: str) -> bool:
     try:
         return bool(_fields(search, topic, "", [read_whole(search.member.store.get(key))]))
     except ObjectNotFound:
@@ -152,15 +156,15 @@ def _of_bytes(search: Search, topic: str, key: str) -> bool:
         return True  # unknown: count it as a match
 
 
-def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
+def _matches(search: KeySearch, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
     """Return the messages of repartition topics by row index, and the matches.
 
     The first match is of the records, the others are of each message's rows. A message holds rows of many keys, and
     only some are removed, so a whole message is never a match.
     """
-    fields, inputs = search.fields, search.fields.places_of(topic)
-    plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules(place)]
-    inside = [rule for place in inputs if place in fields.channels for rule in fields.rules(place)]
+    fields, inputs = search.fields, search.fields.declared_names_of(topic)
+    plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules_for(place)]
+    inside = [rule for place in inputs if place in fields.channels for rule in fields.rules_for(place)]
     values = rows["value"].to_pylist()
     sent = {
         place: message for place, value in enumerate(values) if value and (message := message_rows(value)) is not None
@@ -169,21 +173,25 @@ def _matches(search: Search, topic: str, key: str, rows: pa.Table) -> tuple[dict
         records_only = [None if place in sent else value for place, value in enumerate(values)]
         at = rows.schema.get_field_index("value")
         rows = rows.set_column(at, "value", pa.array(records_only, pa.binary()))
-    of_rows = [*inside, *map(_of_row, plain)]
+    of_rows = [*inside, *map(_rule_for_rows, plain)]
     # Records of a channel that are no messages are our own markers.
     records = rows.slice(0, 0) if all(place in fields.channels for place in inputs) else rows
-    matches = [search.matches(WHAT, inputs[0], key, records, plain)]
+    matches = [search.match_records(ARCHIVE_KIND, inputs[0], key, records, plain)]
     if not records.num_rows:
         matches[0].mask = np.zeros(rows.num_rows, np.bool_)
-    matches += [search.matches(WHAT, inputs[0], key, message, of_rows) for message in sent.values()]
+    matches += [search.match_records(ARCHIVE_KIND, inputs[0], key, message, of_rows) for message in sent.values()]
     if topic not in fields.topics and not plain and key:
-        search.note(
-            key, WHAT, topic, f"no stage reads the topic any more (--field 'TABLE={topic}:FIELD')", rows.num_rows
+        search.add_unproved(
+            key,
+            ARCHIVE_KIND,
+            topic,
+            f"no stage reads the topic any more (--field 'TABLE={topic}:FIELD')",
+            rows.num_rows,
         )
     return sent, matches
 
 
-def _of_row(rule: Rule) -> Rule:
+def _rule_for_rows(rule: Rule) -> Rule:
     def column(where: Field) -> Field:
         inside = where.column == "value" and where.steps
         return Field(where.steps[0], where.steps[1:]) if inside else where
@@ -194,22 +202,22 @@ def _of_row(rule: Rule) -> Rule:
     return Rule(rule.table, columns)
 
 
-def _rewritten(search: Search, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
+def _rewrite(search: KeySearch, archive: ArchiveIndex, item: ArchiveObject) -> ArchiveObject | None:
     """Put a copy of the object without the records that hold a key. Returns None if no record remains.
 
     The copy covers the offsets of the original, which were read and must not be read again.
     """
     writer = objects.ArchiveWriter()
     for rows in _rows(search, item):
-        writer.append(_without(rows, *_matches(search, archive.topic, "", rows)))
+        writer.append(_without_keys(rows, *_matches(search, archive.topic, "", rows)))
     if not writer.num_rows:
         return None
-    copy, data = writer.finish(index.new_object(archive), item.extents, item.read_ms)
+    copy, data = writer.finish(index.new_object_key(archive), item.extents, item.read_ms)
     search.member.store.put(copy.object, data)
     return copy
 
 
-def _without(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Matches]) -> pa.Table:
+def _without_keys(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Matches]) -> pa.Table:
     gone, values = matches[0].mask.copy(), rows["value"].to_pylist()
     for (place, message), match in zip(sent.items(), matches[1:], strict=True):
         if match.mask.any():

@@ -13,42 +13,42 @@ from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.query.columns import parse_keys
-from ...snapshot.query.key_text import key_of
-from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion, clone_lives, shared
+from ...snapshot.query.key_text import parse_key_text
+from ...snapshot.under_way.exclusion import AppCondition, Intent, apps_sharing_ssts, check_exclusion, clone_exists
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import hash_keys
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import all_ssts, owner, table_name
+from ...store.versions.side_tables import all_ssts, find_owner, table_name
 
-_SHAPE = "TABLE=KEY, with a JSON array for a key of several columns"
-_MOST = 1_000_000
+_KEY_FORMAT = "TABLE=KEY, with a JSON array for a key of several columns"
+_MAX_KEYS = 1_000_000
 """Maximum number of keys of one call, because all keys are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class KeysAsked:
+class RequestedKeys:
     """Keys to be forgotten, as the user typed them."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
     """Keys by table: text as typed, or a tuple of the key columns' values."""
-    also: tuple[str, ...] = ()
+    other_spellings: tuple[str, ...] = ()
     """Further spellings of the keys, such as upper case, that the program normalizes; for any table."""
 
     @classmethod
-    def of(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "KeysAsked":
+    def parse(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "RequestedKeys":
         """Parse `TABLE=KEY` arguments, files with one such line for each key, and other spellings. Raises `Usage`."""
         lines = [*keys, *(line for file in files for line in _lines(file))]
         keys_by_table: dict[str, dict[tuple[object, ...] | str, None]] = {}
         for line in lines:
             table, equals, key = line.partition("=")
             if not (table and equals):
-                raise Usage("a key to forget lacks its table, or the '='", hint=f"expected {_SHAPE}")
+                raise Usage("a key to forget lacks its table, or the '='", hint=f"expected {_KEY_FORMAT}")
             keys_by_table.setdefault(table, {})[key] = None
         return cls._checked(keys_by_table, also)
 
     @classmethod
-    def of_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "KeysAsked":
+    def from_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "RequestedKeys":
         """Convert Python values by table; a tuple for a key of several columns. Raises `Usage`."""
         return cls._checked(
             {table: {key if isinstance(key, tuple) else (key,): None for key in some} for table, some in keys.items()},
@@ -58,25 +58,28 @@ class KeysAsked:
     @classmethod
     def _checked(
         cls, keys_by_table: Mapping[str, Mapping[tuple[object, ...] | str, None]], also: Iterable[str]
-    ) -> "KeysAsked":
+    ) -> "RequestedKeys":
         count = sum(map(len, keys_by_table.values()))
         if not count:
-            raise Usage("no key to forget was given", hint=f"--key {_SHAPE}, or --keys FILE with one a line")
-        if count > _MOST:
-            raise Usage(f"{count:,} keys are too many for one call", hint=f"at most {_MOST:,}")
+            raise Usage("no key to forget was given", hint=f"--key {_KEY_FORMAT}, or --keys FILE with one a line")
+        if count > _MAX_KEYS:
+            raise Usage(f"{count:,} keys are too many for one call", hint=f"at most {_MAX_KEYS:,}")
         return cls({table: tuple(some) for table, some in keys_by_table.items()}, tuple(dict.fromkeys(also)))
 
     def digest(self, salt: str) -> str:
         """Return a salted hash of the keys, by which a later call recognises an equal request."""
-        typed = [*sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()), sorted(self.also)]
+        typed = [
+            *sorted((table, sorted(map(repr, some))) for table, some in self.tables.items()),
+            sorted(self.other_spellings),
+        ]
         return blake2b(repr(typed).encode(), key=bytes.fromhex(salt), digest_size=32).hexdigest()
 
     def values(self, name: str, table: Table) -> list[Sequence[object]]:
         """Return the column values of each key of a table. Raises `Usage` for a wrong number or type of values."""
-        keys = [key if isinstance(key, tuple) else key_of(name, table, key) for key in self.tables[name]]
-        for text in self.also:
+        keys = [key if isinstance(key, tuple) else parse_key_text(name, table, key) for key in self.tables[name]]
+        for text in self.other_spellings:
             try:
-                value = key_of(name, table, text)
+                value = parse_key_text(name, table, text)
                 parse_keys(name, table, [value])
             except Usage:
                 if len(self.tables) == 1:
@@ -96,7 +99,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class HashedKeys:
     """Requested keys of one table, sorted by their hashes."""
 
     names: tuple[str, ...]
@@ -106,7 +109,7 @@ class Keys:
     """Key columns, in the order of `hashes`."""
 
     @classmethod
-    def of(cls, name: str, table: Table, requested: KeysAsked) -> "Keys":
+    def for_table(cls, name: str, table: Table, requested: RequestedKeys) -> "HashedKeys":
         """Convert the requested keys of a table. Raises `Usage` if a value does not have its column's type."""
         rows = parse_keys(name, table, requested.values(name, table))
         hashes = hash_keys(rows, rows.schema.names)
@@ -126,7 +129,7 @@ class Member:
     def name(self) -> str:
         return f"{self.app} under {self.store.url}"
 
-    def tables(self, requested: KeysAsked) -> dict[str, str]:
+    def requested_tables(self, requested: RequestedKeys) -> dict[str, str]:
         """Return the requested name of each table by stage folder. A renamed stage has a folder for each name."""
         names_by_folder: dict[str, str] = {}
         for head in self.heads.values():
@@ -136,19 +139,19 @@ class Member:
                     names_by_folder |= dict.fromkeys((folder for folder in names if folder in self.heads), name)
         return names_by_folder
 
-    def sides(self, requested: KeysAsked) -> dict[tuple[str, str], str]:
+    def requested_side_tables(self, requested: RequestedKeys) -> dict[tuple[str, str], str]:
         """Return the requested names of side tables with keys (of attached queries), by stage and side."""
         side_tables = (
-            (stage, side, table_name(stage, side)) for stage, head in self.copies for side in head.side_tables
+            (stage, side, table_name(stage, side)) for stage, head in self.attached_stages for side in head.side_tables
         )
         return {(stage, side): name for stage, side, name in side_tables if name in requested.tables}
 
     @property
-    def copies(self) -> list[tuple[str, Manifest]]:
+    def attached_stages(self) -> list[tuple[str, Manifest]]:
         return [(stage, head) for stage, head in self.heads.items() if head.attached is not None]
 
 
-def family_of(store: ObjectStore, app: str) -> tuple[Member, ...]:
+def find_family(store: ObjectStore, app: str) -> tuple[Member, ...]:
     """Return the app and all its clones, each after the apps whose SSTs it shares.
 
     Raises `NotFound` if the app does not exist; `Refused` if the app is a clone that shares another app's SSTs, or a
@@ -174,11 +177,11 @@ def _member(store: ObjectStore, app: str) -> Member:
 
 def _clones(source: Member) -> Iterator[Member]:
     pins = [pin for pin in list_snapshots(source.store, source.app) if pin.kind == "clone"]
-    living = {(pin.clone_root, pin.clone) for pin in pins if clone_lives(source.store, pin)}
-    check_exclusion(source.store, source.app, Intent.FORGET, UnderWay.CLONING)
+    living = {(pin.clone_root, pin.clone) for pin in pins if clone_exists(source.store, pin)}
+    check_exclusion(source.store, source.app, Intent.FORGET, AppCondition.CLONING)
     for root in sorted({"", *(pin.clone_root for pin in pins)}):
         where = source.store.at(root)
-        for other, objects in shared(source.store, source.app, root):
+        for other, objects in apps_sharing_ssts(source.store, source.app, root):
             # A clone that has rewritten all shared files still has the rows.
             if objects or (root, other) in living:
                 yield _member(where, other)
@@ -188,7 +191,7 @@ def _check_uses_no_other(member: Member) -> None:
     owners: dict[str, str] = {}
     for stage in member.heads:
         # The oldest remaining version names the most files of another app.
-        for version in history.versions(member.store, member.app, stage)[:1]:
+        for version in history.list_versions(member.store, member.app, stage)[:1]:
             for sst in all_ssts(history.read(member.store, member.app, stage, version)):
                 owner = sst.object.partition("/")[0]
                 if owner != member.app or sst.root not in ("", member.store.url):
@@ -198,17 +201,18 @@ def _check_uses_no_other(member: Member) -> None:
         raise Refused(
             f"app {member.app!r} is a clone that still uses files of {owner!r}{where}: forgotten only here, the key "
             "would remain there",
-            hint=f"forget it in {apps.called(member.store.at(root)).get(owner, owner)}: that includes its clones",
+            hint=f"forget it in {apps.promoted_names(member.store.at(root)).get(owner, owner)}: that includes its "
+            f"clones",
         )
 
 
-def check_tables(member: Member, requested: KeysAsked) -> None:
+def check_tables(member: Member, requested: RequestedKeys) -> None:
     """Raise `NotFound` if the app never had a requested table, and `Refused` for a table of rejected records."""
     current = {head.stage for head in member.heads.values() if head.table is not None}
-    current |= {table_name(stage, side) for stage, head in member.copies for side in head.side_tables}
+    current |= {table_name(stage, side) for stage, head in member.attached_stages for side in head.side_tables}
     previous = {former.stage for head in member.heads.values() for former in head.formerly if head.table is not None}
     for table in requested.tables:
-        if table not in current and (stage := owner(table, member.heads)) != table:
+        if table not in current and (stage := find_owner(table, member.heads)) != table:
             raise Refused(
                 f"{table} is a side table of {stage}, such as that of rejected records: its rows are found by the keys "
                 f"of {stage}",

@@ -14,7 +14,7 @@
 
 Each step examines the current objects and does not depend on an earlier call, so the same call finishes an interrupted
 one. Replaced objects are deleted last: readers that still use their names find them missing, and retry
-(`again_if_forgotten`).
+(`retry_if_forgotten`).
 """
 
 import secrets
@@ -28,26 +28,26 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.stored import notify
-from ...snapshot.take.audit_log import record_once, why
-from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.cut.stored import notify_runners
+from ...snapshot.take.audit_log import operation_message, record_operation_once
+from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import forgotten, keys
-from ...store.versions.forgotten import Forgetting
+from ...store.versions.forgotten import ForgetJournal
 from ...store.versions.side_tables import table_name
 from . import archive
-from .family import Keys, KeysAsked, Member, check_tables, family_of
-from .held import IN_FLIGHT, Held, Progress, Search, Unproved, in_full, unread
+from .family import HashedKeys, Member, RequestedKeys, check_tables, find_family
+from .held import IN_FLIGHT, HeldObject, KeySearch, Progress, UndecidedRecords, decode_in_full, find_unread_records
 from .key_fields import NOTHING_DECLARED, DeclaredFields
-from .matching import Formats, KeyRows
-from .reach import OutOfReach, out_of_reach
-from .taking_out import Work, commit, mask_texts, sweep, take_out, take_out_archived
+from .matching import KeyRows, MessageDecoder
+from .reach import OutOfReach, list_out_of_reach
+from .taking_out import Erasure, commit_versions, delete_replaced, mask_texts, remove_archived_keys, remove_keys
 
 
 @dataclass(frozen=True, slots=True)
-class GoneRows:
+class RemovedRows:
     """Number of rows or records of one table, channel or topic that equal a key in one field."""
 
     what: str
@@ -59,14 +59,14 @@ class GoneRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgot:
+class ErasureResult:
     """Result of an erasure or of its dry run."""
 
     app: str
     dry_run: bool
     apps: tuple[str, ...]
     keys: int
-    held: tuple[Held, ...]
+    held: tuple[HeldObject, ...]
     rows: int = 0
     """Number of removed rows and records. A row that several versions store counts several times."""
     read_bytes: int = 0
@@ -76,35 +76,35 @@ class Forgot:
     """App, stage and version of each committed version of kind `forget`."""
     snapshots: tuple[tuple[str, str], ...] = ()
     """App and name of each edited snapshot."""
-    unnamed: tuple[Held, ...] = ()
+    unnamed: tuple[HeldObject, ...] = ()
     """Unreferenced objects with a key that were not deleted, because a running batch may name them.
 
     If no batch names them, gc deletes them within the hour.
     """
     others: tuple[str, ...] = ()
     out_of_reach: tuple[OutOfReach, ...] = ()
-    gone: tuple[GoneRows, ...] = ()
+    gone: tuple[RemovedRows, ...] = ()
     """Removed rows and records by table, channel or topic, and by field. In a dry run, those to be removed."""
-    unread: tuple[Held, ...] = ()
+    unread: tuple[HeldObject, ...] = ()
     """Channels with unread records of a key. Reading these would bring the key back."""
-    unproved: tuple[Unproved, ...] = ()
+    unproved: tuple[UndecidedRecords, ...] = ()
 
 
 def forget(
     store: ObjectStore,
     cache: SstCache,
     app: str,
-    requested: KeysAsked,
+    requested: RequestedKeys,
     *,
     by: str,
-    kafka: Topics | None = None,
+    kafka: KafkaTopics | None = None,
     declared: DeclaredFields = NOTHING_DECLARED,
-    formats: Formats | None = None,
+    formats: MessageDecoder | None = None,
     now_ms: Callable[[], int] = instants.now_ms,
     pause: Callable[[], None] = lambda: sleep(1),
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
-) -> Forgot:
+) -> ErasureResult:
     """Take keys out of the newest and all other versions of an app, of its snapshots, and of its clones.
 
     `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
@@ -116,37 +116,37 @@ def forget(
     Raises the errors of `StoredApp.forget`, `Usage` also if the message to be logged contains a key, and `Corruption`
     also if an object is missing or damaged. After an error, completed steps remain done, and the same call continues.
     """
-    check_exclusion(store, app, Intent.FORGET, *HERE, dry_run=dry_run)
-    members = family_of(store, app)
+    check_exclusion(store, app, Intent.FORGET, *RUNS_ELSEWHERE, dry_run=dry_run)
+    members = find_family(store, app)
     first = members[0]
     check_tables(first, requested)
     searches = _searches(members, requested, declared, formats)
-    _check_clear(searches)
-    work = Work(requested, searches, by, now_ms, on_progress)
-    names = tuple(_name_from(member, store) for member in members)
+    _check_searchable(searches)
+    work = Erasure(requested, searches, by, now_ms, on_progress)
+    names = tuple(_display_name(member, store) for member in members)
     others = _tables_without_keys(first, requested)
-    result = Forgot(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=others)
+    result = ErasureResult(app, dry_run, names, sum(map(len, requested.tables.values())), (), others=others)
     if dry_run:
-        holding = tuple(chain.from_iterable(map(holders, searches)))
+        holding = tuple(chain.from_iterable(map(find_objects_with_keys, searches)))
         _check_readable(searches)
         _check_held(app, holding, store)
         gone = _count_rows((item.what, item.table, item.fields) for item in holding)
-        result = replace(result, held=holding, gone=gone, out_of_reach=out_of_reach(members, kafka))
-        coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
+        result = replace(result, held=holding, gone=gone, out_of_reach=list_out_of_reach(members, kafka))
+        coming = tuple(chain.from_iterable(find_unread_records(search, kafka) for search in searches))
         return replace(result, unread=coming, unproved=_unproved(searches))
-    _take_out_first(work, app, store)
-    versions = tuple(chain.from_iterable(commit(work, search) for search in searches))
-    archive.await_appended(searches, pause)
+    _remove_keys_first(work, app, store)
+    versions = tuple(chain.from_iterable(commit_versions(work, search) for search in searches))
+    archive.await_archiving(searches, pause)
     for search in searches:
-        take_out_archived(work, search)
-    deleted, unnamed = sweep(work, cache)
+        remove_archived_keys(work, search)
+    deleted, unnamed = delete_replaced(work, cache)
     mask_texts(work)
     _check_readable(searches)
     snapshots = tuple(chain.from_iterable(map(_edited_snapshots, searches)))
-    removed = _note(searches[0]).taken
+    removed = _read_journal(searches[0]).taken
     _record(searches, requested, versions, by)
-    reach = out_of_reach(members, kafka)
-    coming = tuple(chain.from_iterable(unread(search, kafka) for search in searches))
+    reach = list_out_of_reach(members, kafka)
+    coming = tuple(chain.from_iterable(find_unread_records(search, kafka) for search in searches))
     # Last: while the note exists, the same call continues.
     _end(work)
     return replace(
@@ -165,22 +165,22 @@ def forget(
     )
 
 
-def _check_clear(searches: Sequence[Search]) -> None:
+def _check_searchable(searches: Sequence[KeySearch]) -> None:
     """Check that records can be searched for the keys, and that the message to be logged has no key.
 
     Raises `NotFound`, `Usage` and `Refused`.
     """
     searches[0].check_declared()
     for search in searches:
-        search.check_clear()
-    if searches[0].texts.stand_in(why()):
+        search.check_fields_known()
+    if searches[0].texts.contain_key(operation_message()):
         raise Usage(
             "the message contains a key to be forgotten, and the log of operations would keep it",
             hint="refer to the request by a ticket number",
         )
 
 
-def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
+def _remove_keys_first(work: Erasure, app: str, store: ObjectStore) -> None:
     """Put the journals, and remove the keys from every object that manifests name now.
 
     After an error, this call's journals are deleted if nothing was rewritten. Raises `Refused` if no object holds a
@@ -188,174 +188,183 @@ def _take_out_first(work: Work, app: str, store: ObjectStore) -> None:
     """
     fresh = _begin(work)
     try:
-        _check_quiet(work)
-        any_removed = take_out(work)
+        _check_no_writers(work)
+        any_removed = remove_keys(work)
         if fresh and not any_removed:
             _check_readable(work.searches)
-            _check_held(app, tuple(chain.from_iterable(map(holders, work.searches))), store)
+            _check_held(app, tuple(chain.from_iterable(map(find_objects_with_keys, work.searches))), store)
     except SlackwaterError:
-        if fresh and not work.rewriting.taken:
+        if fresh and not work.rewriter.removed:
             _end(work)
         raise
 
 
-def _edited_snapshots(search: Search) -> Iterator[tuple[str, str]]:
-    member, since_ms = search.member, _note(search).time_ms
-    for name, at_ms in forgotten.cached(member.store, member.app).snapshots.items():
+def _edited_snapshots(search: KeySearch) -> Iterator[tuple[str, str]]:
+    member, since_ms = search.member, _read_journal(search).time_ms
+    for name, at_ms in forgotten.cached_index(member.store, member.app).snapshots.items():
         if at_ms >= since_ms:
             yield member.app, name
 
 
 def _record(
-    searches: Sequence[Search], requested: KeysAsked, versions: Iterable[tuple[str, str, int]], by: str
+    searches: Sequence[KeySearch], requested: RequestedKeys, versions: Iterable[tuple[str, str, int]], by: str
 ) -> None:
-    message = why() or _note(searches[0]).message
+    message = operation_message() or _read_journal(searches[0]).message
     tables = ", ".join(f"{len(some)} of {table}" for table, some in sorted(requested.tables.items()))
     for search in searches:
-        name, since_ms = search.member.app, _note(search).time_ms
+        name, since_ms = search.member.app, _read_journal(search).time_ms
         by_stage = {stage: (version - 1, version) for owner, stage, version in versions if owner == name}
-        record_once(search.member.store, name, "forget", tables, by, by_stage, since_ms=since_ms, message=message)
+        record_operation_once(
+            search.member.store, name, "forget", tables, by, by_stage, since_ms=since_ms, message=message
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class KeySearchResult:
     """Result of a search for keys."""
 
     app: str
     apps: tuple[str, ...]
     keys: int
     deep: bool
-    held: tuple[Held, ...]
+    held: tuple[HeldObject, ...]
     objects: int
     out_of_reach: tuple[OutOfReach, ...]
-    unproved: tuple[Unproved, ...] = ()
-    elsewhere: tuple[Held, ...] = ()
+    unproved: tuple[UndecidedRecords, ...] = ()
+    elsewhere: tuple[HeldObject, ...] = ()
 
 
-def look(
+def search_keys(
     store: ObjectStore,
     app: str,
-    requested: KeysAsked,
+    requested: RequestedKeys,
     *,
-    kafka: Topics | None,
+    kafka: KafkaTopics | None,
     declared: DeclaredFields = NOTHING_DECLARED,
-    formats: Formats | None = None,
+    formats: MessageDecoder | None = None,
     deep: bool = False,
     on_progress: Progress = lambda _line: None,
-) -> Looked:
+) -> KeySearchResult:
     """Search an app and its clones for objects that hold one of these keys, and list data that cannot be searched.
 
     With `deep`, every object in the apps' folders is decoded in full, including other tables, to find text keys that
     are the value of any field. Changes nothing. Raises the errors of `forget`, except that `Refused` only means that
     the app shares SSTs of another app.
     """
-    members = family_of(store, app)
+    members = find_family(store, app)
     check_tables(members[0], requested)
     searches = _searches(members, requested, declared, formats)
     searches[0].check_declared()
-    holding: dict[tuple[str, str], Held] = {}
-    elsewhere: dict[tuple[str, str], Held] = {}
+    holding: dict[tuple[str, str], HeldObject] = {}
+    elsewhere: dict[tuple[str, str], HeldObject] = {}
     objects = 0
     for search in searches:
         on_progress(f"{search.member.app}: looking through its versions")
-        for item in chain(holders(search), unread(search, kafka)):
+        for item in chain(find_objects_with_keys(search), find_unread_records(search, kafka)):
             holding.setdefault((item.root, item.object), item)
-        objects += search.looked_into
+        objects += search.searched_count
         _check_readable((search,))
-        for value, count in in_full(search, on_progress) if deep else ():
+        for value, count in decode_in_full(search, on_progress) if deep else ():
             objects += count
             if value is not None:
                 elsewhere.setdefault((value.root, value.object), value)
-    names, count = tuple(_name_from(member, store) for member in members), sum(map(len, requested.tables.values()))
+    names, count = tuple(_display_name(member, store) for member in members), sum(map(len, requested.tables.values()))
     others = (item for place, item in elsewhere.items() if place not in holding)
-    reach = out_of_reach(members, kafka)
-    return Looked(app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(others))
+    reach = list_out_of_reach(members, kafka)
+    return KeySearchResult(
+        app, names, count, deep, tuple(holding.values()), objects, reach, _unproved(searches), tuple(others)
+    )
 
 
-def give_up(store: ObjectStore, app: str, *, by: str) -> Forgetting:
+def abandon_erasure(store: ObjectStore, app: str, *, by: str) -> ForgetJournal:
     """End an interrupted erasure whose keys are lost. Erased parts are not restored.
 
     Raises `NotFound` if the app does not exist, and `Refused` if no erasure was interrupted.
     """
-    members = family_of(store, app)
-    note = forgotten.under_way(store, app)
+    members = find_family(store, app)
+    note = forgotten.find_journal(store, app)
     if note is None:
         raise Refused(f"no forget of {app} was interrupted: there is nothing to give up")
-    record_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
+    record_operation_once(store, app, "forget", f"given up, begun by {note.by}", by, since_ms=note.time_ms)
     for member in reversed(members):
-        forgotten.end(member.store, member.app)
+        forgotten.delete_journal(member.store, member.app)
     return note
 
 
-def holders(search: Search) -> Iterator[Held]:
+def find_objects_with_keys(search: KeySearch) -> Iterator[HeldObject]:
     member = search.member
     for stage in member.heads:
-        for sst in search.named(stage):
+        for sst in search.referenced_ssts(stage):
             # Objects in another app's folder are reported by that app's search.
-            if (held := search.held_by(sst)) is not None and (held.root, held.app) == (member.store.url, member.app):
+            if (held := search.find_held(sst)) is not None and (held.root, held.app) == (member.store.url, member.app):
                 yield held
-    for held, _ in search.unnamed():
+    for held, _ in search.unreferenced_ssts():
         yield held
-    yield from _other_holders(search)
+    yield from _find_records_with_keys(search)
 
 
-def _other_holders(search: Search) -> Iterator[Held]:
+def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
     store, app = search.member.store, search.member.app
-    for archive_index, item, fields in archive.holders(search):
-        yield Held(app, store.url, item.object, archive.WHAT, archive_index.topic, item.bytes, fields=fields)
-    for held, _ in archive.unnamed(search):
+    for archive_index, item, fields in archive.find_objects_with_keys(search):
+        yield HeldObject(
+            app, store.url, item.object, archive.ARCHIVE_KIND, archive_index.topic, item.bytes, fields=fields
+        )
+    for held, _ in archive.find_unreferenced(search):
         yield held
-    for key, channel, _, match in search.captured():
-        yield Held(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
-    for key in search.edits():
-        yield Held(app, store.url, key, "edit", "", len(store.get(key)))
-    for key in search.operations():
-        yield Held(app, store.url, key, "log of operations", "", len(store.get(key)))
-    for manifest in search.edited():
+    for key, channel, _, match in search.captured_with_keys():
+        yield HeldObject(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
+    for key in search.edit_objects_with_keys():
+        yield HeldObject(app, store.url, key, "edit", "", len(store.get(key)))
+    for key in search.log_entries_with_keys():
+        yield HeldObject(app, store.url, key, "log of operations", "", len(store.get(key)))
+    for manifest in search.edited_versions_with_keys():
         key = keys.manifest(app, manifest.stage, manifest.version)
-        yield Held(app, store.url, key, "edit", manifest.stage, len(store.get(key)))
+        yield HeldObject(app, store.url, key, "edit", manifest.stage, len(store.get(key)))
 
 
 def _searches(
-    members: Sequence[Member], requested: KeysAsked, declared: DeclaredFields, formats: Formats | None
-) -> tuple[Search, ...]:
+    members: Sequence[Member], requested: RequestedKeys, declared: DeclaredFields, formats: MessageDecoder | None
+) -> tuple[KeySearch, ...]:
     """Return one search for each app, for the keys in the schemas of the first app's newest tables. Raises `Usage`."""
     first, keys = members[0], dict[str, KeyRows]()
-    for stage, name in first.tables(requested).items():
+    for stage, name in first.requested_tables(requested).items():
         if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
-            keys[name] = KeyRows(Keys.of(name, table, requested).rows, bool(requested.also))
-    for (stage, side), name in first.sides(requested).items():
+            keys[name] = KeyRows(HashedKeys.for_table(name, table, requested).rows, bool(requested.other_spellings))
+    for (stage, side), name in first.requested_side_tables(requested).items():
         keys[name] = KeyRows(
-            Keys.of(name, first.heads[stage].side_tables[side].table, requested).rows, bool(requested.also)
+            HashedKeys.for_table(name, first.heads[stage].side_tables[side].table, requested).rows,
+            bool(requested.other_spellings),
         )
-    return tuple(Search(member, requested, keys, declared, formats) for member in members)
+    return tuple(KeySearch(member, requested, keys, declared, formats) for member in members)
 
 
-def _count_rows(items: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[GoneRows, ...]:
+def _count_rows(items: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[RemovedRows, ...]:
     rows, objects = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for kind, of, fields in items:
         for text, count in fields.items():
             rows[kind, of, text] += count
             objects[kind, of, text] += 1
-    return tuple(GoneRows(*place, rows[place], objects[place]) for place in sorted(rows))
+    return tuple(RemovedRows(*place, rows[place], objects[place]) for place in sorted(rows))
 
 
-def _unproved(searches: Iterable[Search]) -> tuple[Unproved, ...]:
+def _unproved(searches: Iterable[KeySearch]) -> tuple[UndecidedRecords, ...]:
     return tuple(item for search in searches for items in search.unproved.values() for item in items.values())
 
 
-def _name_from(member: Member, store: ObjectStore) -> str:
+def _display_name(member: Member, store: ObjectStore) -> str:
     return member.app if member.store.url == store.url else member.name
 
 
-def _tables_without_keys(first: Member, requested: KeysAsked) -> tuple[str, ...]:
+def _tables_without_keys(first: Member, requested: RequestedKeys) -> tuple[str, ...]:
     current = [head for head in first.heads.values() if head.table is not None and not head.retired]
-    names = [head.stage for head in current if head.stage not in first.tables(requested)]
-    names += [table_name(stage, side) for stage, head in first.copies for side in head.side_tables if head in current]
-    return tuple(sorted({*names} - {*first.sides(requested).values()}))
+    names = [head.stage for head in current if head.stage not in first.requested_tables(requested)]
+    names += [
+        table_name(stage, side) for stage, head in first.attached_stages for side in head.side_tables if head in current
+    ]
+    return tuple(sorted({*names} - {*first.requested_side_tables(requested).values()}))
 
 
-def _check_held(app: str, holding: Sequence[Held], store: ObjectStore) -> None:
+def _check_held(app: str, holding: Sequence[HeldObject], store: ObjectStore) -> None:
     if not holding:
         raise Refused(
             f"no object of {app} under {store.url} holds any of these keys: they were never there, or were forgotten",
@@ -363,50 +372,50 @@ def _check_held(app: str, holding: Sequence[Held], store: ObjectStore) -> None:
         )
 
 
-def _check_readable(searches: Sequence[Search]) -> None:
+def _check_readable(searches: Sequence[KeySearch]) -> None:
     for search in searches:
         for error in search.damaged.values():
             raise error
 
 
-def _note(search: Search) -> Forgetting:
-    note = forgotten.under_way(search.member.store, search.member.app)
+def _read_journal(search: KeySearch) -> ForgetJournal:
+    note = forgotten.find_journal(search.member.store, search.member.app)
     assert note is not None  # noqa: S101  it goes at the end
     return note
 
 
-def _begin(work: Work) -> bool:
+def _begin(work: Erasure) -> bool:
     """Put the journals. Returns True if no journal existed. Raises `Refused` if other keys are being forgotten."""
     first, fresh = work.searches[0].member, True
     ulid, salt = ULID(), secrets.token_hex(32)
-    digest = work.asked.digest(salt)
-    new = Forgetting(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=why())
+    digest = work.requested.digest(salt)
+    new = ForgetJournal(str(ulid), first.app, work.by, ulid.milliseconds, salt, digest, message=operation_message())
     for search in work.searches:
-        existing = forgotten.begin(search.member.store, search.member.app, new)
+        existing = forgotten.begin_journal(search.member.store, search.member.app, new)
         if existing.id == new.id:
             continue
-        if existing.digest != work.asked.digest(existing.salt):
+        if existing.digest != work.requested.digest(existing.salt):
             if fresh and search is not work.searches[0]:
                 _end(work, only=new.id)
-            check_exclusion(search.member.store, search.member.app, Intent.FORGET, UnderWay.FORGETTING)
+            check_exclusion(search.member.store, search.member.app, Intent.FORGET, AppCondition.FORGETTING)
         fresh, new = False, existing
     for search in work.searches:
         # Runners stop committing ahead of the store.
-        notify(search.member.store, search.member.app)
+        notify_runners(search.member.store, search.member.app)
     return fresh
 
 
-def _end(work: Work, only: str = "") -> None:
+def _end(work: Erasure, only: str = "") -> None:
     """Delete the journals, the first app's last; with `only`, just journals with that id."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
-        if not only or ((note := forgotten.under_way(store, app)) is not None and note.id == only):
-            forgotten.end(store, app)
+        if not only or ((note := forgotten.find_journal(store, app)) is not None and note.id == only):
+            forgotten.delete_journal(store, app)
 
 
-def _check_quiet(work: Work) -> None:
+def _check_no_writers(work: Erasure) -> None:
     """Check that no snapshot or edit in progress could write another object with a key. Raises `Refused`."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the note.
-        check_exclusion(store, app, Intent.FORGET, UnderWay.SNAPSHOT, UnderWay.EDIT)
+        check_exclusion(store, app, Intent.FORGET, AppCondition.SNAPSHOT, AppCondition.EDIT)

@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 
 from ...errors import Corruption, ObjectNotFound, SlackwaterError
 from ...snapshot.cut.in_flight import in_flight
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
 from ...snapshot.gc import census
-from ...snapshot.query.fields import Field, Unreadable, all_columns, all_leaves, parsed
+from ...snapshot.query.fields import Field, UnreadableJson, all_column_text, all_json_text, parse_json
 from ...snapshot.take.audit_log import OPERATIONS
-from ...snapshot.take.capture import read_object
+from ...snapshot.take.capture import read_captured_object
 from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
 from ...store.archive.index import ArchiveIndex
-from ...store.compaction.merge import Chosen, of_keys, whole_blocks
-from ...store.objects.many import many
+from ...store.compaction.merge import RowSelector, read_blocks, select_keys
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
@@ -31,10 +31,10 @@ from ...store.sst.schema import HASH
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import all_ssts, table_name
-from .family import Keys, KeysAsked, Member
+from .family import HashedKeys, Member, RequestedKeys
 from .key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
-from .matching import FieldComparison, Formats, KeyRows, Mask, Matches, Rule, match, message_rows
-from .texts import Texts
+from .matching import FieldComparison, KeyRows, Mask, Matches, MessageDecoder, Rule, match_records, message_rows
+from .texts import TextMasker
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
@@ -46,7 +46,7 @@ UNREAD = "records not read yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldObject:
     """Object that holds a key."""
 
     app: str
@@ -66,7 +66,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Unproved:
+class UndecidedRecords:
     """Records for which it cannot be decided whether they hold a key."""
 
     app: str
@@ -78,7 +78,7 @@ class Unproved:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedSst:
+class ReferencedSst:
     """SST that versions of a stage name."""
 
     sst: Sst
@@ -88,75 +88,80 @@ class NamedSst:
     """Schema in the oldest version that names the SST. Later schemas can read the SST, too."""
 
     @property
-    def place(self) -> tuple[str, str]:
+    def root_and_object(self) -> tuple[str, str]:
         """Root of the SST, as in the app's manifests, and its object."""
         return self.sst.root, self.sst.object
 
 
 @dataclass
-class Search:
+class KeySearch:
     """Search of one app for keys. Remembers the searched SSTs."""
 
     member: Member
-    asked: KeysAsked
+    requested: RequestedKeys
     keys: Mapping[str, KeyRows]
     declared: DeclaredFields = NOTHING_DECLARED
-    formats: Formats | None = None
-    unproved: dict[str, dict[str, Unproved]] = field(default_factory=dict)
+    formats: MessageDecoder | None = None
+    unproved: dict[str, dict[str, UndecidedRecords]] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
-    _known: dict[str, set[str]] = field(default_factory=dict)
+    _referenced: dict[str, set[str]] = field(default_factory=dict)
     clean: set[str] = field(default_factory=set)
     damaged: dict[str, Corruption] = field(default_factory=dict)
     """Input archives whose indexes cannot be read, so that their contents are unknown."""
-    looked_into: int = 0
+    searched_count: int = 0
     _read_up_to: dict[str, int] = field(default_factory=dict)
-    _keys: dict[tuple[str, Table], Keys] = field(default_factory=dict)
+    _keys: dict[tuple[str, Table], HashedKeys] = field(default_factory=dict)
 
     @cached_property
     def fields(self) -> KeyFields:
         return KeyFields(self.member.heads, self.tables, self.declared)
 
     @cached_property
-    def texts(self) -> Texts:
-        return Texts(self.keys)
+    def texts(self) -> TextMasker:
+        return TextMasker(self.keys)
 
     def check_declared(self) -> None:
         """Raise `NotFound` if a declared field is of an unknown topic, and `Usage` if it is malformed."""
         archives = [archive.topic for archive in self.archives()]
         if not self.damaged:
-            self.declared.check(self.asked.tables, [*self.fields.places, *archives])
+            self.declared.check(self.requested.tables, [*self.fields.declared_names, *archives])
 
-    def check_clear(self) -> None:
+    def check_fields_known(self) -> None:
         """Raise `Refused` if stored records have unknown fields that may lead to a key."""
         inputs = [
-            name for archive in self.archives() if archive.objects for name in self.fields.places_of(archive.topic)
+            name
+            for archive in self.archives()
+            if archive.objects
+            for name in self.fields.declared_names_of(archive.topic)
         ]
         inputs += [channel.channel for snapshot in self.snapshots() for channel in snapshot.channels if channel.objects]
         for head in self.member.heads.values():
             if head.attached is None and any(side.ssts for side in head.side_tables.values()):
                 inputs += head.inputs
-        self.fields.check_clear(self.member.app, dict.fromkeys(inputs))
+        self.fields.check_fields_known(self.member.app, dict.fromkeys(inputs))
 
-    def matches(self, kind: str, place: str, key: str, rows: pa.Table, rules: Iterable[Rule] | None = None) -> Matches:
+    def match_records(
+        self, kind: str, place: str, key: str, rows: pa.Table, rules: Iterable[Rule] | None = None
+    ) -> Matches:
         """Find the records of a topic or channel that hold a key. Undecidable records are added to `unproved`.
 
         `key` is the object with the records; if it is empty, `unproved` does not change.
         """
-        rules = self.fields.rules(place) if rules is None else rules
-        matches = match(rows, [*rules], self.keys, self.formats)
+        rules = self.fields.rules_for(place) if rules is None else rules
+        matches = match_records(rows, [*rules], self.keys, self.formats)
         undecided = rows.num_rows - int(matches.mask.sum())
-        for column in self.fields.unclear(place) if undecided else ():
+        for column in self.fields.unclear_columns(place) if undecided else ():
             matches.unproved[f"only the program knows which field becomes {column} (--field)"] = undecided
         for why, records in matches.unproved.items() if key else ():
-            self.note(key, kind, place, why, records)
+            self.add_unproved(key, kind, place, why, records)
         return matches
 
-    def note(self, key: str, kind: str, place: str, why: str, records: int) -> None:
+    def add_unproved(self, key: str, kind: str, place: str, why: str, records: int) -> None:
         noted = self.unproved.setdefault(key, {})
         more = noted[why].records if why in noted else 0
-        noted[why] = Unproved(self.member.app, key, kind, place, why, records + more)
+        noted[why] = UndecidedRecords(self.member.app, key, kind, place, why, records + more)
 
-    def rejected(self, key: str, rows: pa.Table) -> Matches:
+    def match_rejected(self, key: str, rows: pa.Table) -> Matches:
         """Find the rejected records that hold a key, by the fields of the input from which each was read."""
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         inputs = rows["input"].to_pylist()
@@ -176,32 +181,32 @@ class Search:
     def _rejected_of_topic(self, name: str, key: str, rows: pa.Table) -> Matches:
         named = {"time": "timestamp"}
         rows = rows.rename_columns([named.get(column, column) for column in rows.column_names])
-        if key and name in self.fields.sinks and not self.fields.rules(name):
+        if key and name in self.fields.sinks and not self.fields.rules_for(name):
             why = f"records of a sink (--field 'TABLE={name}:FIELD')"
-            self.note(key, _REJECTED, name, why, rows.num_rows)
-        return self.matches(_REJECTED, name, key, rows)
+            self.add_unproved(key, _REJECTED, name, why, rows.num_rows)
+        return self.match_records(_REJECTED, name, key, rows)
 
     def _rejected_of_channel(self, name: str, key: str, rows: pa.Table) -> Matches:
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         for place, value in enumerate(rows["value"].to_pylist()):
             if (sent := message_rows(value or b"")) is None:
                 if key:
-                    self.note(key, _REJECTED, name, "not a message between stages", 1)
+                    self.add_unproved(key, _REJECTED, name, "not a message between stages", 1)
                 continue
-            row_matches = self.matches(_REJECTED, name, key, sent)
+            row_matches = self.match_records(_REJECTED, name, key, sent)
             matches.mask[place] = row_matches.mask.any()
             for text in row_matches.fields:
                 matches.fields[text] = matches.fields.get(text, 0) + 1
         return matches
 
     def archives(self) -> Iterator[ArchiveIndex]:
-        return index.all_of(self.member.store, self.member.app, self.damaged)
+        return index.iter_archives(self.member.store, self.member.app, self.damaged)
 
     @property
     def tables(self) -> dict[str, str]:
-        return self.member.tables(self.asked)
+        return self.member.requested_tables(self.requested)
 
-    def named(self, stage: str, after: int = 0) -> Iterator[NamedSst]:
+    def referenced_ssts(self, stage: str, after: int = 0) -> Iterator[ReferencedSst]:
         """Yield the unseen SSTs that versions of a stage above `after` name, oldest version first."""
         is_requested = stage in self.tables
         if not is_requested and not self.member.heads[stage].side_tables:
@@ -212,42 +217,44 @@ class Search:
                     if sst.object not in self.seen:
                         self.seen.add(sst.object)
                         assert table is not None  # noqa: S101  said above
-                        yield NamedSst(sst, stage, side, table)
+                        yield ReferencedSst(sst, stage, side, table)
 
     def _versions(self, stage: str, after: int) -> Iterator[Manifest]:
-        store, app, names = self.member.store, self.member.app, self._known.setdefault(stage, set())
-        versions = [version for version in history.versions(store, app, stage) if version > after]
-        for manifest in many(partial(history.find, store, app, stage), versions):
+        store, app, names = self.member.store, self.member.app, self._referenced.setdefault(stage, set())
+        versions = [version for version in history.list_versions(store, app, stage) if version > after]
+        for manifest in map_concurrently(partial(history.find, store, app, stage), versions):
             if manifest is not None:  # None: it was collected meanwhile
                 names.update(sst.object for sst in all_ssts(manifest))
                 self._read_up_to[stage] = max(manifest.version, self._read_up_to.get(stage, 0))
                 yield manifest
 
-    def is_copy(self, stage: str) -> bool:
+    def is_attached(self, stage: str) -> bool:
         """Return True for an attached stage, which follows a Spark query. Its side tables have keyed rows."""
         return self.member.heads[stage].attached is not None
 
-    def keys_of(self, stage: str, table: Table, side: str = "") -> Keys | None:
+    def keys_of(self, stage: str, table: Table, side: str = "") -> HashedKeys | None:
         """Return the keys of a table in its schema; None if none of its keys was requested."""
-        name = self.member.sides(self.asked).get((stage, side)) if side else self.tables.get(stage)
+        name = self.member.requested_side_tables(self.requested).get((stage, side)) if side else self.tables.get(stage)
         if name is None:
             return None
         place = (name, table)
         if place not in self._keys:
-            self._keys[place] = Keys.of(name, table, self.asked)
+            self._keys[place] = HashedKeys.for_table(name, table, self.requested)
         return self._keys[place]
 
-    def chosen(self, item: NamedSst) -> tuple[Chosen, dict[str, int]] | None:
+    def select_rows(self, item: ReferencedSst) -> tuple[RowSelector, dict[str, int]] | None:
         """Select the rows to remove from an SST, with their number by field; None if the SST holds no key.
 
         Raises `Corruption` and `Unavailable`.
         """
-        self.looked_into += 1
-        if item.side and not self.is_copy(item.stage):
+        self.searched_count += 1
+        if item.side and not self.is_attached(item.stage):
             fields: dict[str, int] = {}
             self.unproved.pop(item.sst.object, None)
-            for block in whole_blocks(self.member.store, item.sst, item.table):
-                for text, count in self.rejected(item.sst.object, pa.Table.from_batches([block.stored])).fields.items():
+            for block in read_blocks(self.member.store, item.sst, item.table):
+                for text, count in self.match_rejected(
+                    item.sst.object, pa.Table.from_batches([block.stored])
+                ).fields.items():
                     fields[text] = fields.get(text, 0) + count
             return (partial(_rejected_block, self), fields) if fields else None
         keys_of_table = self.keys_of(item.stage, item.table, item.side)
@@ -265,25 +272,25 @@ class Search:
         is_present = seqs > 0
         if not is_present.any():
             return None
-        return of_keys(some[is_present], rows.filter(pa.array(is_present))), {
+        return select_keys(some[is_present], rows.filter(pa.array(is_present))), {
             ", ".join(keys_of_table.names): int(is_present.sum())
         }
 
-    def held_by(self, item: NamedSst) -> Held | None:
-        selection = self.chosen(item)
+    def find_held(self, item: ReferencedSst) -> HeldObject | None:
+        selection = self.select_rows(item)
         return self.as_held(item, selection[1]) if selection is not None else None
 
-    def as_held(self, item: NamedSst, fields: Mapping[str, int]) -> Held:
+    def as_held(self, item: ReferencedSst, fields: Mapping[str, int]) -> HeldObject:
         table = table_name(item.stage, item.side) if item.side else item.stage
         root = self.member.store.at(item.sst.root).url
         owner = item.sst.object.partition("/")[0]
-        kind = _REJECTED if item.side and not self.is_copy(item.stage) else _SSTS
-        return Held(owner, root, item.sst.object, kind, table, item.sst.bytes, fields=fields)
+        kind = _REJECTED if item.side and not self.is_attached(item.stage) else _SSTS
+        return HeldObject(owner, root, item.sst.object, kind, table, item.sst.bytes, fields=fields)
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         return list_snapshots(self.member.store, self.member.app)
 
-    def captured(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
+    def captured_with_keys(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
         """Yield objects with in-flight records that hold a key: object, channel, rows and matches."""
         seen: set[str] = set()
         for snapshot in self.snapshots():
@@ -291,18 +298,18 @@ class Search:
                 for item in channel.objects:
                     if item.key not in seen:
                         seen.add(item.key)
-                        self.looked_into += 1
-                        rows = read_object(self.member.store, item)
+                        self.searched_count += 1
+                        rows = read_captured_object(self.member.store, item)
                         self.unproved.pop(item.key, None)
-                        matches = self.matches(IN_FLIGHT, channel.channel, item.key, rows)
+                        matches = self.match_records(IN_FLIGHT, channel.channel, item.key, rows)
                         if matches.mask.any():
                             yield item.key, channel.channel, rows, matches
 
-    def edits(self) -> Iterator[str]:
+    def edit_objects_with_keys(self) -> Iterator[str]:
         """Yield the object names of edit requests, and of their rows, that contain a key."""
         store, app = self.member.store, self.member.app
         for request in EDITS.all(store, app):
-            if self.texts.stand_in(request.sql, request.edit.what, request.edit.message):
+            if self.texts.contain_key(request.sql, request.edit.what, request.edit.message):
                 yield EDITS.key(request, app)
             if request.rows:
                 try:
@@ -318,27 +325,29 @@ class Search:
         if requested is None or not {*requested.rows.column_names} <= {*rows.column_names}:
             return False
         columns = tuple((FieldComparison(Field(name), name),) for name in requested.rows.column_names)
-        return bool(match(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
+        return bool(match_records(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
-    def operations(self) -> Iterator[str]:
+    def log_entries_with_keys(self) -> Iterator[str]:
         """Yield the object names of entries of the log of operations whose text contains a key."""
         store, app = self.member.store, self.member.app
         for done in OPERATIONS.all(store, app):
-            if self.texts.stand_in(done.detail, done.message):
+            if self.texts.contain_key(done.detail, done.message):
                 yield OPERATIONS.key(done, app)
 
-    def edited(self) -> Iterator[Manifest]:
+    def edited_versions_with_keys(self) -> Iterator[Manifest]:
         """Yield stored versions whose edit contains a key in its statement or its message."""
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
             if head.table is None:
                 continue
-            for manifest in many(partial(_stored, store, app, stage), history.versions(store, app, stage)):
+            for manifest in map_concurrently(
+                partial(_stored, store, app, stage), history.list_versions(store, app, stage)
+            ):
                 edit = manifest.edited if manifest is not None else None
-                if manifest is not None and edit is not None and self.texts.stand_in(edit.what, edit.message):
+                if manifest is not None and edit is not None and self.texts.contain_key(edit.what, edit.message):
                     yield manifest
 
-    def unnamed(self, replaced: Container[str] = ()) -> Iterator[tuple[Held, int]]:
+    def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
         """Yield SSTs of the app that no version names and that hold a key, with the time when each was written.
 
         SSTs in `replaced` are skipped. An equal hash counts as the key, since no version needs the rows of such an SST.
@@ -346,7 +355,7 @@ class Search:
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
             tables = [(side, table) for side, table, _ in _tables(head) if table is not None]
-            if not self.is_copy(stage):
+            if not self.is_attached(stage):
                 tables = [pair for pair in tables if not pair[0]]
             hashes_by_table = [
                 keys_of_table.hashes
@@ -354,7 +363,7 @@ class Search:
                 if (keys_of_table := self.keys_of(stage, table, side)) is not None
             ]
             hashes = np.concatenate(hashes_by_table) if hashes_by_table else None
-            with_records = bool(head.side_tables) and not self.is_copy(stage)
+            with_records = bool(head.side_tables) and not self.is_attached(stage)
             if hashes is None and not with_records:
                 continue
             listed = tuple(store.list(keys.ssts(app, stage)))
@@ -362,10 +371,13 @@ class Search:
             for _ in self._versions(stage, self._read_up_to.get(stage, 0)):
                 pass
             for info in listed:
-                if info.key in self._known[stage] or info.key in replaced:
+                if info.key in self._referenced[stage] or info.key in replaced:
                     continue
                 if self._unnamed_holds(info.key, hashes, with_records):
-                    yield Held(app, store.url, info.key, _SSTS, stage, info.size_bytes, named=False), info.modified_ms
+                    yield (
+                        HeldObject(app, store.url, info.key, _SSTS, stage, info.size_bytes, named=False),
+                        info.modified_ms,
+                    )
 
     def _unnamed_holds(self, key: str, hashes: np.ndarray | None, with_records: bool) -> bool:
         try:
@@ -378,10 +390,10 @@ class Search:
             raise Corruption(f"cannot read {key} as Parquet: {error}", object_key=key) from error
         if hashes is not None and np.isin(rows[HASH].to_numpy(), hashes).any():
             return True
-        return "input" in rows.column_names and bool(self.rejected(key, rows).mask.any())
+        return "input" in rows.column_names and bool(self.match_rejected(key, rows).mask.any())
 
 
-def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
+def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iterator[HeldObject]:
     """Yield channels with unread records that hold a key. Reading these would bring the key back.
 
     The records are read from Kafka. If that fails, they are added to `unproved`.
@@ -390,26 +402,26 @@ def unread(search: Search, channels: Topics | None) -> Iterator[Held]:
     cut = newest_cut(store, app, stages_of(store, app))
     for state in in_flight(store, cut):
         if not (state.receiver and state.rows) or not (
-            search.fields.rules(state.channel) or search.fields.unclear(state.channel)
+            search.fields.rules_for(state.channel) or search.fields.unclear_columns(state.channel)
         ):
             continue
         fields: dict[str, int] = {}
         search.unproved.pop(state.topic, None)
         try:
             for rows in channels.read(state) if channels is not None else ():
-                for text, count in search.matches(UNREAD, state.channel, state.topic, rows).fields.items():
+                for text, count in search.match_records(UNREAD, state.channel, state.topic, rows).fields.items():
                     fields[text] = fields.get(text, 0) + count
             why = "" if channels is not None else "no Kafka configured"
         except SlackwaterError as error:
             why = error.sentence
         if why:
-            note = Unproved(app, state.topic, UNREAD, state.channel, why, state.rows)
+            note = UndecidedRecords(app, state.topic, UNREAD, state.channel, why, state.rows)
             search.unproved[state.topic] = {why: note}
         if fields:
-            yield Held(app, store.url, state.topic, UNREAD, state.channel, 0, fields=fields)
+            yield HeldObject(app, store.url, state.topic, UNREAD, state.channel, 0, fields=fields)
 
 
-def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None, int]]:
+def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[HeldObject | None, int]]:
     """Decode each object in an app's folder. Yields the object, or None if it has no text key as a value, and 1.
 
     The sum of the second values is the number of decoded objects. Raises `Corruption` if an object cannot be decoded,
@@ -430,25 +442,27 @@ def in_full(search: Search, on_progress: Progress) -> Iterator[tuple[Held | None
                 with pa.ipc.open_stream(data) as stream:
                     is_match = _is_value(stream.read_all(), texts)
             else:
-                is_match = any(leaf in texts or search.texts.stand_in(leaf) for leaf in all_leaves(parsed(data)[0]))
-        except (pa.ArrowException, OSError, Unreadable) as error:
+                is_match = any(
+                    leaf in texts or search.texts.contain_key(leaf) for leaf in all_json_text(parse_json(data)[0])
+                )
+        except (pa.ArrowException, OSError, UnreadableJson) as error:
             raise Corruption(f"{info.key} cannot be decoded: {error}", object_key=info.key) from error
         kind = "a value" if info.key.endswith(".parquet") else "a text"
-        table = info.key.split("/")[2] if census.kind_of(info.key) is census.SST else ""
-        yield (Held(member.app, store.url, info.key, kind, table, info.size_bytes) if is_match else None), 1
+        table = info.key.split("/")[2] if census.object_kind_of(info.key) is census.SST else ""
+        yield (HeldObject(member.app, store.url, info.key, kind, table, info.size_bytes) if is_match else None), 1
 
 
 def _is_value(rows: pa.Table, texts: frozenset[str]) -> bool:
     """Return True if one of these texts is a value anywhere in the rows, including values inside JSON."""
     encoded = pa.array([word.encode(errors="surrogateescape") for word in texts], pa.binary())
     for column in rows.columns:
-        for values in all_columns(column):
+        for values in all_column_text(column):
             data = values.cast(pa.binary())
             if pc.any(pc.is_in(data, encoded)).as_py():
                 return True
             for value in pc.unique(data.filter(pc.match_substring_regex(data, r"^\s*[{\[]"))).to_pylist():
-                with suppress(Unreadable):
-                    if not texts.isdisjoint(all_leaves(parsed(value)[0])):
+                with suppress(UnreadableJson):
+                    if not texts.isdisjoint(all_json_text(parse_json(value)[0])):
                         return True
     return False
 
@@ -466,5 +480,5 @@ def _stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest 
         return None
 
 
-def _rejected_block(search: Search, block: Block) -> Mask:
-    return search.rejected("", pa.Table.from_batches([block.stored])).mask
+def _rejected_block(search: KeySearch, block: Block) -> Mask:
+    return search.match_rejected("", pa.Table.from_batches([block.stored])).mask

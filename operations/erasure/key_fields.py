@@ -20,8 +20,8 @@ from ...store.versions.manifest import Input, Manifest
 from .matching import FieldComparison, Rule
 from .values import FUNCTIONS
 
-PLACE = re.compile(keys.TOPIC)
-_MOST = 10_000
+TOPIC_NAME = re.compile(keys.TOPIC)
+_MAX_FIELDS = 10_000
 """Maximum number of fields upstream of a key, because a damaged lineage may be circular."""
 
 
@@ -42,9 +42,9 @@ class DeclaredFields:
                 raise NotFound(
                     "topic", place, inputs, hint=f"{text!r} is of a topic that the app neither reads nor writes"
                 )
-            Field.of(name)
+            Field.parse(name)
 
-    def of(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
+    def for_stream(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
         """Yield the declared fields of a topic or channel.
 
         Fields that were declared without a topic or channel are only yielded if `connected`.
@@ -60,17 +60,17 @@ NOTHING_DECLARED = DeclaredFields()
 
 def _split(text: str) -> tuple[str, str]:
     place, colon, name = text.partition(":")
-    return (place, name) if colon and PLACE.fullmatch(place) else ("", text)
+    return (place, name) if colon and TOPIC_NAME.fullmatch(place) else ("", text)
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _UpstreamField:
     """Field upstream of a column."""
 
-    place: str
+    stream: str
     """Declared name of the topic or channel."""
     field: str
-    by: tuple[str, ...]
+    functions: tuple[str, ...]
     format: str
     is_topic: bool
 
@@ -102,28 +102,28 @@ class KeyFields:
                 names_by_topic.setdefault(sent.topic, {})[name] = None
         return {topic: tuple(names) for topic, names in names_by_topic.items()}
 
-    def places_of(self, topic: str) -> tuple[str, ...]:
+    def declared_names_of(self, topic: str) -> tuple[str, ...]:
         """Return the declared names of a Kafka topic; only the topic's own name if no stage reads it."""
         return self.topics.get(topic, (topic,))
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def declared_names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*(name for names in self.topics.values() for name in names), *self.sinks)))
 
-    def rules(self, place: str) -> tuple[Rule, ...]:
+    def rules_for(self, place: str) -> tuple[Rule, ...]:
         """Return the rules for records of a topic or channel. A key with unknown fields has no rule."""
         if place not in self._rules:
             self._rules[place] = tuple(rule for rule, _ in self._rules_and_unclear(place) if rule is not None)
         return self._rules[place]
 
-    def unclear(self, place: str) -> tuple[str, ...]:
+    def unclear_columns(self, place: str) -> tuple[str, ...]:
         """Return the key columns to which unknown fields of a topic or channel may lead."""
         return tuple(column for _, column in self._rules_and_unclear(place) if column)
 
-    def check_clear(self, app: str, inputs: Iterable[str]) -> None:
+    def check_fields_known(self, app: str, inputs: Iterable[str]) -> None:
         """Raise `Refused` if unknown fields of one of these topics and channels may lead to a key."""
         for place in inputs:
-            for column in self.unclear(place):
+            for column in self.unclear_columns(place):
                 table = column.partition(".")[0]
                 kind = "repartition topic" if place in self.channels else "topic"
                 raise Refused(
@@ -143,17 +143,17 @@ class KeyFields:
             head = self.heads[stage]
             if head.table is None or head.attached is not None:
                 continue
-            upstream = self._upstream(stage)
+            upstream = self._upstream_streams(stage)
             topics = {name for name in upstream if name not in self.channels}
             connected = place in upstream or bool(topics & self._topics_of(place))
-            named = [*self.declared.of(table, place, connected=connected)]
+            named = [*self.declared.for_stream(table, place, connected=connected)]
             columns, unclear, is_here = list[tuple[FieldComparison, ...]](), "", False
             for column in head.table.key:
                 way = [*self._fields_upstream(stage, head.lineage.get("", {}).get(column.name))]
                 comparisons, opaque = self._comparisons(way, place, connected=connected)
                 if opaque and not named:
                     unclear = f"{table}.{column.name}"
-                fields_of_column = (*comparisons, *(self._named(place, text) for text in named))
+                fields_of_column = (*comparisons, *(self._declared_comparison(place, text) for text in named))
                 columns.append(fields_of_column)
                 # A column made from no field is the same in all records.
                 is_here = bool(fields_of_column) or (is_here and not way)
@@ -161,9 +161,9 @@ class KeyFields:
                     break
             yield Rule(table, tuple(columns)) if is_here else None, unclear
 
-    def _named(self, place: str, text: str) -> FieldComparison:
+    def _declared_comparison(self, place: str, text: str) -> FieldComparison:
         of_row = place in self.channels
-        where = Field.of(text, of_row=of_row)
+        where = Field.parse(text, of_row=of_row)
         known_format = (
             "" if of_row or where.column not in ("key", "value") else self._format(place) or self.declared.format
         )
@@ -175,23 +175,27 @@ class KeyFields:
             (source.format for sources in every for source in sources if source.input == topic and source.format), ""
         )
 
-    def _comparisons(self, way: Sequence[_Step], place: str, *, connected: bool) -> tuple[list[FieldComparison], bool]:
+    def _comparisons(
+        self, way: Sequence[_UpstreamField], place: str, *, connected: bool
+    ) -> tuple[list[FieldComparison], bool]:
         """Return the fields of a topic or channel that lead to a key column, and a flag for unknown fields."""
-        steps_here = [step for step in way if step.place == place]
+        steps_here = [step for step in way if step.stream == place]
         of_row, comparisons = place in self.channels, list[FieldComparison]()
         for step in steps_here:
             if step.field:
-                where = Field.of(step.field, of_row=of_row)
-                unknown = next((function for function in step.by if function not in FUNCTIONS), "")
-                by = () if unknown else step.by
-                comparisons.append(FieldComparison(where, where.text(of_row=of_row), step.format, by, unknown=unknown))
+                where = Field.parse(step.field, of_row=of_row)
+                unknown = next((function for function in step.functions if function not in FUNCTIONS), "")
+                by = () if unknown else step.functions
+                comparisons.append(
+                    FieldComparison(where, where.text(of_row=of_row), step.format, by, unknown_function=unknown)
+                )
         opaque = any(not step.field for step in steps_here)
         if of_row and not steps_here and connected:
             sibling_columns, opaque = self._sibling_columns(place, way)
             comparisons += sibling_columns
         return [*dict.fromkeys(comparisons)], opaque
 
-    def _sibling_columns(self, channel: str, way: Sequence[_Step]) -> tuple[list[FieldComparison], bool]:
+    def _sibling_columns(self, channel: str, way: Sequence[_UpstreamField]) -> tuple[list[FieldComparison], bool]:
         """Return the channel's columns that share source fields in users' topics with a key.
 
         Also returns True if only unknown columns may share these source fields.
@@ -202,34 +206,34 @@ class KeyFields:
             for step in self._fields_upstream(writer, sources):
                 opaque = opaque or (not step.field and step.is_topic)
                 for root in way if step.field and step.is_topic else ():
-                    if (root.place, root.field) == (step.place, step.field):
-                        comparisons.append(_compared(column, root.by, step.by))
+                    if (root.stream, root.field) == (step.stream, step.field):
+                        comparisons.append(_sibling_comparison(column, root.functions, step.functions))
         # One field that leads to the key identifies the rows, whatever the others are made from.
         return comparisons, opaque and not comparisons
 
-    def _fields_upstream(self, stage: str, sources: Sequence[FieldSource] | None) -> list[_Step]:
-        steps: dict[_Step, None] = {}
+    def _fields_upstream(self, stage: str, sources: Sequence[FieldSource] | None) -> list[_UpstreamField]:
+        steps: dict[_UpstreamField, None] = {}
         waiting: list[tuple[str, Sequence[FieldSource] | None, tuple[str, ...]]] = [(stage, sources, ())]
         for at, own, by in waiting:
             inputs = _inputs(self.heads[at])
             for source in own if own is not None else map(FieldSource, inputs):
                 if (read := inputs.get(source.input)) is None:
                     continue
-                step = _Step(source.input, source.field, (*source.by, *by), source.format, not read.upstream)
+                step = _UpstreamField(source.input, source.field, (*source.by, *by), source.format, not read.upstream)
                 if step in steps:
                     continue
-                if len(steps) > _MOST:
+                if len(steps) > _MAX_FIELDS:
                     key = keys.manifest(self.heads[at].app, at, self.heads[at].version)
                     raise Corruption(f"the lineage in {key} has too many fields: it is damaged", object_key=key)
                 steps[step] = None
                 if read.upstream in self.heads:
-                    waiting.append((read.upstream, self._sources_of(read.upstream, source), step.by))
+                    waiting.append((read.upstream, self._sources_of(read.upstream, source), step.functions))
         return [*steps]
 
     def _sources_of(self, writer: str, source: FieldSource) -> Sequence[FieldSource] | None:
         if not source.field:
             return None
-        where = Field.of(source.field, of_row=True)
+        where = Field.parse(source.field, of_row=True)
         sources = self.heads[writer].lineage.get(source.input, {}).get(where.column)
         return (
             sources
@@ -237,7 +241,7 @@ class KeyFields:
             else [_nested_source(origin, where.steps) for origin in sources]
         )
 
-    def _upstream(self, stage: str) -> set[str]:
+    def _upstream_streams(self, stage: str) -> set[str]:
         names, waiting = set[str](), [stage]
         for at in waiting:
             for name, read in _inputs(self.heads[at]).items():
@@ -249,14 +253,14 @@ class KeyFields:
     def _topics_of(self, channel: str) -> set[str]:
         if channel not in self.channels:
             return set()
-        return {name for name in self._upstream(self.channels[channel]) if name not in self.channels}
+        return {name for name in self._upstream_streams(self.channels[channel]) if name not in self.channels}
 
 
 def _inputs(head: Manifest) -> Mapping[str, Input]:
     return {**head.stopped, **head.inputs}
 
 
-def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
+def _sibling_comparison(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
     """Compare a channel's column with a key column that is made from the same source field.
 
     `to_key` and `to_column` are the functions that are applied to the source field.
@@ -273,5 +277,5 @@ def _compared(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) 
 def _nested_source(source: FieldSource, steps: Sequence[str]) -> FieldSource:
     if not source.field or source.by:
         return FieldSource(source.input)
-    place = Field.of(source.field)
-    return FieldSource(source.input, place.below(steps).text(), (), source.format)
+    place = Field.parse(source.field)
+    return FieldSource(source.input, place.child(steps).text(), (), source.format)

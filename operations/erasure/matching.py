@@ -26,21 +26,21 @@ from ...errors import SlackwaterError
 from ...snapshot.query.fields import (
     Field,
     Leaves,
-    Rows,
-    Unreadable,
-    as_text,
-    leaves,
-    leaves_of,
-    of_record,
-    one_array,
-    parsed,
+    RowNumbers,
+    UnreadableJson,
+    as_one_array,
+    column_leaves,
+    decode_text,
+    json_leaves,
+    parse_json,
+    record_leaves,
 )
 from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 """Pattern of a number that has several spellings."""
-_FEW = 100
+_MAX_NEEDLES = 100
 """Maximum number of keys for a search of their bytes before parsing."""
 _ARROW = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream; no text begins with them."""
@@ -48,10 +48,10 @@ _MAGIC = b"\x00"
 """First byte of a schema registry message; no text begins with it."""
 
 
-class Formats(Protocol):
+class MessageDecoder(Protocol):
     """Decoder of messages by their schemas; implemented in `pipeline`."""
 
-    def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
+    def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, RowNumbers]], Mapping[int, str]]:
         """Decode messages of the format `how`, a value of `FieldSource.format`.
 
         Returns the values with their positions, and errors by position. Raises `SlackwaterError` if no message can be
@@ -66,11 +66,11 @@ class FieldComparison:
     field: Field
     text: str
     format: str = ""
-    by: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     """Functions that turn the field's value into the column's."""
-    of_key: tuple[str, ...] = ()
+    key_functions: tuple[str, ...] = ()
     """Functions to apply to the column's value before the comparison."""
-    unknown: str = ""
+    unknown_function: str = ""
     """Function between field and column that cannot be computed here; empty if there is none."""
 
 
@@ -88,7 +88,7 @@ class KeyRows:
     """Keys of one table."""
 
     rows: pa.Table
-    complete: bool = False
+    has_all_spellings: bool = False
     """True if the user has listed all spellings that the program turns into these keys."""
 
     @cached_property
@@ -98,7 +98,7 @@ class KeyRows:
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
         """Keys as tuples of value codes, one for each of `columns`."""
-        return frozenset(zip(*(column.of_keys for column in self.columns), strict=True))
+        return frozenset(zip(*(column.key_codes for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
         """Return byte strings; a record with a key contains at least one of them. None if they are unknown.
@@ -106,13 +106,13 @@ class KeyRows:
         A record that escapes characters may hold a key without such a string.
         """
         if any(
-            comparison.by or comparison.of_key or comparison.unknown
+            comparison.functions or comparison.key_functions or comparison.unknown_function
             for comparisons in rule.columns
             for comparison in comparisons
         ):
             return None
         for comparisons, column in zip(rule.columns, self.columns, strict=True):
-            is_text = column.kind == "text" and NULL not in column.of_keys and len(column.texts) <= _FEW
+            is_text = column.kind == "text" and NULL not in column.key_codes and len(column.texts) <= _MAX_NEEDLES
             if comparisons and is_text and not any(_FRACTION.fullmatch(text) for text in column.texts):
                 return tuple(text.encode(errors="surrogateescape") for text in column.texts)
         return None
@@ -132,7 +132,7 @@ class _Parsed:
     """Parsed values of a column: JSON documents with their row indices, and structs with those of their rows."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
-    structs: list[tuple[pa.Array, Rows]] = field(default_factory=list)
+    structs: list[tuple[pa.Array, RowNumbers]] = field(default_factory=list)
 
 
 @dataclass
@@ -140,33 +140,33 @@ class _Documents:
     """Parsed values of some records. Each value is parsed once."""
 
     rows: pa.Table
-    formats: Formats | None
+    formats: MessageDecoder | None
     needles: str | None
-    unread: dict[int, str] = field(default_factory=dict)
-    _known: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
+    undecodable: dict[int, str] = field(default_factory=dict)
+    _parsed_columns: dict[tuple[str, str], "_Parsed"] = field(default_factory=dict)
 
-    def of(self, comparison: FieldComparison) -> Iterator[Leaves | tuple[int, Any]]:
+    def values_of(self, comparison: FieldComparison) -> Iterator[Leaves | tuple[int, Any]]:
         where, how = comparison.field, comparison.format
-        for column in of_record(self.rows, Field(where.column) if how else where):
-            if not (column.below or how):
+        for column in record_leaves(self.rows, Field(where.column) if how else where):
+            if not (column.remaining_steps or how):
                 yield column
                 continue
-            steps = where.steps if how else column.below
+            steps = where.steps if how else column.remaining_steps
             place, is_whole = (where.column, how), steps == where.steps
-            read = self._known.get(place) if is_whole else None
+            read = self._parsed_columns.get(place) if is_whole else None
             if read is None:
-                read = self._parsed(column, how)
+                read = self._parse_column(column, how)
                 if is_whole:
-                    self._known[place] = read
+                    self._parsed_columns[place] = read
             for row, document in read.documents:
                 try:
-                    for value in leaves_of(document, steps):
+                    for value in json_leaves(document, steps):
                         yield row, value
-                except Unreadable:
-                    self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
+                except UnreadableJson:
+                    self.undecodable[row] = f"{comparison.text} is a field of text that is not JSON"
             for values, rows in read.structs:
-                for nested in leaves(values, steps, rows):
-                    if nested.below:
+                for nested in column_leaves(values, steps, rows):
+                    if nested.remaining_steps:
                         yield from self._nested_values(nested, comparison)
                     else:
                         yield nested
@@ -174,25 +174,25 @@ class _Documents:
     def _nested_values(self, column: Leaves, comparison: FieldComparison) -> Iterator[tuple[int, Any]]:
         for row, text in zip(column.rows.tolist(), column.values.to_pylist(), strict=True):
             try:
-                for value in leaves_of(as_text(text), column.below):
+                for value in json_leaves(decode_text(text), column.remaining_steps):
                     yield row, value
-            except Unreadable:
-                self.unread[row] = f"{comparison.text} is a field of text that is not JSON"
+            except UnreadableJson:
+                self.undecodable[row] = f"{comparison.text} is a field of text that is not JSON"
 
-    def _parsed(self, column: Leaves, how: str) -> "_Parsed":
+    def _parse_column(self, column: Leaves, how: str) -> "_Parsed":
         read = _Parsed()
         data = column.values.cast(pa.binary())
         is_format = np.asarray(pc.starts_with(data, _MAGIC)) if how else np.zeros(len(data), np.bool_)
         if is_format.any():
             at = np.flatnonzero(is_format)
-            read.structs.extend(self._of_format(data.take(pa.array(at)), column.rows[at], how))
+            read.structs.extend(self._decode_format(data.take(pa.array(at)), column.rows[at], how))
         remaining = np.flatnonzero(~is_format)
         if remaining.size:
             data, rows = data.take(pa.array(remaining)), column.rows[remaining]
             candidates = self._candidates(data)
             for row, value, may in zip(rows.tolist(), data.to_pylist(), candidates.tolist(), strict=True):
                 if may or not _is_json(value):
-                    self._read(row, value, read)
+                    self._parse_value(row, value, read)
         return read
 
     def _candidates(self, data: pa.Array) -> Mask:
@@ -200,24 +200,27 @@ class _Documents:
             return np.ones(len(data), np.bool_)
         return np.asarray(pc.match_substring_regex(data, self.needles))
 
-    def _read(self, row: int, value: bytes, read: "_Parsed") -> None:
+    def _parse_value(self, row: int, value: bytes, read: "_Parsed") -> None:
         if not value:
             return
         if value.startswith(_ARROW) and (sent := message_rows(value)) is not None:
             read.structs.append(
-                (pa.StructArray.from_arrays([*map(one_array, sent.columns)], names=sent.column_names), _all(row, sent))
+                (
+                    pa.StructArray.from_arrays([*map(as_one_array, sent.columns)], names=sent.column_names),
+                    _repeat_row(row, sent),
+                )
             )
             return
         try:
-            document, whole = parsed(value)
+            document, whole = parse_json(value)
             read.documents.append((row, document))
-        except Unreadable:
+        except UnreadableJson:
             whole = False
         if not whole:
             binary = value.startswith(_MAGIC)
-            self.unread[row] = "bytes of an unknown schema" if binary else "neither JSON nor of a known schema"
+            self.undecodable[row] = "bytes of an unknown schema" if binary else "neither JSON nor of a known schema"
 
-    def _of_format(self, data: pa.Array, rows: Rows, how: str) -> list[tuple[pa.Array, Rows]]:
+    def _decode_format(self, data: pa.Array, rows: RowNumbers, how: str) -> list[tuple[pa.Array, RowNumbers]]:
         why = "messages of a schema registry cannot be decoded here"
         if self.formats is not None:
             try:
@@ -225,14 +228,14 @@ class _Documents:
             except SlackwaterError as error:
                 why = error.sentence
             else:
-                self.unread |= {int(rows[at]): error_text for at, error_text in bad.items()}
+                self.undecodable |= {int(rows[at]): error_text for at, error_text in bad.items()}
                 return [(values, rows[at]) for values, at in parts]
-        self.unread |= dict.fromkeys(rows.tolist(), why)
+        self.undecodable |= dict.fromkeys(rows.tolist(), why)
         return []
 
 
-def match(
-    rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows], formats: Formats | None = None
+def match_records(
+    rows: pa.Table, rules: Sequence[Rule], keys: Mapping[str, KeyRows], formats: MessageDecoder | None = None
 ) -> Matches:
     matches = Matches(np.zeros(rows.num_rows, np.bool_))
     if not rows.num_rows or not rules:
@@ -241,7 +244,7 @@ def match(
     unproved: dict[int, str] = {}
     for rule in rules:
         _match_rule(documents, rule, keys[rule.table], matches, unproved)
-    for row, why in (documents.unread | unproved).items():
+    for row, why in (documents.undecodable | unproved).items():
         if not matches.mask[row]:
             matches.unproved[why] = matches.unproved.get(why, 0) + 1
     return matches
@@ -254,7 +257,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
         _ColumnValues.find(documents, comparisons, column, label if len(keys.columns) > 1 else "")
         for comparisons, column in zip(rule.columns, keys.columns, strict=True)
     ]
-    holds_key = _holding(columns, keys, count)
+    holds_key = _match_combined(columns, keys, count)
     uncounted = holds_key & ~matches.mask
     for text, is_match in (item for column in columns for item in column.by_field.items()):
         # A record counts once.
@@ -262,7 +265,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
             matches.fields[text] = matches.fields.get(text, 0) + new
         uncounted &= ~is_match
     matches.mask |= holds_key
-    for column in () if keys.complete else columns:
+    for column in () if keys.has_all_spellings else columns:
         other_values = [np.isin(np.arange(count), [*other.values]) for other in columns if other is not column]
         for has_value, path in column.undecided:
             for row in np.flatnonzero(np.logical_and.reduce([has_value, *other_values])).tolist():
@@ -281,7 +284,7 @@ class _ColumnValues:
     def find(cls, documents: _Documents, comparisons: Sequence[FieldComparison], column: KeyColumn, label: str) -> Self:
         count = documents.rows.num_rows
         if not comparisons:
-            return cls({row: {*column.of_keys} for row in range(count)}, {}, [])
+            return cls({row: {*column.key_codes} for row in range(count)}, {}, [])
         values, filled = dict[int, set[int]](), np.zeros(count, np.bool_)
         by_field, undecided = dict[str, Mask](), list[tuple[Mask, tuple[str, str]]]()
         for comparison in comparisons:
@@ -294,16 +297,20 @@ class _ColumnValues:
             text = label or comparison.text
             by_field[text] = by_field.get(text, np.zeros(count, np.bool_)) | is_match
             filled |= has_value
-            if comparison.unknown or not column.kind:
-                how = f"through {comparison.unknown}" if comparison.unknown else f"as {column.values.type}"
+            if comparison.unknown_function or not column.kind:
+                how = (
+                    f"through {comparison.unknown_function}"
+                    if comparison.unknown_function
+                    else f"as {column.values.type}"
+                )
                 undecided.append((has_value, (comparison.text, how)))
-        if NULL in column.of_keys:
+        if NULL in column.key_codes:
             for row in np.flatnonzero(~filled).tolist():
                 values.setdefault(row, set()).add(NULL)
         return cls(values, by_field, undecided)
 
 
-def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
+def _match_combined(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mask:
     """Return a mask of the records that have the values of all columns of a key."""
     holds_key = np.zeros(count, np.bool_)
     for row in set.intersection(*(set(column.values) for column in columns)) if columns else ():
@@ -315,15 +322,15 @@ def _holding(columns: Sequence[_ColumnValues], keys: KeyRows, count: int) -> Mas
 
 def _values_in(
     documents: _Documents, comparison: FieldComparison, column: KeyColumn
-) -> Iterator[tuple[Rows | list[int], list[tuple[int, set[int]]]]]:
-    converted = column.made_by(comparison.of_key)
+) -> Iterator[tuple[RowNumbers | list[int], list[tuple[int, set[int]]]]]:
+    converted = column.apply_functions(comparison.key_functions)
     originals: dict[int, set[int]] = {}
-    for code, original in zip(converted.of_keys, column.of_keys, strict=True):
+    for code, original in zip(converted.key_codes, column.key_codes, strict=True):
         originals.setdefault(code, set()).add(original)
     filled, hits = list[int](), list[tuple[int, set[int]]]()
-    for values in documents.of(comparison):
+    for values in documents.values_of(comparison):
         if isinstance(values, Leaves):
-            codes = converted.codes_of(values.values, comparison.by)
+            codes = converted.codes_of(values.values, comparison.functions)
             at = np.flatnonzero(codes >= 0)
             yield (
                 values.rows,
@@ -332,7 +339,7 @@ def _values_in(
         else:
             row, value = values
             filled.append(row)
-            if (code := converted.code(value, comparison.by)) >= 0:
+            if (code := converted.code_of(value, comparison.functions)) >= 0:
                 hits.append((row, originals[code]))
     yield filled, hits
 
@@ -358,7 +365,7 @@ def _is_json(value: bytes) -> bool:
     return True
 
 
-def _all(row: int, sent: pa.Table) -> Rows:
+def _repeat_row(row: int, sent: pa.Table) -> RowNumbers:
     return np.full(sent.num_rows, row)
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import SlackwaterError
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.stored import list_snapshots
 from ...store.versions import apps
 from . import archive
 from .family import Member
 
-_PINS = "iceberg-"
+_ICEBERG_PREFIX = "iceberg-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class OutOfReach:
     """Retention of a topic in milliseconds; -1 for unlimited, None if unknown."""
 
 
-def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[OutOfReach, ...]:
+def list_out_of_reach(members: tuple[Member, ...], kafka: KafkaTopics | None) -> tuple[OutOfReach, ...]:
     """Return data of an app and its clones that an erasure does not reach, without duplicates."""
     unreached: dict[tuple[str, str], OutOfReach] = {}
     for member in members:
-        for _, head in member.copies:
+        for _, head in member.attached_stages:
             query = head.attached
             assert query is not None  # noqa: S101  what a copy is
             kind = f"the checkpoint {query.checkpoint}: a batch of the query that changes the key brings it back"
@@ -38,10 +38,10 @@ def out_of_reach(members: tuple[Member, ...], kafka: Topics | None) -> tuple[Out
         for kind, topic in _topics(member):
             if (kind, topic) not in unreached:
                 unreached[kind, topic] = OutOfReach(kind, topic, _retention_ms(kafka, topic))
-        for topic, count in archive.owed(member).items():
+        for topic, count in archive.count_unarchived_offsets(member).items():
             kind = f"{count:,} offsets of {topic} that {member.app} has read and has yet to archive"
             unreached["archive", f"{member.store.url} {member.app} {topic}"] = OutOfReach("archive", kind)
-        if any(snapshot.name.startswith(_PINS) for snapshot in list_snapshots(member.store, member.app)):
+        if any(snapshot.name.startswith(_ICEBERG_PREFIX) for snapshot in list_snapshots(member.store, member.app)):
             kind = f"Iceberg tables of {member.app}, which are broken until the next export"
             unreached["iceberg", f"{member.store.url} {member.app}"] = OutOfReach("iceberg", kind)
         for name in _deep_clones(member):
@@ -64,14 +64,14 @@ def _topics(member: Member) -> Iterator[tuple[str, str]]:
                 yield "input", source.topic
         for output in head.outputs.values():
             yield "channel", output.topic
-        published = apps.publishes(member.store, info, head.promotion)
+        published = apps.published_sinks(member.store, info, head.promotion)
         for name, sink in head.sinks.items():
             yield "sink's own topic", sink.topic
             if sink.kind == "topic" and (published is None or name in published):
                 yield "sink's topic", (published or {}).get(name, name)
 
 
-def _retention_ms(kafka: Topics | None, topic: str) -> int | None:
+def _retention_ms(kafka: KafkaTopics | None, topic: str) -> int | None:
     try:
         return kafka.retention_ms(topic) if kafka is not None else None
     except SlackwaterError:
@@ -82,5 +82,5 @@ def _deep_clones(member: Member) -> Iterator[str]:
     for name in apps.list_apps(member.store):
         info = apps.find_app(member.store, name)
         origin = info.origin if info is not None else None
-        if origin is not None and (origin.deep or origin.empty) and origin.app == member.app:
+        if origin is not None and (origin.is_deep or origin.is_empty) and origin.app == member.app:
             yield name

@@ -10,140 +10,149 @@ from msgspec.structs import replace
 
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition, put_object
-from ...store.compaction.merge import merge_rows, whole_blocks, without
+from ...store.compaction.merge import encode_without, merge_rows, read_blocks
 from ...store.compaction.plan import newest_first
-from ...store.objects.many import do_all
+from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, forgotten, history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.forgotten import ForgottenIndex, RecordsLeft, Taken
+from ...store.versions.forgotten import ForgottenIndex, RemainingRecords, RewrittenObject
 from ...store.versions.kinds import FORGET
 from ...store.versions.manifest import Manifest, Sst
-from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, each_sst
+from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, map_ssts
 from . import archive
-from .family import KeysAsked
-from .held import IN_FLIGHT, Held, NamedSst, Progress, Search
+from .family import RequestedKeys
+from .held import IN_FLIGHT, HeldObject, KeySearch, Progress, ReferencedSst
 
 
 @dataclass
-class Rewriting:
+class Rewriter:
     """Replacements of objects, for all apps that share them."""
 
-    made: dict[str, Sst | None] = field(default_factory=dict)
+    replacements: dict[str, Sst | None] = field(default_factory=dict)
     """Replacement by the SST's object name, each with the URL of its root; None if no row remains."""
-    taken: dict[str, Taken] = field(default_factory=dict)
+    removed: dict[str, RewrittenObject] = field(default_factory=dict)
 
-    def learn(self, search: Search, index: ForgottenIndex) -> None:
+    def adopt_replacements(self, search: KeySearch, index: ForgottenIndex) -> None:
         """Adopt the replacements in an app's index, so that apps that share an SST also share its replacement."""
         for name, sst in index.ssts.items():
-            self.made[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
+            self.replacements[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
-    def change(self, search: Search, item: NamedSst) -> Iterator[tuple[str, Sst | None]]:
+    def replace_sst(self, search: KeySearch, item: ReferencedSst) -> Iterator[tuple[str, Sst | None]]:
         store = search.member.store
         root = store.at(item.sst.root).url
-        now = self.made.get(item.sst.object, item.sst)
+        now = self.replacements.get(item.sst.object, item.sst)
         if now is not None:
             local = replace(now, root="" if root == store.url else root)
-            now = self._without(search, NamedSst(local, item.stage, item.side, item.table))
+            now = self._rewrite_sst(search, ReferencedSst(local, item.stage, item.side, item.table))
         if now is None or now.object != item.sst.object:
-            self.made[item.sst.object] = None if now is None else replace(now, root=root)
+            self.replacements[item.sst.object] = None if now is None else replace(now, root=root)
             yield item.sst.object, None if now is None else replace(now, root=item.sst.root)
 
-    def _without(self, search: Search, item: NamedSst) -> Sst | None:
+    def _rewrite_sst(self, search: KeySearch, item: ReferencedSst) -> Sst | None:
         sst, store = item.sst, search.member.store.at(item.sst.root)
-        if (selection := search.chosen(item)) is None:
+        if (selection := search.select_rows(item)) is None:
             return sst
         chosen, fields = selection
         holding = search.as_held(item, fields)
-        writer = without(search.member.store, sst, item.table, chosen)
+        writer = encode_without(search.member.store, sst, item.table, chosen)
         if not writer.num_rows:
-            self.taken[sst.object] = Taken(holding.what, holding.table, fields, sst.bytes, 0)
+            self.removed[sst.object] = RewrittenObject(holding.what, holding.table, fields, sst.bytes, 0)
             return None
         # In the folder of the app that owns it, where it is garbage-collected.
         app, _, stage, *_ = sst.object.split("/")
         rewritten = writer.put(store, app=app, stage=stage, partition=sst.partition, level=sst.level)
-        self.taken[sst.object] = Taken(holding.what, holding.table, fields, sst.bytes, rewritten.bytes)
+        self.removed[sst.object] = RewrittenObject(holding.what, holding.table, fields, sst.bytes, rewritten.bytes)
         return rewritten
 
-    def records(self, search: Search) -> Iterator[tuple[str, RecordsLeft]]:
+    def replace_records(self, search: KeySearch) -> Iterator[tuple[str, RemainingRecords]]:
         """Put and yield the replacements of objects with in-flight records that hold a key."""
-        for key, channel, rows, matches in search.captured():
+        for key, channel, rows, matches in search.captured_with_keys():
             remaining = rows.filter(pa.array(~matches.mask))
             partitions = rows["_partition"].to_numpy()
             gone = count_by_partition(rows.filter(pa.array(matches.mask)), int(partitions.max()) + 1)
-            rewritten = self._records(search, key, remaining, tuple(gone.tolist()))
+            rewritten = self._put_remaining(search, key, remaining, tuple(gone.tolist()))
             read_bytes = len(search.member.store.get(key))
-            self.taken[key] = Taken(IN_FLIGHT, channel, matches.fields, read_bytes, rewritten.bytes)
+            self.removed[key] = RewrittenObject(IN_FLIGHT, channel, matches.fields, read_bytes, rewritten.bytes)
             yield key, rewritten
 
-    def _records(self, search: Search, key: str, remaining: pa.Table, gone: tuple[int, ...]) -> RecordsLeft:
+    def _put_remaining(
+        self, search: KeySearch, key: str, remaining: pa.Table, gone: tuple[int, ...]
+    ) -> RemainingRecords:
         if not remaining.num_rows:
-            return RecordsLeft(None, gone=gone)
+            return RemainingRecords(None, gone=gone)
         rewritten = put_object(search.member.store, search.member.app, key.split("/")[2], remaining)
-        return RecordsLeft(rewritten.key, rewritten.rows, rewritten.bytes, rewritten.checksum, gone)
+        return RemainingRecords(rewritten.key, rewritten.rows, rewritten.bytes, rewritten.checksum, gone)
 
 
 @dataclass
-class Work:
+class Erasure:
     """State of one call of `forget`."""
 
-    asked: KeysAsked
-    searches: tuple[Search, ...]
+    requested: RequestedKeys
+    searches: tuple[KeySearch, ...]
     """One search for each app; an app comes before its clones."""
     by: str
     now_ms: Callable[[], int]
     on_progress: Progress
-    rewriting: Rewriting = field(default_factory=Rewriting)
+    rewriter: Rewriter = field(default_factory=Rewriter)
 
-    def note_taken(self) -> None:
+    def update_journal(self) -> None:
         """Add the removals to the erasure's journal, so that a call that resumes this one can report all of them."""
         me = self.searches[0].member
-        forgotten.note_taken(me.store, me.app, self.rewriting.taken)
+        forgotten.record_rewritten(me.store, me.app, self.rewriter.removed)
 
 
-def take_out(work: Work) -> bool:
+def remove_keys(work: Erasure) -> bool:
     """Rewrite objects that hold a key in all apps, and record the replacements. Returns True if there were any."""
     for search in work.searches:
-        work.rewriting.learn(search, forgotten.newest(search.member.store, search.member.app))
+        work.rewriter.adopt_replacements(search, forgotten.newest(search.member.store, search.member.app))
     any_removed = False
     for search in work.searches:
         ssts: dict[str, Sst | None] = {}
         for stage in search.member.heads:
             work.on_progress(f"{search.member.app}/{stage}: looking through its versions")
-            for item in search.named(stage):
-                ssts |= work.rewriting.change(search, item)
-        records = dict(work.rewriting.records(search))
+            for item in search.referenced_ssts(stage):
+                ssts |= work.rewriter.replace_sst(search, item)
+        records = dict(work.rewriter.replace_records(search))
         published = bool(ssts or records)
-        _publish(work, search, ssts, records)
-        archived = take_out_archived(work, search)
+        _record_replacements(work, search, ssts, records)
+        archived = remove_archived_keys(work, search)
         if archived and not published:
             # So that each stage gets a version that records it, and replays can tell.
-            _publish(work, search, {}, {}, anyhow=True)
+            _record_replacements(work, search, {}, {}, even_if_empty=True)
         any_removed = any_removed or published or archived
     return any_removed
 
 
-def take_out_archived(work: Work, search: Search) -> bool:
+def remove_archived_keys(work: Erasure, search: KeySearch) -> bool:
     """Remove the keys from an app's input archives. Returns True if there were any."""
     work.on_progress(f"{search.member.app}: looking through its input archive")
 
-    def on_gone(gone: Sequence[archive.GoneObject]) -> None:
+    def on_gone(gone: Sequence[archive.ReplacedObject]) -> None:
         for topic, item, fields, written_bytes in gone:
-            work.rewriting.taken[item.object] = Taken(archive.WHAT, topic, fields, item.bytes, written_bytes)
-        work.note_taken()
+            work.rewriter.removed[item.object] = RewrittenObject(
+                archive.ARCHIVE_KIND, topic, fields, item.bytes, written_bytes
+            )
+        work.update_journal()
 
-    return archive.take_out(search, by=work.by, now_ms=work.now_ms, on_gone=on_gone)
+    return archive.remove_keys(search, by=work.by, now_ms=work.now_ms, on_replace=on_gone)
 
 
-def _publish(
-    work: Work, search: Search, ssts: dict[str, Sst | None], records: dict[str, RecordsLeft], *, anyhow: bool = False
+def _record_replacements(
+    work: Erasure,
+    search: KeySearch,
+    ssts: dict[str, Sst | None],
+    records: dict[str, RemainingRecords],
+    *,
+    even_if_empty: bool = False,
 ) -> None:
     """Record the replacements of SSTs and in-flight records in an app's index, if there are any.
 
     With `even_if_empty`, write an index in any case.
     """
-    if not (ssts or records or anyhow):
+    if not (ssts or records or even_if_empty):
         return
     store, app, now_ms = search.member.store, search.member.app, work.now_ms()
     edited = {
@@ -155,7 +164,7 @@ def _publish(
     def update(head: ForgottenIndex) -> ForgottenIndex:
         return head.with_changes(ssts, records, edited)
 
-    work.note_taken()
+    work.update_journal()
     forgotten.change(store, app, update, by=work.by, now_ms=now_ms)
 
 
@@ -164,22 +173,22 @@ def _names_any(store: ObjectStore, app: str, versions: Iterable[tuple[str, int]]
     return any(sst.object in ssts for manifest in manifests if manifest is not None for sst in all_ssts(manifest))
 
 
-def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
+def commit_versions(work: Erasure, search: KeySearch) -> Iterator[tuple[str, str, int]]:
     """Commit a version of kind `forget` for each affected stage. Yields app, stage and version.
 
     A batch that was computed on older rows cannot be committed after that version. Raises the errors of `amend`, and of
     reading SSTs.
     """
     store, app = search.member.store, search.member.app
-    note = forgotten.under_way(store, app)
+    note = forgotten.find_journal(store, app)
     since_ms = note.time_ms if note is not None else sys.maxsize
-    index = forgotten.cached(store, app)
-    requested = (*search.tables, *(stage for stage, _ in search.member.sides(work.asked)))
+    index = forgotten.cached_index(store, app)
+    requested = (*search.tables, *(stage for stage, _ in search.member.requested_side_tables(work.requested)))
     concerned = {*requested, *(name.split("/")[2] for name in index.ssts)}
     for stage, head in search.member.heads.items():
         if head.retired or concerned.isdisjoint((stage, *(former.stage for former in head.formerly))):
             continue
-        version = _Version(work, search, stage, head.version)
+        version = _VersionBuilder(work, search, stage, head.version)
         change = Amendment("forget", version.update, version.requires)
         done = amend(store, (app, stage), change, by=work.by, now_ms=work.now_ms)
         if done.changed:
@@ -189,11 +198,11 @@ def commit(work: Work, search: Search) -> Iterator[tuple[str, str, int]]:
 
 
 @dataclass
-class _Version:
+class _VersionBuilder:
     """Builder of one stage's version of kind `forget`, on top of its newest version."""
 
-    work: Work
-    search: Search
+    work: Erasure
+    search: KeySearch
     stage: str
     after: int
     index: ForgottenIndex = field(init=False)
@@ -203,53 +212,53 @@ class _Version:
         """Search newer versions. Returns True if `head` does not have the newest index yet."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
-        for item in self.search.named(self.stage, self.after):
-            ssts |= self.work.rewriting.change(self.search, item)
+        for item in self.search.referenced_ssts(self.stage, self.after):
+            ssts |= self.work.rewriter.replace_sst(self.search, item)
         self.after = max(self.after, head.version)
-        _publish(self.work, self.search, ssts, {})
-        self.index = forgotten.cached(store, app)
+        _record_replacements(self.work, self.search, ssts, {})
+        self.index = forgotten.cached_index(store, app)
         if head.forgotten >= self.index.number:
             return False
-        if not self.search.is_copy(self.stage):
-            self.waiting = _waiting(store, head, self.index)
+        if not self.search.is_attached(self.stage):
+            self.waiting = _count_waiting(store, head, self.index)
         return True
 
     def update(self, draft: Manifest) -> Manifest:
-        updated = replace(each_sst(draft, self.index.sst), forgotten=self.index.number)
-        if self.search.is_copy(self.stage) or REJECTED not in updated.side_tables:
+        updated = replace(map_ssts(draft, self.index.current_sst), forgotten=self.index.number)
+        if self.search.is_attached(self.stage) or REJECTED not in updated.side_tables:
             return updated
         side = replace(updated.side_tables[REJECTED], waiting=self.waiting)
         return replace(updated, side_tables=updated.side_tables | {REJECTED: side})
 
 
-def _waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
+def _count_waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) -> int:
     side = head.side_tables.get(REJECTED)
-    ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.sst(sst)) is not None]
-    blocks = (block for sst in newest_first(ssts) for block in whole_blocks(store, sst, REJECTED_RECORDS))
+    ssts = [now for sst in (side.ssts if side is not None else ()) if (now := index.current_sst(sst)) is not None]
+    blocks = (block for sst in newest_first(ssts) for block in read_blocks(store, sst, REJECTED_RECORDS))
     parts = [pa.Table.from_batches([block.stored]) for block in blocks]
     return merge_rows(parts, REJECTED_RECORDS, drop_tombstones=True)["retried"].null_count if parts else 0
 
 
-def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
+def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObject, ...]]:
     """Delete replaced objects from the store and this machine's cache, and unreferenced objects with a key."""
-    deleted, remaining = 0, list[Held]()
+    deleted, remaining = 0, list[HeldObject]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        index = forgotten.cached(store, app)
+        index = forgotten.cached_index(store, app)
         cache.drop(index.ssts)
         existing = {info.key for stage in search.member.heads for info in store.list(keys.ssts(app, stage))}
         existing |= {info.key for info in store.list(keys.snapshots(app))}
-        old = [name for name in index.replaced if name in existing]
-        for holding, was_named in archive.unnamed(search):
+        old = [name for name in index.replaced_keys if name in existing]
+        for holding, was_named in archive.find_unreferenced(search):
             if was_named:
                 old.append(holding.object)
             else:
                 remaining.append(holding)
-        do_all(store.delete, old)
+        for_each_concurrently(store.delete, old)
         deleted += len(old)
-        for holding, written_ms in search.unnamed(index.ssts):
+        for holding, written_ms in search.unreferenced_ssts(index.ssts):
             # A batch that was computed before the newest version of kind `forget` cannot be committed any more.
-            if written_ms < _since_ms(store, app, holding.table):
+            if written_ms < _erased_ms(store, app, holding.table):
                 store.delete(holding.object)
                 deleted += 1
             else:
@@ -257,7 +266,7 @@ def sweep(work: Work, cache: SstCache) -> tuple[int, tuple[Held, ...]]:
     return deleted, tuple(remaining)
 
 
-def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
+def _erased_ms(store: ObjectStore, app: str, stage: str) -> int:
     """Return when the storage got a stage's newest version of kind `forget`, in milliseconds; 0 without one.
 
     For a retired stage, the result is the largest integer.
@@ -274,30 +283,30 @@ def _since_ms(store: ObjectStore, app: str, stage: str) -> int:
 def _newest_forget(store: ObjectStore, app: str, stage: str) -> Manifest | None:
     head = history.head(store, app, stage)
     while head is not None and head.traits is not FORGET:
-        head = history.before(store, head)
+        head = history.previous_version(store, head)
     return head
 
 
-def mask_texts(work: Work) -> None:
+def mask_texts(work: Erasure) -> None:
     for search in work.searches:
         store, app = search.member.store, search.member.app
         for done in OPERATIONS.all(store, app):
-            detail, message = (search.texts.masked(text) for text in (done.detail, done.message))
+            detail, message = (search.texts.mask_keys(text) for text in (done.detail, done.message))
             if (detail, message) != (done.detail, done.message):
                 entry = replace(done, detail=detail, message=message)
                 if _same_length(done, entry):
                     entry = replace(entry, detail=f"{detail}.")
                 OPERATIONS.put(store, entry, app)
-        versions = tuple(search.edited())
+        versions = tuple(search.edited_versions_with_keys())
         for manifest in versions:
             edit = manifest.edited
             assert edit is not None  # noqa: S101  what `edited` gives
-            statement, message = (search.texts.masked(text) for text in (edit.what, edit.message))
+            statement, message = (search.texts.mask_keys(text) for text in (edit.what, edit.message))
             masked = replace(manifest, edited=replace(edit, what=statement, message=message))
             if _same_length(manifest, masked):
                 masked = replace(masked, edited=replace(edit, what=f"{statement}.", message=message))
             store.put(keys.manifest(app, manifest.stage, manifest.version), codec.encode(masked))
-        history.forget(store, app)
+        history.drop_cached(store, app)
         if versions:
             # Replicas copy changed versions when there is a new index.
             forgotten.change(store, app, lambda head: head, by=work.by, now_ms=work.now_ms())

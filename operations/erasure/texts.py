@@ -13,14 +13,14 @@ from functools import cached_property
 from .matching import KeyRows
 
 MASK = "(forgotten)"
-_SHORTEST = 3
+_MIN_WORD_LENGTH = 3
 _LITERAL = re.compile(r"'((?:[^']|'')*)'|\"((?:[^\"]|\"\")*)\"")
 _TOKEN = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.])")
 _LISTS = re.compile(r"\bVALUES\s*\([^;]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextMasker:
     """Masker of the keys of all tables, in the forms in which texts contain them."""
 
     keys: Mapping[str, KeyRows]
@@ -39,14 +39,14 @@ class Texts:
                     numbers.setdefault(name, set()).update(map(str, column.values.drop_null().to_pylist()))
         return {name: frozenset(some) for name, some in numbers.items()}
 
-    def stand_in(self, *texts: str) -> bool:
-        return any(self.masked(text) != text for text in texts)
+    def contain_key(self, *texts: str) -> bool:
+        return any(self.mask_keys(text) != text for text in texts)
 
-    def masked(self, text: str) -> str:
+    def mask_keys(self, text: str) -> str:
         masked_text = _LITERAL.sub(self._literal, text)
         for name, numbers in self._numbers.items():
             masked_text = self._without_numbers(masked_text, name, numbers)
-        for word in [*self._in(masked_text)]:
+        for word in [*self._words_in(masked_text)]:
             masked_text = re.sub(rf"(?<![\w@+-]){re.escape(word)}(?![\w@+-]|\.\w)", MASK, masked_text)
         for table, rows in self.keys.items():
             for column in rows.columns:
@@ -73,6 +73,6 @@ class Texts:
         )
         return _LISTS.sub(mask, compared.sub(mask, text))
 
-    def _in(self, text: str) -> Iterator[str]:
-        some = (word for word in self._words if len(word) >= _SHORTEST and word in text)
+    def _words_in(self, text: str) -> Iterator[str]:
+        some = (word for word in self._words if len(word) >= _MIN_WORD_LENGTH and word in text)
         return iter(sorted(some, key=len, reverse=True))

@@ -27,12 +27,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...snapshot.query.fields import Number, is_text
+from ...snapshot.query.fields import JsonNumber, is_text
 
 Token = tuple[str, Any]
 NULL = -1
 _DAY_US = 86_400_000_000
-_FAR = 10**19
+_MAX_SECONDS = 10**19
 """Limit in seconds, beyond the range of timestamps."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
@@ -64,7 +64,7 @@ class KeyColumn:
         return numbers
 
     @cached_property
-    def of_keys(self) -> tuple[int, ...]:
+    def key_codes(self) -> tuple[int, ...]:
         """Code of each key's value; `NULL` for null, and a lower number for values that cannot be compared."""
         codes = (NULL if token is None else self.codes[token] for token in self._tokens)
         if self.kind:
@@ -79,7 +79,7 @@ class KeyColumn:
     def texts(self) -> tuple[str, ...]:
         return tuple(value for kind, value in self.codes if kind == "text")
 
-    def made_by(self, functions: Sequence[str]) -> "KeyColumn":
+    def apply_functions(self, functions: Sequence[str]) -> "KeyColumn":
         """Apply functions to each value. The column is unchanged unless its values are text."""
         if self.kind != "text" or not functions:
             return self
@@ -95,14 +95,14 @@ class KeyColumn:
             at = pc.index_in(values.cast(pa.binary()), texts)
             return np.where(np.asarray(at.is_valid()), numbers[np.asarray(at.fill_null(0))], -1)
         coded = pc.dictionary_encode(values)
-        distinct = np.array([self.code(value, functions) for value in _plain(coded.dictionary)], np.int64)
+        distinct = np.array([self.code_of(value, functions) for value in _python_values(coded.dictionary)], np.int64)
         return distinct[np.asarray(coded.indices)] if len(distinct) else np.empty(0, np.int64)
 
-    def code(self, value: Any, functions: Sequence[str] = ()) -> int:
+    def code_of(self, value: Any, functions: Sequence[str] = ()) -> int:
         """Return the code of the key value that equals a field's value, or -1."""
         if functions:
             texts = [text for _, text in _candidates(value, "text")]
-            return max((self.code(_applied(text, functions)) for text in texts), default=-1)
+            return max((self.code_of(_applied(text, functions)) for text in texts), default=-1)
         return next((self.codes[token] for token in _candidates(value, self.kind) if token in self.codes), -1)
 
 
@@ -143,7 +143,7 @@ def _tokens_of(values: pa.Array, kind: str) -> Iterator[Token | None]:
             yield kind, value
 
 
-def _plain(values: pa.Array) -> Iterator[Any]:
+def _python_values(values: pa.Array) -> Iterator[Any]:
     if pa.types.is_timestamp(values.type):
         yield from (
             _Time(number) for number in values.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_pylist()
@@ -193,15 +193,15 @@ def _text(value: Any) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, Number):
+    if isinstance(value, JsonNumber):
         yield str(value)
         if not value.lstrip("-").isdigit():
             with suppress(ValueError, OverflowError):
-                yield from _of_float(float(value))
+                yield from _float_texts(float(value))
     elif isinstance(value, bool):
         yield str(value).lower()
     elif isinstance(value, float):
-        yield from _of_float(value)
+        yield from _float_texts(value)
     elif isinstance(value, _Time):
         with suppress(ValueError, OverflowError):
             at = datetime.fromtimestamp(value.us // 1_000_000, UTC).replace(microsecond=value.us % 1_000_000)
@@ -211,7 +211,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield _text(value)
 
 
-def _of_float(value: float) -> Iterator[str]:
+def _float_texts(value: float) -> Iterator[str]:
     """Yield the texts of a float in Python and in Java, which Spark uses."""
     yield repr(value)
     digits, _, exponent = f"{value:e}".partition("e")
@@ -245,10 +245,10 @@ def _times(value: Any) -> Iterator[int]:
     if isinstance(value, _Time):
         yield value.us
         return
-    if isinstance(value, int | float | Number | Decimal) and not isinstance(value, bool):
+    if isinstance(value, int | float | JsonNumber | Decimal) and not isinstance(value, bool):
         with suppress(InvalidOperation):
             number = Decimal(value)
-            if number.is_finite() and abs(number) < _FAR:
+            if number.is_finite() and abs(number) < _MAX_SECONDS:
                 yield from (int(number * scale) for scale in (1_000_000, 1_000, 1))
         return
     text = _text(value).strip()

@@ -16,22 +16,22 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...common.whole_file import check_new, whole_folder
+from ...common.whole_file import atomic_folder, check_absent
 from ...errors import Corruption, Refused
-from ...snapshot.change.first_versions import kept_or_in_kafka
-from ...snapshot.cut.graph import Cut, readers, violations
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.resolve import telling_if_collected
+from ...snapshot.change.first_versions import in_flight_reader
+from ...snapshot.cut.graph import Cut, readers_by_channel, violations
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.cut.resolve import report_if_collected
 from ...snapshot.cut.stored import find_snapshot
-from ...snapshot.query.columns import columns, visible_schema
-from ...snapshot.take.capture import count_by_partition, gathered
-from ...store.compaction.merge import merged_rows
+from ...snapshot.query.columns import describe_columns, visible_schema
+from ...snapshot.take.capture import count_by_partition, merge_chunks
+from ...store.compaction.merge import iter_visible_rows
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, codec, limits
-from ...store.versions.commit import carried, without_snapshots
+from ...store.versions.commit import without_open_snapshots, without_version_fields
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import owner, without_ssts
+from ...store.versions.side_tables import find_owner, without_ssts
 
 OnProgress = Callable[[int, int], None]
 
@@ -54,7 +54,7 @@ def export_folder(
     cut: Cut,
     ref: str,
     path: Path,
-    reader: Callable[[], Topics],
+    reader: Callable[[], KafkaTopics],
     *,
     by: str,
     now_ms: int,
@@ -72,11 +72,11 @@ def export_folder(
     """
     if wrong := violations(cut.stages):
         raise Refused(f"{ref} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
-    check_new(path, "folder")
+    check_absent(path, "folder")
     if path.absolute().is_relative_to(store.url):
         raise Refused(f"{path} lies inside the store root {store.url}", hint="choose a folder outside the store")
     info = apps.find_app(store, cut.app)
-    with whole_folder(path, "folder") as folder, telling_if_collected(store, cut):
+    with atomic_folder(path, "folder") as folder, report_if_collected(store, cut):
         tables = cut.tables
         done = _Progress(sum(version.table.partitions for version in tables.values() if version.table), on_progress)
         document = Export(
@@ -85,9 +85,11 @@ def export_folder(
             time_ms=cut.time_ms,
             exported_ms=now_ms,
             by=by,
-            stages={stage: of_stage(version, cut.clock_ms(stage)) for stage, version in cut.stages.items()},
-            tables={name: _table(store, cache, cut, name, version, folder, done) for name, version in tables.items()},
-            in_flight=tuple(_channels(store, cut, folder, reader)),
+            stages={stage: export_manifest(version, cut.clock_ms(stage)) for stage, version in cut.stages.items()},
+            tables={
+                name: _export_table(store, cache, cut, name, version, folder, done) for name, version in tables.items()
+            },
+            in_flight=tuple(_export_channels(store, cut, folder, reader)),
             starts=dict(info.starts) if info is not None else {},
         )
         (folder / DOCUMENT).write_bytes(codec.encode(document))
@@ -105,23 +107,25 @@ class _Progress:
         self.on_progress(self.done, self.all)
 
 
-def _table(
+def _export_table(
     store: ObjectStore, cache: SstCache, cut: Cut, name: str, version: Manifest, folder: Path, progress: _Progress
 ) -> ExportedTable:
     assert version.table is not None  # noqa: S101  `Cut.tables` are versions with one
     table, schema, files = version.table, visible_schema(version.table), list[File]()
     for partition in range(table.partitions):
-        rows = merged_rows(store, cache, version.ssts, table, partition, cut.clock_ms(name), schema.names)
+        rows = iter_visible_rows(store, cache, version.ssts, table, partition, cut.clock_ms(name), schema.names)
         files += (
-            _written(folder, _path("tables", name, number), pa.table(part.select(schema.names).columns, schema=schema))
-            for number, part in enumerate(gathered(rows), len(files))
+            _write_file(
+                folder, _path("tables", name, number), pa.table(part.select(schema.names).columns, schema=schema)
+            )
+            for number, part in enumerate(merge_chunks(rows), len(files))
         )
         progress.advance()
     # A table without rows gets one file, which has its columns.
-    files = files or [_written(folder, _path("tables", name, 0), schema.empty_table())]
-    shown = columns(version)
+    files = files or [_write_file(folder, _path("tables", name, 0), schema.empty_table())]
+    shown = describe_columns(version)
     return ExportedTable(
-        stage=owner(name, cut.stages),
+        stage=find_owner(name, cut.stages),
         key=tuple(column.name for column in shown if column.key),
         columns={column.name: column.type for column in shown},
         rows=sum(file.rows for file in files),
@@ -129,17 +133,19 @@ def _table(
     )
 
 
-def _channels(store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], Topics]) -> Iterator[ExportedChannel]:
-    records = kept_or_in_kafka(store, cut, find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None)
-    for of_channel in readers(cut):
+def _export_channels(
+    store: ObjectStore, cut: Cut, folder: Path, reader: Callable[[], KafkaTopics]
+) -> Iterator[ExportedChannel]:
+    records = in_flight_reader(store, cut, find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None)
+    for of_channel in readers_by_channel(cut):
         number = 0
         for channel, following in zip(of_channel, (*of_channel[1:], None), strict=True):
             state, captured, counts_before_forget = records(channel, following)
             if not state.attempts:
                 continue
             counts, files = [0] * len(state.ends), []
-            for rows in gathered(reader().read(state) if captured is None else captured):
-                files.append(_written(folder, _path("in-flight", channel.name, number), rows))
+            for rows in merge_chunks(reader().read(state) if captured is None else captured):
+                files.append(_write_file(folder, _path("in-flight", channel.name, number), rows))
                 number += 1
                 counts = [a + b for a, b in zip(counts, count_by_partition(rows, len(counts)).tolist(), strict=True)]
             if state.counts and not counts_before_forget and tuple(counts) != state.counts:
@@ -165,7 +171,7 @@ def _path(kind: str, name: str, number: int) -> str:
     return f"{kind}/{name}/part-{number:05}.parquet"
 
 
-def _written(folder: Path, path: str, rows: pa.Table) -> File:
+def _write_file(folder: Path, path: str, rows: pa.Table) -> File:
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, target, compression="zstd", write_page_checksum=True)
@@ -226,12 +232,12 @@ class Export(Struct, frozen=True):
     """Document of an app that was exported at a moment."""
 
     app: limits.Name
-    ref: limits.Line
+    ref: limits.ShortText
     """Ref of the moment, as the user typed it."""
     time_ms: limits.TimeMs
     """Commit time of the newest version, milliseconds since 1970 UTC."""
     exported_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
     """user@host of the caller."""
     stages: dict[limits.Name, Manifest]
     tables: dict[limits.Name, ExportedTable]
@@ -247,8 +253,10 @@ class Export(Struct, frozen=True):
             yield from channel.files
 
 
-def of_stage(manifest: Manifest, clock_ms: int) -> Manifest:
+def export_manifest(manifest: Manifest, clock_ms: int) -> Manifest:
     """Return a stage's version for the document; its tables lack the rows that expired at `clock_ms`."""
     # Running snapshots and request totals belong to the source app.
-    exported = replace(without_snapshots(carried(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms))
+    exported = replace(
+        without_open_snapshots(without_version_fields(manifest)), totals=None, clock_ms=max(manifest.clock_ms, clock_ms)
+    )
     return without_ssts(exported)

@@ -14,9 +14,9 @@ from ...common import instants
 from ...errors import NotFound, Refused
 from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
-from ...pipeline.api.topic import starting_at, starting_offsets_in, stored_starts
-from ...pipeline.batch.schemas import Shape, shapes
-from ...pipeline.kafka.open import wait_for
+from ...pipeline.api.topic import parse_offsets_arguments, starting_offsets_at, stored_starting_offsets
+from ...pipeline.batch.schemas import StageSchemas, derive_schemas
+from ...pipeline.kafka.open import wait_until_available
 from ...pipeline.kafka.protocol import Kafka
 from ...pipeline.run.claim import Claimer, program_of
 from ...pipeline.run.program import load_app
@@ -25,10 +25,10 @@ from ...snapshot.cut import replicas
 from ...snapshot.cut.migrations import MIGRATIONS
 from ...state.kinds.kind import Kind, kind_of
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.ttl import BEFORE_ALL_MS
+from ...store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
-from .initialise import begun_elsewhere, check_free
+from .initialise import check_no_versions, other_start_offsets_error
 
 _PATIENCE_S = 60.0
 _CONF = {
@@ -45,13 +45,13 @@ class FirstVersion:
     manifest: Manifest
     """Manifest of kind "init", without rows and outputs."""
     info: AppInfo
-    others: tuple[str, ...]
+    other_stages: tuple[str, ...]
     channels: Callable[[], dict[str, Output]]
     """Function that creates missing channels that the stage reads or writes; returns the outputs. Raises `Refused`."""
-    shape: Shape
+    shape: StageSchemas
 
 
-def first_version_of(
+def load_first_version(
     path: str,
     app: str,
     stage: str,
@@ -76,15 +76,15 @@ def first_version_of(
         Unavailable: Kafka or the store did not answer.
     """
     program = load_app(path, name=app, store=store)
-    check_free(store, program.name, program.select((stage,))[0].name)
+    check_no_versions(store, program.name, program.select_stages((stage,))[0].name)
     spark = partial(spark_session, f"slackwater init {program.name}", master="local[1]", conf=_CONF)
-    first = first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
+    first = plan_first_version(program, stage, store, kafka, spark, offsets=offsets, at=at, by=by)
     if (table := first.manifest.table) is not None:
-        check_takes_rows(f"{program.name}/{stage}", kind_of(table.state))
+        check_accepts_rows(f"{program.name}/{stage}", kind_of(table.state))
     return first
 
 
-def first_version(
+def plan_first_version(
     program: App,
     stage: str,
     store: ObjectStore,
@@ -99,10 +99,10 @@ def first_version(
 
     The parameters and errors are those of `load_first_version`, which also checks that the stage has no versions.
     """
-    begin = starting_at(instants.parse("--at", at)) if at else None
-    offsets_by_topic = starting_offsets_in(offsets)
+    begin = starting_offsets_at(instants.parse_instant("--at", at)) if at else None
+    offsets_by_topic = parse_offsets_arguments(offsets)
     declared = _with_table(program, stage)
-    wait_for(kafka, _PATIENCE_S)
+    wait_until_available(kafka, _PATIENCE_S)
     info = apps.find_app(store, program.name)
     for topic in offsets_by_topic:
         if topic not in program.topics:
@@ -114,24 +114,24 @@ def first_version(
         begins = dict.fromkeys(program.topics if info is None else program.topics & declared.inputs.keys(), begin)
         begins |= offsets_by_topic
     if info is not None:
-        stored = stored_starts(info.starts)
-        program = program.beginning(stored)
+        stored = stored_starting_offsets(info.starts)
+        program = program.with_starting_offsets(stored)
         if info.initialised == stage:
             # Perhaps a repeated call: the first call stored the offsets of moving positions such as a topic's end.
-            begins = {topic: stored.get(topic, at) if at.moves else at for topic, at in begins.items()}
-    program = program.beginning(begins)
+            begins = {topic: stored.get(topic, at) if at.depends_on_time else at for topic, at in begins.items()}
+    program = program.with_starting_offsets(begins)
     declared = program.stages[stage]
-    renamed = replicas.topics_of(store, info)
+    renamed = replicas.current_topic_names(store, info)
     claimer = Claimer(store, kafka, program, renamed, writer=str(ULID()), by=by, accept_loss=False)
-    claimer.create_channels((declared,), only_ask=True)
-    inputs = {name: start.at for name, start in claimer.starts(declared, None).items()}
-    starts = {topic: claimer.start_of(topic) for topic in sorted(begins)}
+    claimer.create_channels((declared,), validate_only=True)
+    inputs = {name: start.input for name, start in claimer.start_positions(declared, None).items()}
+    starts = {topic: claimer.start_offsets(topic) for topic in sorted(begins)}
     if info is None:
         info = AppInfo(program.name, instants.now_ms(), starts=starts, initialised=stage)
     elif any(info.starts.get(topic) != first for topic, first in starts.items() if topic not in inputs):
-        raise begun_elsewhere(info)
+        raise other_start_offsets_error(info)
     with spark() as session:
-        shape = shapes(program, session)[stage]
+        shape = derive_schemas(program, session)[stage]
     last = MIGRATIONS.newest(store, program.name)
     manifest = Manifest(
         program.name,
@@ -148,20 +148,20 @@ def first_version(
         # No task has looked for due rows yet.
         event_time=None
         if shape.due_by is None
-        else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock"),
+        else EventTime(next_due_ms=BEFORE_FIRST_EVENT_MS, by_clock=shape.due_by == "clock"),
         migration=last.number if last is not None else 0,
     )
 
     def channels() -> dict[str, Output]:
         claimer.create_channels((declared,))
-        return claimer.outputs(declared, manifest, shape)
+        return claimer.build_outputs(declared, manifest, shape)
 
-    other_stages = tuple(other.name for other in program.in_order() if other.name != stage)
+    other_stages = tuple(other.name for other in program.stages_in_order() if other.name != stage)
     return FirstVersion(manifest, info, other_stages, channels, shape)
 
 
 def _with_table(program: App, stage: str) -> Stage:
-    (declared,) = program.select((stage,))
+    (declared,) = program.select_stages((stage,))
     if declared.state is None:
         stages_with_state = ", ".join(other.name for other in program.stages.values() if other.state)
         raise Refused(
@@ -171,10 +171,10 @@ def _with_table(program: App, stage: str) -> Stage:
     return declared
 
 
-def check_takes_rows(stage: str, kind: Kind) -> None:
+def check_accepts_rows(stage: str, kind: Kind) -> None:
     """Check that a stage's table may begin with imported rows. Raises `Refused` if its kind has waiting rows."""
-    if kind.waiting:
+    if kind.waiting_rows:
         raise Refused(
-            f"cannot load rows into {stage}: its table holds {kind.waiting}, which only the stage can compute",
+            f"cannot load rows into {stage}: its table holds {kind.waiting_rows}, which only the stage can compute",
             hint="instead of init, read recent input again: starting_timestamp=... of its topic(...)",
         )

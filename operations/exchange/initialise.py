@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import Refused, SlackwaterError
-from ...snapshot.query.row_source import EXAMPLES, RowSource, check, examples, fit, reading
+from ...snapshot.query.row_source import MAX_EXAMPLES, RowSource, check_schema, convert_rows, format_examples, open_rows
 from ...snapshot.query.sql import empty_database
-from ...snapshot.take.audit_log import record_once
-from ...store.objects.many import many
+from ...snapshot.take.audit_log import record_operation_once
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
@@ -33,17 +33,17 @@ from ...store.sst.schema import HASH, OP, PREV, PUT, SEQ, arrow_schema, latest_e
 from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.commit import lost_to
+from ...store.versions.commit import conflict_error
 from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
 
-MEMORY = "512 MiB"
+SORT_MEMORY = "512 MiB"
 """Memory limit of DuckDB for sorting; larger inputs are sorted on disk."""
 
 _BATCH_ROWS = 1 << 17
 
 
-def by_hash(
+def sort_by_hash(
     rows: Iterable[pa.RecordBatch], schema: pa.Schema, key: tuple[str, ...], on_read: Callable[[int, int], None]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows sorted by the `_hash` of their key, which is added as first column. Equal hashes have no order.
@@ -69,7 +69,7 @@ def by_hash(
             raise
 
     with closing(empty_database()) as con:
-        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{MEMORY}'")
+        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{SORT_MEMORY}'")
         con.register("rows", pa.RecordBatchReader.from_batches(hashed, with_hash()))
         try:
             for batch in con.sql(f"FROM rows ORDER BY {HASH}").to_arrow_reader(_BATCH_ROWS):
@@ -82,13 +82,15 @@ def by_hash(
             raise SlackwaterError(f"the rows cannot be sorted: {sentence}", quoted=more.strip(), hint=hint) from error
 
 
-def slots_of(table: Table, num_bytes: int) -> int:
+def count_slots(table: Table, num_bytes: int) -> int:
     """Return the number of hash ranges (slots) into which rows are split, so that each slot has about one SST."""
     partitions, size = table.partitions, table.compaction.target_file_bytes
     return partitions << max(0, ceil(log2(max(1, num_bytes / (partitions * size)))))
 
 
-def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) -> Iterator[tuple[int, int, pa.Table]]:
+def split_by_slot(
+    rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]
+) -> Iterator[tuple[int, int, pa.Table]]:
     """Split rows that are sorted by hash at the slots' boundaries; yield slot, number of slots and rows.
 
     Slots without rows are left out. `slots_when_read` is called at the first row, when all input has been read, and
@@ -113,12 +115,12 @@ def by_slot(rows: Iterable[pa.RecordBatch], slots_when_read: Callable[[], int]) 
 _SEQ = 1
 _LEVEL = 1
 """Level of the SSTs: 1, the level of a sorted run, because SSTs of level 0 would have to be merged."""
-_MOST_WORKERS = 4
+_MAX_WORKERS = 4
 """Maximum number of workers: each holds the rows of an SST in memory twice."""
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadProgress:
     """SSTs that no version names yet, and the progress of writing them."""
 
     read: int = 0
@@ -129,10 +131,10 @@ class Loaded:
     """Largest event time, for a table whose rows expire by event time; else None."""
 
 
-OnProgress = Callable[[Loaded], None]
+OnProgress = Callable[[LoadProgress], None]
 
 
-def discard(store: ObjectStore | None, ssts: list[Sst]) -> None:
+def delete_unnamed_ssts(store: ObjectStore | None, ssts: list[Sst]) -> None:
     """Delete SSTs that no version names. If a deletion fails, garbage collection deletes the SST later."""
     if store is not None:
         for sst in ssts:
@@ -150,7 +152,7 @@ class _Written:
 
 
 @dataclass(slots=True)
-class Loading:
+class RowLoader:
     """Writes rows as SSTs of the first version of the app and stage in `names`.
 
     Deterministic except for the SSTs' names. Memory: a few SSTs, and `SORT_MEMORY` for sorting. One put for each SST,
@@ -163,7 +165,7 @@ class Loading:
     table: Table
     clock_ms: int
     on_progress: OnProgress
-    done: Loaded = field(default_factory=Loaded)
+    progress: LoadProgress = field(default_factory=LoadProgress)
     bytes: int = 0
     num_repeats: int = 0
     repeated: list[str] = field(default_factory=list)
@@ -172,28 +174,30 @@ class Loading:
     def key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.table.key)
 
-    def load(self, source: RowSource) -> Loaded:
+    def load(self, source: RowSource) -> LoadProgress:
         """Read, sort and write all rows.
 
         Raises `Refused` if the source cannot be read or does not fit the table, a key is null, or a key has several
         rows; `SlackwaterError` if the disk is too small to sort. After an error, SSTs that were put are deleted.
         """
         try:
-            with reading(source) as batches:
-                check(batches.schema, self.table, source)
+            with open_rows(source) as batches:
+                check_schema(batches.schema, self.table, source)
                 self._load(batches, source)
         except BaseException:
-            discard(self.store, self.done.ssts)
+            delete_unnamed_ssts(self.store, self.progress.ssts)
             raise
-        self.done.ssts.sort(key=lambda sst: sst.hash_min)
-        return self.done
+        self.progress.ssts.sort(key=lambda sst: sst.hash_min)
+        return self.progress
 
     def _load(self, batches: pa.RecordBatchReader, source: RowSource) -> None:
         schema = arrow_schema((*self.table.key, *self.table.values))
-        in_order = by_hash((fit(batch, self.table, source) for batch in batches), schema, self.key, self._on_read)
-        workers = min(os.cpu_count() or 1, _MOST_WORKERS)
-        parts = by_slot(in_order, lambda: slots_of(self.table, self.bytes))
-        for written in many(lambda part: self._write(*part), parts, workers, ahead=workers):
+        in_order = sort_by_hash(
+            (convert_rows(batch, self.table, source) for batch in batches), schema, self.key, self._on_read
+        )
+        workers = min(os.cpu_count() or 1, _MAX_WORKERS)
+        parts = split_by_slot(in_order, lambda: count_slots(self.table, self.bytes))
+        for written in map_concurrently(lambda part: self._write(*part), parts, workers, max_unread=workers):
             self._count(written)
         if self.num_repeats:
             raise Refused(
@@ -203,9 +207,9 @@ class Loading:
             )
 
     def _on_read(self, num_rows: int, num_bytes: int) -> None:
-        self.done.read += num_rows
+        self.progress.read += num_rows
         self.bytes += num_bytes
-        self.on_progress(self.done)
+        self.on_progress(self.progress)
 
     def _write(self, slot: int, slots: int, rows: pa.Table) -> _Written:
         """Write one SST with the rows of a slot, unless this or an earlier slot has a repeated key."""
@@ -213,8 +217,8 @@ class Loading:
         keys = rows.select(self.key)
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), keys)
         if repeats.any():
-            repeated_keys = keys.take(pa.array(order[repeats][:EXAMPLES]))
-            return _Written(num_repeats=int(repeats.sum()), repeated=examples(repeated_keys))
+            repeated_keys = keys.take(pa.array(order[repeats][:MAX_EXAMPLES]))
+            return _Written(num_repeats=int(repeats.sum()), repeated=format_examples(repeated_keys))
         if self.num_repeats:
             return _Written()
         rows = rows.take(pa.array(order)).combine_chunks()
@@ -228,19 +232,19 @@ class Loading:
         app, stage = self.names
         sst, data = writer.finish(app=app, stage=stage, partition=slot * self.table.partitions // slots, level=_LEVEL)
         # Recorded before the put, so that `discard` deletes a partly written SST too.
-        self.done.ssts.append(sst)
+        self.progress.ssts.append(sst)
         if self.store is not None:
             self.store.put(sst.object, data)
         return _Written(sst.rows, latest_event_ms(rows, self.table.ttl))
 
     def _count(self, written: _Written) -> None:
-        self.done.rows += written.rows
+        self.progress.rows += written.rows
         self.num_repeats += written.num_repeats
-        if written.repeated and len(self.repeated) < EXAMPLES:
+        if written.repeated and len(self.repeated) < MAX_EXAMPLES:
             self.repeated.append(written.repeated)
         if written.latest_ms is not None:
-            self.done.latest_ms = max(written.latest_ms, self.done.latest_ms or written.latest_ms)
-        self.on_progress(self.done)
+            self.progress.latest_ms = max(written.latest_ms, self.progress.latest_ms or written.latest_ms)
+        self.on_progress(self.progress)
 
 
 Channels = Callable[[], Mapping[str, Output]]
@@ -290,13 +294,13 @@ def initialise(
             f"stage {first.app}/{first.stage} has no table, so it cannot begin with rows",
             hint="choose a stage that declares state=",
         )
-    check_free(store, first.app, first.stage)
+    check_no_versions(store, first.app, first.stage)
     if (head := history.head(store, first.app, first.stage)) is not None:
         return _existing_init(store, first, head, source, dry_run=dry_run, on_progress=on_progress)
     began_ms = instants.now_ms()
-    clock_ms = began_ms if ttl.by_write_time(table.ttl) else ttl.first_clock_ms(None, table, 0)
+    clock_ms = began_ms if ttl.expires_by_write_time(table.ttl) else ttl.claim_clock_ms(None, table, 0)
     names = first.app, first.stage
-    loaded = Loading(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
+    loaded = RowLoader(None if dry_run else store, names, table, clock_ms, on_progress).load(source)
     if not loaded.rows:
         raise Refused(
             f"{source} has no rows to load into {first.app}/{first.stage}",
@@ -306,26 +310,26 @@ def initialise(
     first = replace(first, ssts=tuple(loaded.ssts), clock_ms=latest_ms)
 
     def no_other_version(head: Manifest) -> bool:
-        raise _has_versions(head.app, head.stage, lost_to(head, 1).message)
+        raise _has_versions(head.app, head.stage, conflict_error(head, 1).message)
 
     if not dry_run:
         try:
             # The app is visible once its identity is stored.
             stored_info = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
             if info is not None and stored_info.starts != info.starts:
-                raise begun_elsewhere(stored_info)
+                raise other_start_offsets_error(stored_info)
             now_ms = instants.now_ms()
             complete = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
             change = Amendment("init", lambda _draft: complete, requires=no_other_version)
             first = amend(store, names, change, by=complete.by, now_ms=now_ms, writer=complete.writer).manifest
         except Refused:
             # Not after `Unavailable`: the commit may have succeeded.
-            discard(store, loaded.ssts)
+            delete_unnamed_ssts(store, loaded.ssts)
             raise
     return _done(store, first, already=False, dry_run=dry_run)
 
 
-def check_free(store: ObjectStore, app: str, stage: str) -> None:
+def check_no_versions(store: ObjectStore, app: str, stage: str) -> None:
     """Check that a stage may begin with rows: it has no version, or only version 1 of an init.
 
     Raises `Refused` if the stage has other versions, or the app is an unfinished clone.
@@ -339,10 +343,10 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
 def _existing_init(
     store: ObjectStore, first: Manifest, head: Manifest, source: RowSource, *, dry_run: bool, on_progress: OnProgress
 ) -> Initialised:
-    earlier = f"v1 by `slackwater init` of {instants.iso(head.time_ms)}, by {head.by}"
+    earlier = f"v1 by `slackwater init` of {instants.format_iso(head.time_ms)}, by {head.by}"
     if head.table != first.table or first.table is None:
         raise _has_versions(head.app, head.stage, f"{earlier}, whose table is not the one that the program declares")
-    loaded = Loading(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
+    loaded = RowLoader(None, (head.app, head.stage), first.table, head.clock_ms, on_progress).load(source)
     if [(sst.checksum, sst.rows) for sst in loaded.ssts] != [(sst.checksum, sst.rows) for sst in head.ssts]:
         raise _has_versions(head.app, head.stage, f"{earlier}, with other rows")
     if (actual := _offsets(head)) != (expected := _offsets(first)):
@@ -360,12 +364,12 @@ def _done(store: ObjectStore, first: Manifest, *, already: bool, dry_run: bool) 
     rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
     if not dry_run:
         detail = f"{first.stage} v{first.version}: {rows:,} rows"
-        record_once(store, first.app, "init", detail, first.by, {first.stage: (0, first.version)}, since_ms=0)
+        record_operation_once(store, first.app, "init", detail, first.by, {first.stage: (0, first.version)}, since_ms=0)
     offsets = _offsets(first)
     return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
 
 
-def begun_elsewhere(info: AppInfo) -> Refused:
+def other_start_offsets_error(info: AppInfo) -> Refused:
     """Return the error for requested offsets that differ from those in the app's identity, which cannot change."""
     starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
     return Refused(

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import record
+from ...snapshot.take.audit_log import record_operation
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...state.records import are_two, is_known, ranges
+from ...state.records import is_kafka_id, is_other_topic, ranges
 from ...store.archive import index, merge
-from ...store.archive.extents import Extent, Extents, common, count, minus, union
+from ...store.archive.extents import Extent, Extents, count_offsets, intersect, subtract, union
 from ...store.archive.index import ArchiveIndex
 from ...store.archive.merge import TARGET_BYTES, append
 from ...store.archive.objects import ArchiveWriter
@@ -24,7 +24,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 
-_AT_ONCE = 200_000
+_GROUP_OFFSETS = 200_000
 """Number of offsets at which a group is complete and fills an object."""
 
 
@@ -46,14 +46,14 @@ class _ReadTopic:
     read: list[tuple[int, Extents]] = field(default_factory=list)
 
 
-_ByTopic = dict[tuple[str, str], _ReadTopic]
+_ReadsByTopic = dict[tuple[str, str], _ReadTopic]
 """Reads by topic and topic id; the id is empty if unknown."""
 
 
 def fill(
     store: ObjectStore,
     app: str,
-    kafka: Topics,
+    kafka: KafkaTopics,
     since: Cut | None,
     *,
     by: str,
@@ -67,25 +67,27 @@ def fill(
     """
     check_exclusion(store, app, Intent.ARCHIVE, dry_run=dry_run)
     heads = heads_of(store, app, stages_of(store, app))
-    reads: _ByTopic = {}
+    reads: _ReadsByTopic = {}
     for stage, head in sorted(heads.items()):
-        _since(store, head, since.stages.get(stage) if since is not None else None, reads)
+        _add_reads_since(store, head, since.stages.get(stage) if since is not None else None, reads)
     filled = []
     for (topic, topic_id), topic_read in sorted(reads.items()):
         filled.append(
-            _fill(store, app, kafka, (topic, topic_id), sorted(topic_read.read), by, on_progress, dry_run=dry_run)
+            _fill_topic(store, app, kafka, (topic, topic_id), sorted(topic_read.read), by, on_progress, dry_run=dry_run)
         )
     added = sum(topic.records for topic in filled)
     if added and not dry_run:
         start = f"from {since.ref}" if since is not None else "from the beginning"
-        record(store, app, "archive", f"{start}: {added:,} records of {', '.join(topic.topic for topic in filled)}", by)
+        record_operation(
+            store, app, "archive", f"{start}: {added:,} records of {', '.join(topic.topic for topic in filled)}", by
+        )
     return tuple(filled)
 
 
-def _since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ByTopic) -> None:
+def _add_reads_since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ReadsByTopic) -> None:
     """Add to `reads` the offsets that a stage read in each version after `start`, as far back as its history exists."""
     later = head
-    for earlier in history.backwards(store, head):
+    for earlier in history.iter_backwards(store, head):
         if earlier.version < later.version and later.traits.reads_records:
             for name, at in later.inputs.items():
                 earlier_input = earlier.inputs.get(name)
@@ -94,17 +96,17 @@ def _since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _B
                         Extent(span.partition, span.first, span.last)
                         for span in ranges(earlier_input.offsets, at.offsets)
                     )
-                    topic = (at.topic, at.topic_id if is_known(at.topic_id) else "")
+                    topic = (at.topic, at.topic_id if is_kafka_id(at.topic_id) else "")
                     reads.setdefault(topic, _ReadTopic()).read.append((later.time_ms, union(read)))
         later = earlier
         if start is not None and earlier.version <= start.version:
             return
 
 
-def _fill(
+def _fill_topic(
     store: ObjectStore,
     app: str,
-    kafka: Topics,
+    kafka: KafkaTopics,
     topic_and_id: tuple[str, str],
     read: list[tuple[int, Extents]],
     by: str,
@@ -114,58 +116,58 @@ def _fill(
 ) -> TopicFilled:
     topic, read_id = topic_and_id
     earliest, topic_id = kafka.starts(topic), kafka.topic_id(topic)
-    is_former = are_two(read_id, topic_id)
-    head = _archive_of(store, app, topic, read_id if is_former else topic_id)
-    every = minus(union(*(extents for _, extents in read)), head.covered)
+    is_former = is_other_topic(read_id, topic_id)
+    head = _find_archive(store, app, topic, read_id if is_former else topic_id)
+    every = subtract(union(*(extents for _, extents in read)), head.covered)
     gone: Extents = every
     if earliest is not None and not is_former:
-        gone = common(every, (Extent(number, 0, first) for number, first in enumerate(earliest) if first))
-    done, added, remaining = 0, 0, minus(every, gone)
+        gone = intersect(every, (Extent(number, 0, first) for number, first in enumerate(earliest) if first))
+    done, added, remaining = 0, 0, subtract(every, gone)
     lost = tuple(map(str, gone))
     if dry_run or not remaining:
-        return TopicFilled(topic, count(remaining), 0, lost)
-    total = count(remaining)
-    for read_ms, extents in _grouped(read, remaining):
-        extents_to_read = minus(common(extents, remaining), head.covered)
+        return TopicFilled(topic, count_offsets(remaining), 0, lost)
+    total = count_offsets(remaining)
+    for read_ms, extents in _group_extents(read, remaining):
+        extents_to_read = subtract(intersect(extents, remaining), head.covered)
         if not extents_to_read:
             continue
         on_progress(f"{topic}: {done:,} of {total:,} offsets")
         rows_so_far = head.rows
         head = _append(store, kafka, head, extents_to_read, read_ms, by)
-        done, added = done + count(extents_to_read), added + head.rows - rows_so_far
+        done, added = done + count_offsets(extents_to_read), added + head.rows - rows_so_far
     return TopicFilled(topic, done, added, lost)
 
 
-def _archive_of(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
+def _find_archive(store: ObjectStore, app: str, topic: str, topic_id: str) -> ArchiveIndex:
     """Return the archive of the topic with this id; an empty archive if there is none."""
-    last = index.topics(store, app).get(topic, 0)
+    last = index.newest_incarnations(store, app).get(topic, 0)
     for number in range(last, 0, -1):
         head = index.newest(store, app, topic, number)
-        if head is not None and not are_two(head.topic_id, topic_id):
+        if head is not None and not is_other_topic(head.topic_id, topic_id):
             return head
-    return index.empty(app, topic, last + 1, topic_id)
+    return index.empty_index(app, topic, last + 1, topic_id)
 
 
-def _grouped(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tuple[int, Extents]]:
+def _group_extents(read: list[tuple[int, Extents]], remaining: Extents) -> Iterator[tuple[int, Extents]]:
     """Yield the `remaining` offsets among those read, in groups of one day and a limited size, one for each object."""
     group: Extents = ()
     last_ms = 0
     for read_ms, extents in read:
-        if group and (count(group) >= _AT_ONCE or read_ms // DAY_MS != last_ms // DAY_MS):
+        if group and (count_offsets(group) >= _GROUP_OFFSETS or read_ms // DAY_MS != last_ms // DAY_MS):
             yield last_ms, group
             group = ()
-        group, last_ms = union(group, common(extents, remaining)), read_ms
+        group, last_ms = union(group, intersect(extents, remaining)), read_ms
     if group:
         yield last_ms, group
 
 
 def _append(
-    store: ObjectStore, kafka: Topics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
+    store: ObjectStore, kafka: KafkaTopics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
     writer, done = ArchiveWriter(), list[Extent]()
     for extent in extents:
-        for first in range(extent.first, extent.end, _AT_ONCE):
-            part = Extent(extent.partition, first, min(first + _AT_ONCE, extent.end))
+        for first in range(extent.first, extent.end, _GROUP_OFFSETS):
+            part = Extent(extent.partition, first, min(first + _GROUP_OFFSETS, extent.end))
             for records in kafka.records(head.topic, part.partition, part.first, part.end):
                 writer.append(records)
             done.append(part)
@@ -195,8 +197,8 @@ def merge_archives(
     Raises `Unavailable`; merges that were committed before the error are kept.
     """
     merged = []
-    for head in index.all_of(store, app):
-        num_objects, read, inputs = len(head.objects), 0, merge.pick(head, DAY_MS, whole=full)
+    for head in index.iter_archives(store, app):
+        num_objects, read, inputs = len(head.objects), 0, merge.pick_inputs(head, DAY_MS, all_sizes=full)
         if dry_run and inputs:
             size = sum(item.bytes for item in inputs)
             merged.append(ArchiveMerged(head.topic, num_objects, num_objects - len(inputs) + 1, size))
@@ -205,7 +207,7 @@ def merge_archives(
         while inputs:
             read += sum(item.bytes for item in inputs)
             newest = merge.merge(store, newest, inputs, by=by, now_ms=instants.now_ms())
-            inputs = merge.pick(newest, DAY_MS, whole=full)
+            inputs = merge.pick_inputs(newest, DAY_MS, all_sizes=full)
         if read:
             merged.append(ArchiveMerged(head.topic, num_objects, len(newest.objects), read))
     return tuple(merged)

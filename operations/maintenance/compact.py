@@ -14,23 +14,23 @@ from ulid import ULID
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import record
+from ...snapshot.take.audit_log import record_operation
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...store.compaction.merge import Stopped, run
-from ...store.compaction.picker import pick_for
-from ...store.compaction.plan import Compaction, Done, apply_to
+from ...store.compaction.merge import MergeStopped, run_compaction
+from ...store.compaction.picker import pick_for_manifest
+from ...store.compaction.plan import Compaction, CompactionResult, apply_to_manifest
 from ...store.objects.counting import CountingStore
-from ...store.objects.many import many
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.commit import is_retired
+from ...store.versions.commit import retired_error
 from ...store.versions.kinds import COMPACTION
 from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, tables_of
 
-_LAND_S = 10.0
+_COMMIT_INTERVAL_S = 10.0
 """Interval in seconds at which finished merges are committed while others continue."""
 
 
@@ -60,10 +60,10 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
     retired.
     """
     merges = []
-    for head in _tables_of(store, app, stages):
+    for head in _heads_with_table(store, app, stages):
         tables = {} if head.retired else tables_of(head)
         for name, compaction in (
-            (name, compaction) for name, at in tables.items() for compaction in pick_for(at, full=full)
+            (name, compaction) for name, at in tables.items() for compaction in pick_for_manifest(at, full=full)
         ):
             size, levels = (
                 sum(sst.bytes for sst in compaction.inputs),
@@ -71,28 +71,37 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
             )
             count, drops = len(compaction.inputs), compaction.drops_tombstones
             merges.append(
-                Merge(name, compaction.partition, count, size, levels, compaction.output_level, compaction.moves, drops)
+                Merge(
+                    name,
+                    compaction.partition,
+                    count,
+                    size,
+                    levels,
+                    compaction.output_level,
+                    compaction.is_trivial_move,
+                    drops,
+                )
             )
     return tuple(merges)
 
 
-def merged_last(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
+def heads_of_compactions(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
     """Return the newest versions of stages, as far as they are of kind "compaction".
 
     Makes the requests of `plan`, and raises its errors.
     """
-    return tuple(head for head in _tables_of(store, app, stages) if head.traits is COMPACTION)
+    return tuple(head for head in _heads_with_table(store, app, stages) if head.traits is COMPACTION)
 
 
-def _tables_of(
-    store: ObjectStore, app: str, names: tuple[str, ...], *, all_have_one: bool = True
+def _heads_with_table(
+    store: ObjectStore, app: str, names: tuple[str, ...], *, must_have_table: bool = True
 ) -> tuple[Manifest, ...]:
     stages = stages_of(store, app, *names)
     heads = heads_of(store, app, names or stages).values()
     for head in heads:
-        if names and all_have_one and head.retired:
-            raise is_retired(head)
-        if names and all_have_one and head.table is None:
+        if names and must_have_table and head.retired:
+            raise retired_error(head)
+        if names and must_have_table and head.table is None:
             raise Refused(
                 f"stage {app}/{head.stage} has no table, so there is nothing to compact",
                 hint=f"`slackwater status {app}` shows which stages have one",
@@ -137,7 +146,7 @@ class StageCompactor:
         # The versions record the requests that they took.
         self._store = CountingStore(store)
 
-    def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
+    def merge_until_done(self, *, full: bool = False) -> Iterator[Compacted]:
         """Merge until no merge is due, or `stop` is set; yields each version when it is committed.
 
         One request if no merge is due and no version was committed since the last call. With `full`, each state
@@ -158,7 +167,11 @@ class StageCompactor:
             due: list[tuple[Table, Compaction]] = []
             for name, at in tables.items():
                 remaining = todo.get(name, set()) if todo is not None else None
-                picked = pick_for(at) if remaining is None else pick_for(at, full=True, only=remaining.__contains__)
+                picked = (
+                    pick_for_manifest(at)
+                    if remaining is None
+                    else pick_for_manifest(at, full=True, accepts=remaining.__contains__)
+                )
                 due += [(at.table, compaction) for compaction in picked if at.table is not None]
                 if remaining is not None:
                     remaining.difference_update(compaction.partition for compaction in picked)
@@ -175,12 +188,21 @@ class StageCompactor:
         with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
                 running = {
-                    pool.submit(run, self._store, self.cache, head.app, self.head.stage, table, compaction, stop=stop)
+                    pool.submit(
+                        run_compaction,
+                        self._store,
+                        self.cache,
+                        head.app,
+                        self.head.stage,
+                        table,
+                        compaction,
+                        should_stop=stop,
+                    )
                     for table, compaction in due
                 }
                 failures: list[BaseException] = []
                 while running:
-                    ended, running = wait(running, _LAND_S)
+                    ended, running = wait(running, _COMMIT_INTERVAL_S)
                     failures += [failed for future in ended if (failed := future.exception()) is not None]
                     done = [future.result() for future in ended if future.exception() is None]
                     if done and (committed := self._commit_results(done)) is not None:
@@ -188,7 +210,7 @@ class StageCompactor:
                 for failed in failures:
                     # Not errors: a merge that was stopped, and an SST that another process merged and that was
                     # collected since.
-                    if not isinstance(failed, Stopped) and not (
+                    if not isinstance(failed, MergeStopped) and not (
                         isinstance(failed, Corruption)
                         and all(sst.object != failed.object_key for sst in all_ssts(self._newest()))
                     ):
@@ -198,18 +220,18 @@ class StageCompactor:
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _commit_results(self, done: list[Done]) -> Compacted | None:
+    def _commit_results(self, done: list[CompactionResult]) -> Compacted | None:
         """Commit merges whose inputs the head still has; returns None if there is none."""
         # Garbage collection deletes an SST that no version names after an hour, and this process may have been
         # suspended for longer: one request for each SST that was written.
-        written = [sst for merge in done if not merge.compaction.moves for sst in merge.outputs]
-        existing = many(lambda sst: exists(self._store, sst.object), written)
+        written = [sst for merge in done if not merge.compaction.is_trivial_move for sst in merge.outputs]
+        existing = map_concurrently(lambda sst: exists(self._store, sst.object), written)
         gone = {sst for sst, is_there in zip(written, existing, strict=True) if not is_there}
         usable = [merge for merge in done if gone.isdisjoint(merge.outputs)]
-        landed: list[Done] = []
+        landed: list[CompactionResult] = []
 
         def fits(head: Manifest) -> bool:
-            old_ssts, new_ssts = set(all_ssts(head)), set(all_ssts(apply_to(head, usable)))
+            old_ssts, new_ssts = set(all_ssts(head)), set(all_ssts(apply_to_manifest(head, usable)))
             # If a merge does not fit, its inputs stay, or were gone before.
             landed[:] = [
                 merge
@@ -218,9 +240,11 @@ class StageCompactor:
             ]
             return bool(landed) and not head.retired
 
-        change = Amendment("compaction", lambda draft: apply_to(draft, usable), fits)
+        change = Amendment("compaction", lambda draft: apply_to_manifest(draft, usable), fits)
         store, writer = self._store, self._writer
-        amended = amend(store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, take_stats=store.take)
+        amended = amend(
+            store, self.head, change, by=self.by, now_ms=self.now_ms, writer=writer, take_stats=store.take_stats
+        )
         self.head = amended.manifest
         if not amended.changed:
             return None
@@ -257,9 +281,9 @@ class AppCompactor:
     threads: int
     now_ms: Callable[[], int]
     stop: threading.Event
-    _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
+    _compactors: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
 
-    def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
+    def merge_once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
         """Merge until no merge is due, and record it in the log of operations. Raises the errors of `merge_due`."""
         done = []
         for compacted in self.merge_due(full=full):
@@ -273,7 +297,7 @@ class AppCompactor:
                     versions_by_stage.get(compacted.stage, (compacted.version - 1, 0))[0],
                     compacted.version,
                 )
-            record(
+            record_operation(
                 self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, versions_by_stage
             )
         return tuple(done)
@@ -283,8 +307,8 @@ class AppCompactor:
         every_s: float,
         *,
         on_version: Callable[[Compacted], None],
-        failed: Callable[[str, Exception], None],
-        away: Callable[[Unavailable], None],
+        on_failure: Callable[[str, Exception], None],
+        on_unavailable: Callable[[Unavailable], None],
     ) -> None:
         """Merge until `stop` is set, checking every `every_s` seconds for due merges.
 
@@ -292,17 +316,17 @@ class AppCompactor:
         next check retries.
         """
         plan(self.store, self.app, self.wanted)  # raises if a stage has no table to watch
-        record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
+        record_operation(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
         while not self.stop.is_set():
             try:
-                for compacted in self.merge_due(failed=failed):
+                for compacted in self.merge_due(on_failure=on_failure):
                     on_version(compacted)
             except Unavailable as error:
-                away(error)
+                on_unavailable(error)
             self.stop.wait(every_s)
 
     def merge_due(
-        self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
+        self, *, full: bool = False, on_failure: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
         """Merge until no merge is due; with `full`, merge each state partition into one run. Yields each new version.
 
@@ -312,25 +336,25 @@ class AppCompactor:
         and `StageCompactor.merge_until_done`, with a note that names the table.
         """
         names = self.wanted or stages_of(self.store, self.app)
-        if new := tuple(name for name in names if name not in self._stages):
+        if new := tuple(name for name in names if name not in self._compactors):
             check_exclusion(self.store, self.app, Intent.COMPACT)
             # If this raises, the next call tries the new stages again.
-            heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
-            self._stages |= dict.fromkeys(new)
+            heads = _heads_with_table(self.store, self.app, new, must_have_table=bool(self.wanted))
+            self._compactors |= dict.fromkeys(new)
             by, threads, now_ms, stop = self.by, self.threads, self.now_ms, self.stop
             for head in heads:
-                self._stages[head.stage] = StageCompactor(
+                self._compactors[head.stage] = StageCompactor(
                     self.store, self.cache, head, by=by, threads=threads, now_ms=now_ms, stop=stop
                 )
         for name in names:
-            if (compactor := self._stages[name]) is None:
+            if (compactor := self._compactors[name]) is None:
                 continue
             try:
-                yield from compactor.until_done(full=full)
+                yield from compactor.merge_until_done(full=full)
             except Unavailable:
                 raise
             except Exception as error:
                 error.add_note(f"while compacting {self.app}/{name}")
-                if failed is None:
+                if on_failure is None:
                     raise
-                failed(name, error)
+                on_failure(name, error)

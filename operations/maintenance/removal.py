@@ -26,16 +26,16 @@ from ulid import ULID
 from ...errors import NotFound, Protected, Refused
 from ...snapshot.change.first_versions import topics_of_unfinished
 from ...snapshot.change.stages import commit_retired
-from ...snapshot.change.switch import give_up
-from ...snapshot.cut.graph import order
+from ...snapshot.change.switch import withdraw_own_promotion
+from ...snapshot.cut.graph import topological_order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.gc import census
 from ...snapshot.gc.inventory import storage_clock_ms
-from ...snapshot.take.audit_log import Operation, record_once, why
-from ...snapshot.take.snapshots import remove as remove_snapshot
-from ...snapshot.under_way.exclusion import Intent, UnderWay, check_exclusion
-from ...store.objects.many import do_all
+from ...snapshot.take.audit_log import Operation, operation_message, record_operation_once
+from ...snapshot.take.snapshots import delete_snapshot as remove_snapshot
+from ...snapshot.under_way.exclusion import AppCondition, Intent, check_exclusion
+from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, codec, history, horizon, keys, limits
 from ...store.versions.manifest import Manifest
@@ -45,9 +45,9 @@ class Protection(Struct, frozen=True):
     """Stored object that makes an app's name protected."""
 
     app: limits.Name
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
-    message: limits.Line = ""
+    message: limits.ShortText = ""
 
 
 def protection_of(store: ObjectStore, app: str) -> Protection | None:
@@ -56,7 +56,7 @@ def protection_of(store: ObjectStore, app: str) -> Protection | None:
     Makes one request, and the requests of `apps.called` if the folder's name is not protected.
     """
     protection = codec.find(store, keys.protected(app), Protection)
-    if protection is None and (name := apps.name_of(store, app)):
+    if protection is None and (name := apps.find_promoted_name(store, app)):
         protection = codec.find(store, keys.protected(name), Protection)
     return protection
 
@@ -66,25 +66,27 @@ def protect(store: ObjectStore, app: str, *, by: str, now_ms: int) -> Protection
 
     Raises `NotFound` if the app does not exist, and `Refused` if another app has that name.
     """
-    name = _name(store, app)
-    protection = codec.add(store, keys.protected(name), Protection(name, by, now_ms, why()))
-    record_once(store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message)
+    name = _served_name(store, app)
+    protection = codec.add(store, keys.protected(name), Protection(name, by, now_ms, operation_message()))
+    record_operation_once(
+        store, app, "protect", "", protection.by, since_ms=protection.time_ms, message=protection.message
+    )
     return protection
 
 
 def lift_protection(store: ObjectStore, app: str, *, by: str, typed: str, called: str = "") -> bool:
     """Remove the protection; returns False if there was none. Raises the errors of `check_protected` and `protect`."""
-    name = _name(store, app)
+    name = _served_name(store, app)
     if (protection := protection_of(store, app)) is None:
         return False
     check_protected(store, app, "to turn its protection off", typed, called)
-    record_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
+    record_operation_once(store, app, "protect --off", "", by, since_ms=protection.time_ms)
     for protected in (app, name):  # it may have been protected as a clone, before it had the name
         store.delete(keys.protected(protected))
     return True
 
 
-def check_protected(store: ObjectStore, app: str, what: str, typed: str, called: str = "") -> None:
+def check_protected(store: ObjectStore, app: str, action: str, typed: str, called: str = "") -> None:
     """Raise `Protected` if the app in this folder is protected and the user did not confirm by typing its name.
 
     `typed` may be the name by which the app is `called`, and also the folder's or the protected name, unless `called`
@@ -99,11 +101,11 @@ def check_protected(store: ObjectStore, app: str, what: str, typed: str, called:
     wrong = f"; {typed!r} is not its name" if typed else ""
     raise Protected(
         f"app {called!r} is protected, by {protection.by}{why}{wrong}",
-        hint=f"{what}, give its name once more: --yes-really {called}",
+        hint=f"{action}, give its name once more: --yes-really {called}",
     )
 
 
-def _name(store: ObjectStore, app: str) -> str:
+def _served_name(store: ObjectStore, app: str) -> str:
     """Return the name of the app in this folder. Raises the errors of `protect`."""
     apps.read_app(store, app)
     if (has := apps.folder_of(store, app)) != app:
@@ -111,7 +113,7 @@ def _name(store: ObjectStore, app: str) -> str:
             f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
             hint=f"protect {app}: destructive commands on either app then ask for that name",
         )
-    return apps.name_of(store, app) or app
+    return apps.find_promoted_name(store, app) or app
 
 
 _BATCH = 1_000
@@ -124,15 +126,15 @@ class Removal(Struct, frozen=True):
     id: limits.Ulid
     app: limits.Name
     time_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
     stages: dict[limits.Name, limits.Version]
     """Stages of the app, with the newest version of each before the removal."""
     topics: tuple[limits.Topic, ...]
     """Repartition topics of the app, and the internal topics of its sinks."""
-    message: limits.Line = ""
+    message: limits.ShortText = ""
     source: limits.NameOrNone = ""
     """App from which a clone was cloned, if the source has a snapshot that pins shared files; else empty."""
-    source_root: limits.Line = ""
+    source_root: limits.ShortText = ""
     snapshot: limits.NameOrNone = ""
 
     @property
@@ -172,7 +174,7 @@ def remove_app(
     fence: bool = False,
     force: bool = False,
     dry_run: bool = False,
-    outside: Callable[[Removal], None] = lambda _removal: None,
+    remove_topics: Callable[[Removal], None] = lambda _removal: None,
     on_wait: Callable[[str], None] = lambda _line: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Removed:
@@ -190,60 +192,62 @@ def remove_app(
     a repeated call continues.
     """
     keys.check_name("app", app)
-    check_nameless(store, app)
-    begun = codec.find(store, keys.removing(app), Removal)
+    check_serves_no_name(store, app)
+    begun = codec.find(store, keys.removal_journal(app), Removal)
     if begun is None and apps.find_app(store, app) is None and not tuple(store.list_folders(keys.stages(app))):
-        return _removed_earlier(store, app, outside, dry_run=dry_run)
+        return _removed_earlier(store, app, remove_topics, dry_run=dry_run)
     whole = exists(store, keys.app_info(app))
-    cloning = apps.find_cloning(store, app) if begun is None else None
-    heads = {} if begun else heads_of(store, app, _stages(store, app, cloning))
+    cloning = apps.find_clone_journal(store, app) if begun is None else None
+    heads = {} if begun else heads_of(store, app, _list_stages(store, app, cloning))
     if whole or begun is None:
         if not force:
-            check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
+            check_exclusion(store, app, Intent.REMOVE, AppCondition.CLONING, AppCondition.CLONES)
         if not fence and cloning is None:
-            check_exclusion(store, app, Intent.REMOVE, UnderWay.RUNNER)
-    removal = begun or _make_note(store, app, heads, cloning, by)
+            check_exclusion(store, app, Intent.REMOVE, AppCondition.RUNNER)
+    removal = begun or _make_journal(store, app, heads, cloning, by)
     if dry_run:
         return Removed(removal, _contents(store, app), False)
     if begun is None:
         _retire(store, heads, by, now_ms)
         _await_writers(store, app, heads, on_wait, pause)
-        removal = codec.add(store, keys.removing(app), removal)  # or that of a concurrent removal
+        removal = codec.add(store, keys.removal_journal(app), removal)  # or that of a concurrent removal
     if whole or begun is None:
         try:
             newest = _retired_heads(store, app, removal.stages)
             if not force:
-                check_exclusion(store, app, Intent.REMOVE, UnderWay.CLONING, UnderWay.CLONES)
-            give_up(store, app, newest.values(), by=by, now_ms=now_ms)
-            check_nameless(store, app)
+                check_exclusion(store, app, Intent.REMOVE, AppCondition.CLONING, AppCondition.CLONES)
+            withdraw_own_promotion(store, app, newest.values(), by=by, now_ms=now_ms)
+            check_serves_no_name(store, app)
         except Refused:
-            store.delete(keys.removing(app))
+            store.delete(keys.removal_journal(app))
             raise
     contents = _contents(store, app)
     store.delete(keys.app_info(app))
-    outside(removal)
+    remove_topics(removal)
     _delete_objects(store, app, removal)
     codec.put(store, keys.removed(app), removal)
-    store.delete(keys.removing(app))
-    history.forget(store, app)
-    _release(store, removal)
+    store.delete(keys.removal_journal(app))
+    history.drop_cached(store, app)
+    _remove_clone_pin(store, removal)
     return Removed(removal, contents, False)
 
 
-def _removed_earlier(store: ObjectStore, app: str, outside: Callable[[Removal], None], *, dry_run: bool) -> Removed:
+def _removed_earlier(
+    store: ObjectStore, app: str, remove_topics: Callable[[Removal], None], *, dry_run: bool
+) -> Removed:
     earlier = removal_of(store, app)
     if earlier is None:
         apps.read_app(store, app)  # raises `NotFound`
         raise AssertionError("an app that came into being meanwhile")
     if not dry_run:
-        outside(earlier)
-        _release(store, earlier)
+        remove_topics(earlier)
+        _remove_clone_pin(store, earlier)
     return Removed(earlier, Contents(0, 0, 0, 0, 0), True)
 
 
 def _retire(store: ObjectStore, heads: dict[str, Manifest], by: str, now_ms: int) -> None:
     # Receivers first, as when stages are retired one by one.
-    for stage in reversed(order(heads)):
+    for stage in reversed(topological_order(heads)):
         if not heads[stage].retired:
             heads[stage] = commit_retired(store, heads[stage], by=by, now_ms=now_ms)
 
@@ -283,12 +287,14 @@ def _delete_objects(store: ObjectStore, app: str, removal: Removal) -> None:
     for infos in _in_deletion_order(store, app, removal):
         for begin in range(0, len(infos), _BATCH):
             # Another process may have finished the removal, and a new app may have the name now.
-            if codec.find(store, keys.removing(app), Removal) != removal:
+            if codec.find(store, keys.removal_journal(app), Removal) != removal:
                 break
-            do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
+            for_each_concurrently(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])
 
 
-def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = lambda _removal: None) -> None:
+def delete_temporary_app(
+    store: ObjectStore, app: str, remove_topics: Callable[[Removal], None] = lambda _removal: None
+) -> None:
     """Delete all objects of a temporary app that no runner holds.
 
     `remove_topics` removes its topics in Kafka. A repeated call finishes an interrupted one; meanwhile the app is
@@ -297,32 +303,34 @@ def discard(store: ObjectStore, app: str, outside: Callable[[Removal], None] = l
     objects = list(store.list(f"{app}/"))
     if not objects:
         return
-    removal = codec.find(store, keys.removing(app), Removal)
+    removal = codec.find(store, keys.removal_journal(app), Removal)
     if removal is None:
-        cloning = apps.find_cloning(store, app)
-        heads = heads_of(store, app, _stages(store, app, cloning))
-        removal = codec.add(store, keys.removing(app), _make_note(store, app, heads, cloning, "slackwater"))
+        cloning = apps.find_clone_journal(store, app)
+        heads = heads_of(store, app, _list_stages(store, app, cloning))
+        removal = codec.add(store, keys.removal_journal(app), _make_journal(store, app, heads, cloning, "slackwater"))
     store.delete(keys.app_info(app))
-    outside(removal)
-    do_all(lambda info: store.delete(info.key), [info for info in objects if info.key != keys.removing(app)])
-    store.delete(keys.removing(app))
-    history.forget(store, app)
+    remove_topics(removal)
+    for_each_concurrently(
+        lambda info: store.delete(info.key), [info for info in objects if info.key != keys.removal_journal(app)]
+    )
+    store.delete(keys.removal_journal(app))
+    history.drop_cached(store, app)
 
 
-def _make_note(
-    store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.Cloning | None, by: str
+def _make_journal(
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], cloning: apps.CloneJournal | None, by: str
 ) -> Removal:
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
     topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
     topics |= {*topics_of_unfinished(store, cloning)} if cloning is not None else set()
-    ulid, source = ULID(), _source(store, app, cloning)
+    ulid, source = ULID(), _clone_source(store, app, cloning)
     stages = {stage: heads[stage].version for stage in sorted(heads)}
-    return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), why(), *source)
+    return Removal(str(ulid), app, ulid.milliseconds, by, stages, tuple(sorted(topics)), operation_message(), *source)
 
 
-def check_nameless(store: ObjectStore, app: str) -> None:
+def check_serves_no_name(store: ObjectStore, app: str) -> None:
     """Raise `Refused` if the app in this folder has another app's name since a promotion."""
-    if name := apps.name_of(store, app):
+    if name := apps.find_promoted_name(store, app):
         raise Refused(
             f"cannot remove or recreate {app}: it serves as {name} since its promotion",
             hint=f"give the name back first (slackwater promote --back --over {name}), or promote another app over "
@@ -335,13 +343,13 @@ def removal_of(store: ObjectStore, app: str) -> Removal | None:
     return codec.find(store, keys.removed(app), Removal)
 
 
-def _stages(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, ...]:
+def _list_stages(store: ObjectStore, app: str, cloning: apps.CloneJournal | None) -> tuple[str, ...]:
     if cloning is None:
         return history.list_stages(store, app)
     return tuple(name for name in store.list_folders(keys.stages(app)) if name != keys.CLONING)
 
 
-def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple[str, str, str]:
+def _clone_source(store: ObjectStore, app: str, cloning: apps.CloneJournal | None) -> tuple[str, str, str]:
     """Return a clone's source, the source's root, and its snapshot for the clone; empty if no file is shared."""
     info = cloning.info if cloning is not None else apps.find_app(store, app)
     if info is None or info.origin is None:
@@ -350,7 +358,7 @@ def _source(store: ObjectStore, app: str, cloning: apps.Cloning | None) -> tuple
     return (info.origin.app, root, snapshot) if snapshot else ("", "", "")
 
 
-def _release(store: ObjectStore, removal: Removal) -> None:
+def _remove_clone_pin(store: ObjectStore, removal: Removal) -> None:
     """Remove the snapshot that pinned the shared files of a clone, unless it belongs to a different clone."""
     if not removal.snapshot:
         return
@@ -365,7 +373,7 @@ def _release(store: ObjectStore, removal: Removal) -> None:
 def _contents(store: ObjectStore, app: str) -> Contents:
     counts, size = Counter[census.ObjectKind | None](), 0
     for info in store.list(f"{app}/"):
-        counts[census.kind_of(info.key)] += 1
+        counts[census.object_kind_of(info.key)] += 1
         size += info.size_bytes
     return Contents(counts[census.MANIFEST], counts[census.SST], counts[census.SNAPSHOT], counts.total(), size)
 
@@ -385,7 +393,7 @@ def _in_deletion_order(store: ObjectStore, app: str, removal: Removal) -> tuple[
     }
     groups: dict[str, list[ObjectInfo]] = {"first": [], "then": [], "last": []}
     for info in remaining:
-        kind = census.kind_of(info.key)
+        kind = census.object_kind_of(info.key)
         turn = "last" if info.key in last else "then" if kind is None or kind.remove == "last" else kind.remove
         if turn in groups:  # the record of the removal stays
             groups[turn].append(info)

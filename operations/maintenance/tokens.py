@@ -8,14 +8,14 @@ from typing import Annotated, Literal, get_args
 from msgspec import Meta, Struct
 
 from ...common.durations import DAY_MS
-from ...common.validation import nearest
+from ...common.validation import nearest_hint
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.take.audit_log import record, why
+from ...snapshot.take.audit_log import operation_message, record_operation
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, keys, limits
-from ...store.versions.codec import Notes
-from ...store.versions.side_tables import columns_of, may_have
+from ...store.versions.codec import JsonFolder
+from ...store.versions.side_tables import possible_owners, table_declarations
 
 ALL = "*"
 """Entry that stands for any app or any table."""
@@ -24,7 +24,7 @@ PREFIX = "slackwater_"
 Verb = Literal["read", "sql", "bisect", "snapshot", "values"]
 """Actions of a token: read rows and histories, run SQL, bisect, request snapshots, and (agents) see unmasked values."""
 VERBS: tuple[Verb, ...] = get_args(Verb)
-_Names = Annotated[tuple[limits.Line, ...], Meta(max_length=1_000, description="at most 1,000 names")]
+_Names = Annotated[tuple[limits.ShortText, ...], Meta(max_length=1_000, description="at most 1,000 names")]
 
 
 class Token(Struct, frozen=True):
@@ -43,16 +43,16 @@ class Token(Struct, frozen=True):
     """Maximum number of requests that each instance answers in a second; 0 for no limit."""
     until_ms: limits.TimeMs = 0
     created_ms: limits.TimeMs = 0
-    by: limits.Line = ""
-    message: limits.Line = ""
+    by: limits.ShortText = ""
+    message: limits.ShortText = ""
 
 
-TOKENS = Notes(Token, lambda: keys.TOKENS, lambda token: token.name)
+TOKENS = JsonFolder(Token, lambda: keys.TOKENS, lambda token: token.name)
 
 
-@checks.relations.register
-def _(value: Token) -> Iterator[checks.Wrong]:
-    yield from checks.checksum_is_wrong("digest", value.digest) if value.digest else ()
+@checks.find_violations.register
+def _(value: Token) -> Iterator[checks.Violation]:
+    yield from checks.checksum_violations("digest", value.digest) if value.digest else ()
 
 
 def digest(token: str) -> str:
@@ -81,7 +81,9 @@ def add(
     keys.check_name("token", name)
     for verb in verbs:
         if verb not in VERBS:
-            raise Usage(f"{verb!r} is not a verb of a token{nearest(verb, VERBS)}", hint=f"verbs: {', '.join(VERBS)}")
+            raise Usage(
+                f"{verb!r} is not a verb of a token{nearest_hint(verb, VERBS)}", hint=f"verbs: {', '.join(VERBS)}"
+            )
     named = [apps.read_app(store, apps.folder_of(store, app)).name for app in apps_ if app != ALL]
     if ALL not in apps_:
         _check_tables(store, named, tables)
@@ -101,7 +103,7 @@ def add(
         until_ms,
         now_ms,
         by,
-        why(),
+        operation_message(),
     )
     if not dry_run:
         if TOKENS.add(store, token) != token:
@@ -117,8 +119,8 @@ def _check_tables(store: ObjectStore, folders: Collection[str], tables: Collecti
         return  # an app without a version may get any table
     stages = [stage for stage_heads in heads.values() for stage in stage_heads]
     for table in tables:
-        if table != ALL and not may_have(table, stages):
-            existing = {name for stage_heads in heads.values() for name in columns_of(stage_heads)}
+        if table != ALL and not possible_owners(table, stages):
+            existing = {name for stage_heads in heads.values() for name in table_declarations(stage_heads)}
             raise NotFound(f"table of {', '.join(folders)}", table, existing)
 
 
@@ -136,4 +138,4 @@ def remove(store: ObjectStore, name: str, *, by: str, dry_run: bool) -> Token:
 def _record(store: ObjectStore, token: Token, verb: str, by: str) -> None:
     for app in apps.list_apps(store) if ALL in token.apps else token.apps:
         detail = f"{token.name}: {', '.join(token.verbs)} of {', '.join(token.tables)}"
-        record(store, apps.folder_of(store, app), verb, detail, by)
+        record_operation(store, apps.folder_of(store, app), verb, detail, by)

@@ -5,12 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from ...errors import NotFound
-from ...snapshot.cut.graph import Cut, order
+from ...snapshot.cut.graph import Cut, topological_order
 from ...snapshot.query.sql import connect, run_query
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
-from ...store.versions.side_tables import REJECTED, rejected_of, table_name
+from ...store.read.duckdb_view import quote_identifier
+from ...store.versions.side_tables import REJECTED, rejected_counts, table_name
 
 _COLUMNS = (
     'topic, partition, "offset", "row", input, epoch_ms(time) AS time_ms, key, value, error, message, stack, version, '
@@ -55,23 +55,27 @@ class RejectedRecords:
     waiting: Mapping[str, int]
 
 
-def rejected(
+def list_rejected(
     store: ObjectStore, cache: SstCache, cut: Cut, *, stage: str = "", limit: int = 50, every: bool = False
 ) -> RejectedRecords:
-    """Return the newest `limit` rejected records of a cut, 0 for all; with `include_retried`, also retried ones.
+    """Return the newest `limit` rejected records of a cut, 0 for all; with `every`, also retried ones.
 
     Raises `NotFound` if the moment has no such stage.
     """
     if stage and stage not in cut.stages:
         raise NotFound(f"stage at {cut.ref}", stage, cut.stages)
-    stages = [name for name in order(cut.stages) if stage in ("", name) and REJECTED in cut.stages[name].side_tables]
+    stages = [
+        name
+        for name in topological_order(cut.stages)
+        if stage in ("", name) and REJECTED in cut.stages[name].side_tables
+    ]
     where = "" if every else "WHERE retried IS NULL"
     newest = f'ORDER BY rejected_at DESC, topic, partition, "offset", "row" {f"LIMIT {limit}" if limit else ""}'
     records = []
     for name in stages:
         table = table_name(name, REJECTED)
         with closing(connect(store, cache, cut, only={table})) as con:
-            rows = run_query(con, f"SELECT {_COLUMNS} FROM {quoted(table)} {where} {newest}").to_pylist()
+            rows = run_query(con, f"SELECT {_COLUMNS} FROM {quote_identifier(table)} {where} {newest}").to_pylist()
         for row in rows:
             source = cut.stages[name].inputs.get(row["input"])
             topic, partition, offset, number = (row.pop(column) for column in ("topic", "partition", "offset", "row"))
@@ -81,7 +85,7 @@ def rejected(
                 address = f"{topic} v{offset}+{number}"
             records.append(RejectedRecord(stage=name, address=address, **row))
     records.sort(key=lambda record: -record.rejected_ms)
-    numbers = {name: rejected_of(cut.stages[name]) for name in stages}
+    numbers = {name: rejected_counts(cut.stages[name]) for name in stages}
     total = {name: counts.total for name, counts in numbers.items()}
     waiting = {name: counts.waiting for name, counts in numbers.items()}
     return RejectedRecords(cut.app, tuple(records[: limit or None]), total, waiting)

@@ -13,26 +13,26 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from ...common.durations import parse_ms
-from ...common.instants import iso
+from ...common.instants import format_iso
 from ...errors import NotFound, Refused, Usage
-from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
-from ...snapshot.cut.graph import descendants, order
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.change.migrate import carry_out, check_migration_complete, finish_earlier
+from ...snapshot.cut.graph import downstream_stages, topological_order
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.migrations import MIGRATIONS, MigratedStage
 from ...snapshot.cut.moments import heads_of, newest_cut, stages_of
-from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
-from ...state.records import NOT_KNOWN, why_another
+from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
+from ...state.records import NOT_KNOWN, explain_recreated_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.kinds import RESET
 from ...store.versions.manifest import Input, Manifest
 from .rewind import pin_before
 
-BEFORE = "before-reset-"
+SNAPSHOT_PREFIX = "before-reset-"
 """Name prefix of the snapshots taken before a reset; the number of the reset follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedPartition:
     """Partition whose offset changes."""
 
     topic: str
@@ -52,7 +52,7 @@ class ResetStage:
 
     stage: str
     version: int
-    moved: tuple[Moved, ...]
+    moved: tuple[MovedPartition, ...]
     watermark_ms: int | None
     """Watermark of a stage with an offset that moves back; else None.
 
@@ -96,13 +96,13 @@ def reset(
     app: str,
     scope: Mapping[str, Sequence[int] | None],
     scenario: Scenario,
-    kafka: Topics,
+    kafka: KafkaTopics,
     *,
     by: str,
     now_ms: int,
     fence: bool = False,
     dry_run: bool = False,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
 ) -> ResetDone:
     """Change the offsets from which an app reads users' topics at its next start.
 
@@ -112,43 +112,47 @@ def reset(
     until a runner has committed again. Raises the errors of `StoredApp.reset`.
     """
     if not dry_run:
-        check_exclusion(store, app, Intent.RESET, *HERE)
+        check_exclusion(store, app, Intent.RESET, *RUNS_ELSEWHERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
-    number = check_done(store, app, heads, Intent.RESET) + 1
+    number = check_migration_complete(store, app, heads, Intent.RESET) + 1
     topics = (f"{topic}:{','.join(map(str, some))}" if some else topic for topic, some in sorted(scope.items()))
     request = f"{scenario}{' of ' * bool(scope)}{', '.join(topics)}: "
-    if scenario.kind == "shift" and _was_done(store, app, heads, request):
+    if scenario.kind == "shift" and _is_repeated_shift(store, app, heads, request):
         if not dry_run:
-            _announce(kafka, heads, {})
+            _export_lag(kafka, heads, {})
         return ResetDone(app, scenario, ())
     positions = _new_positions(app, heads, scope, scenario, kafka)
-    changes = tuple(_stage_changes(heads, stage, positions[stage]) for stage in order(heads) if positions.get(stage))
+    changes = tuple(
+        _stage_changes(heads, stage, positions[stage]) for stage in topological_order(heads) if positions.get(stage)
+    )
     if dry_run:
         return ResetDone(app, scenario, changes)
     if not changes:
-        _announce(kafka, heads, {})
+        _export_lag(kafka, heads, {})
         return ResetDone(app, scenario, ())
     if not fence:
-        check_exclusion(store, app, Intent.RESET, UnderWay.RUNNER)
-    name = f"{BEFORE}{number}"
+        check_exclusion(store, app, Intent.RESET, AppCondition.RUNNER)
+    name = f"{SNAPSHOT_PREFIX}{number}"
     pin_before(store, newest_cut(store, app, stages_of(store, app)), name, by, reader)
     steps = {stage: _step(positions.get(stage, {})) for stage, head in heads.items() if not head.retired}
     reread, skipped = sum(change.read_again for change in changes), sum(change.skipped for change in changes)
     detail = f"{request}{reread:,} offsets read twice, {skipped:,} skipped"
     versions = carry_out(store, app, number, steps, name, detail, by=by, now_ms=now_ms)
-    _announce(kafka, heads, positions)
+    _export_lag(kafka, heads, positions)
     return ResetDone(app, scenario, changes, number, name, versions)
 
 
-def _step(positions: Mapping[str, ReadFrom]) -> MigratedStage:
+def _step(positions: Mapping[str, ResetPosition]) -> MigratedStage:
     return MigratedStage(
         reset={name: position.offsets for name, position in positions.items()},
         reset_ids={name: position.topic_id for name, position in positions.items() if position.topic_id},
     )
 
 
-def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ReadFrom]]) -> None:
+def _export_lag(
+    kafka: KafkaTopics, heads: Mapping[str, Manifest], positions: Mapping[str, Mapping[str, ResetPosition]]
+) -> None:
     """Export the lag from the new offsets, even in a repeated call: the first call may have died before the export."""
     for stage, head in heads.items():
         new = positions.get(stage, {})
@@ -158,13 +162,13 @@ def _announce(kafka: Topics, heads: Mapping[str, Manifest], positions: Mapping[s
             if not at.upstream
         }
         if users and not head.retired:
-            kafka.announce(head.app, stage, users)
+            kafka.commit_positions(head.app, stage, users)
 
 
-def _was_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], request: str) -> bool:
+def _is_repeated_shift(store: ObjectStore, app: str, heads: Mapping[str, Manifest], request: str) -> bool:
     """Return True if the app's last change was this very shift, so that a repeated command does not shift twice."""
     last = MIGRATIONS.newest(store, app)
-    if last is None or not last.resets or not last.detail.startswith(f"{last.number}: {request}"):
+    if last is None or not last.is_reset or not last.detail.startswith(f"{last.number}: {request}"):
         return False
     return all(head.retired or head.traits is RESET for head in heads.values())
 
@@ -174,8 +178,8 @@ def _new_positions(
     heads: Mapping[str, Manifest],
     scope: Mapping[str, Sequence[int] | None],
     scenario: Scenario,
-    kafka: Topics,
-) -> dict[str, dict[str, ReadFrom]]:
+    kafka: KafkaTopics,
+) -> dict[str, dict[str, ResetPosition]]:
     live = {stage: head for stage, head in heads.items() if not head.retired}
     users = [(stage, name, at) for stage, head in live.items() for name, at in head.inputs.items() if not at.upstream]
     if not users:
@@ -186,12 +190,12 @@ def _new_positions(
     for topic in scope:
         if topic not in names:
             raise _unknown_topic(app, topic, live, names)
-    positions: dict[str, dict[str, ReadFrom]] = {}
+    positions: dict[str, dict[str, ResetPosition]] = {}
     for stage, name, at in users:
         chosen = name if name in scope else at.topic
         if scope and chosen not in scope:
             continue
-        read_from = scenario.offsets(kafka, at, scope.get(chosen))
+        read_from = scenario.new_position(kafka, at, scope.get(chosen))
         if read_from.another or _moved(at, read_from):
             positions.setdefault(stage, {})[name] = read_from
     return positions
@@ -209,12 +213,12 @@ def _unknown_topic(app: str, topic: str, live: Mapping[str, Manifest], names: se
     return NotFound(f"topic that {app} reads", topic, names)
 
 
-def _stage_changes(heads: Mapping[str, Manifest], stage: str, positions: Mapping[str, ReadFrom]) -> ResetStage:
+def _stage_changes(heads: Mapping[str, Manifest], stage: str, positions: Mapping[str, ResetPosition]) -> ResetStage:
     head, ordered = heads[stage], sorted(positions.items())
     moved = tuple(partition for name, read_from in ordered for partition in _moved(head.inputs[name], read_from))
     goes_back = any(partition.after < partition.before for partition in moved)
     sinks = (
-        {name for descendant in (stage, *descendants(heads, stage)) for name in heads[descendant].sinks}
+        {name for descendant in (stage, *downstream_stages(heads, stage)) for name in heads[descendant].sinks}
         if goes_back
         else set()
     )
@@ -223,12 +227,14 @@ def _stage_changes(heads: Mapping[str, Manifest], stage: str, positions: Mapping
     return ResetStage(stage, head.version, moved, watermark_ms, tuple(sorted(sinks)), made_again)
 
 
-def _moved(at: Input, read_from: ReadFrom) -> tuple[Moved, ...]:
+def _moved(at: Input, read_from: ResetPosition) -> tuple[MovedPartition, ...]:
     offsets, another = read_from.offsets, bool(read_from.another)
     before = at.offsets + (0,) * (len(offsets) - len(at.offsets))
     both = enumerate(zip(before, offsets, strict=False))
     return tuple(
-        Moved(at.topic, partition, old, new, another) for partition, (old, new) in both if another or old != new
+        MovedPartition(at.topic, partition, old, new, another)
+        for partition, (old, new) in both
+        if another or old != new
     )
 
 
@@ -237,7 +243,7 @@ _SCOPE = re.compile(r"(?P<topic>[^:]+)(?::(?P<partitions>\d+(?:,\d+)*))?")
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFrom:
+class ResetPosition:
     """Position from which one input continues."""
 
     offsets: tuple[int, ...]
@@ -256,7 +262,7 @@ class Scenario:
     """Time in ms since 1970 UTC, number of records, or offset."""
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         *,
         to_earliest: bool = False,
@@ -273,7 +279,7 @@ class Scenario:
             *([cls("latest")] if to_latest else []),
             # Kafka gives negative timestamps a special meaning.
             *([cls("time", max(0, to_datetime_ms))] if to_datetime_ms is not None else []),
-            *([cls("time", max(0, now_ms - span_ms(by_duration)))] if by_duration else []),
+            *([cls("time", max(0, now_ms - parse_span_ms(by_duration)))] if by_duration else []),
             *([cls("shift", shift_by)] if shift_by is not None else []),
             *([cls("offset", to_offset)] if to_offset is not None else []),
         ]
@@ -291,13 +297,13 @@ class Scenario:
             case "earliest" | "latest":
                 return f"to the {self.kind} offset"
             case "time":
-                return f"to {iso(self.value)}"
+                return f"to {format_iso(self.value)}"
             case "shift":
                 return f"by {self.value:+,}"
             case "offset":
                 return f"to offset {self.value}"
 
-    def offsets(self, kafka: Topics, at: Input, partitions: Sequence[int] | None) -> ReadFrom:
+    def new_position(self, kafka: KafkaTopics, at: Input, partitions: Sequence[int] | None) -> ResetPosition:
         """Return the new offsets of an input; partitions that are not in `partitions` keep their offsets.
 
         If the topic was recreated since it was read, all partitions must be chosen, and a shift counts from the offsets
@@ -310,7 +316,7 @@ class Scenario:
         if now is None:
             raise NotFound("Kafka topic", topic, found="it was deleted", hint="recreate the topic first")
         starts, ends = now.earliest, now.ends
-        another = why_another(topic, at.topic_id, at.offsets, now)
+        another = explain_recreated_topic(topic, at.topic_id, at.offsets, now)
         # New partitions of the topic are read from their beginning.
         previous = (at.offsets + (0,) * (len(ends) - len(at.offsets)))[: len(ends)]
         chosen = range(len(ends)) if partitions is None else partitions
@@ -319,7 +325,7 @@ class Scenario:
         if another and len({*chosen}) < len(ends):
             raise Refused(another, hint=f"reset all of its partitions: --topic {topic}")
         offsets = list(previous)
-        targets = self._wanted(kafka, topic, previous, starts, ends)
+        targets = self._target_offsets(kafka, topic, previous, starts, ends)
         for partition in chosen:
             offsets[partition] = targets[partition]
         if outside := [p for p in chosen if not starts[p] <= offsets[p] <= ends[p]]:
@@ -328,10 +334,10 @@ class Scenario:
             )
             why = f"{facts}. {another[:1].upper()}{another[1:]}" if another else facts
             raise Refused(why, hint="choose offsets in that range, or --to-earliest or --to-latest")
-        return ReadFrom(tuple(offsets), (now.id or NOT_KNOWN) if another else "", another)
+        return ResetPosition(tuple(offsets), (now.id or NOT_KNOWN) if another else "", another)
 
-    def _wanted(
-        self, kafka: Topics, topic: str, previous: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    def _target_offsets(
+        self, kafka: KafkaTopics, topic: str, previous: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> Sequence[int]:
         match self.kind:
             case "earliest":
@@ -346,14 +352,14 @@ class Scenario:
                 return [self.value] * len(ends)
 
 
-def span_ms(text: str) -> int:
+def parse_span_ms(text: str) -> int:
     """Parse a time span, in the format of Kafka's tool (`P1DT2H30M`) or slackwater's own (`1h`). Raises `Usage`."""
     if _ISO_SPAN.fullmatch(text) and text[-1].upper() not in "PT":
         return parse_ms("--by-duration", text.upper().replace("P", "").replace("T", "").lower())
     return parse_ms("--by-duration", text)
 
 
-def scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
+def parse_scopes(words: Sequence[str], *, all_topics: bool) -> dict[str, tuple[int, ...] | None]:
     """Parse arguments such as `flights` or `flights:0,1` into the partitions of each topic.
 
     The partitions are None for all of them; the result is empty for all topics. Raises `Usage` for another format, or

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import NotFound
-from ...snapshot.change.migrate import carry_out, check_done, finish_earlier
+from ...snapshot.change.migrate import carry_out, check_migration_complete, finish_earlier
 from ...snapshot.change.migration import target_name
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.moments import heads_of, line_of, newest_cut, stages_of
-from ...snapshot.cut.refs import Ref, parse
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.cut.moments import heads_of, newest_cut, read_line, stages_of
+from ...snapshot.cut.refs import Ref, parse_ref
 from ...snapshot.cut.stored import find_snapshot
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.snapshots import pin, remove
-from ...snapshot.under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
+from ...snapshot.take.snapshots import delete_snapshot, pin_cut
+from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
@@ -25,7 +25,7 @@ from ...store.versions.manifest import Manifest
 from .rewind_plan import RewindPlan, plan
 
 
-def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
+def find_moment_before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
     """Return the moment right before the newest program was deployed, as recorded when runners claimed stages.
 
     If the last rewind already undid a deploy, the newest moment is returned. Costs some 20 requests for each stage and
@@ -33,10 +33,10 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
     """
     live = [head for head in heads.values() if not head.retired]
     app = next(iter(heads.values())).app
-    line = line_of(store, app)
-    if live and all(_undid_a_deploy(store, head) for head in live):
-        return parse(line.ref(line.heads), now_ms=0)
-    deploys = [deploy for head in live if (deploy := _deployed(store, head)) is not None]
+    line = read_line(store, app)
+    if live and all(_has_undone_deploy(store, head) for head in live):
+        return parse_ref(line.ref(line.heads), now_ms=0)
+    deploys = [deploy for head in live if (deploy := _find_deploy(store, head)) is not None]
     if not deploys:
         raise NotFound(
             "earlier program of the app",
@@ -44,11 +44,11 @@ def before_deploy(store: ObjectStore, heads: Mapping[str, Manifest]) -> Ref:
             found="all remaining versions are of the current program",
             hint=f"choose a moment from `slackwater log {app}`",
         )
-    return parse(line.ref(line.before(min(deploys, key=line.place))), now_ms=0)
+    return parse_ref(line.ref(line.prefix_before(min(deploys, key=line.sort_key))), now_ms=0)
 
 
-def _undid_a_deploy(store: ObjectStore, head: Manifest) -> bool:
-    undone = history.before(store, head) if head.rewind is not None else None
+def _has_undone_deploy(store: ObjectStore, head: Manifest) -> bool:
+    undone = history.previous_version(store, head) if head.rewind is not None else None
     return undone is not None and _programs_differ(undone, head)
 
 
@@ -59,7 +59,7 @@ def _programs_differ(version: Manifest, other: Manifest) -> bool:
     )
 
 
-def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
+def _find_deploy(store: ObjectStore, head: Manifest) -> Manifest | None:
     """Return the claim or migration that deployed a stage's current program; None if no earlier program is known."""
     read, first = partial(history.read, store, head.app), partial(history.first_version, store, head.app)
     at = head
@@ -73,7 +73,7 @@ def _deployed(store: ObjectStore, head: Manifest) -> Manifest | None:
         elif earlier is not None and _programs_differ(earlier, head):
             began = earlier.version + 1
             while earlier is not None and earlier.traits.for_next_program:
-                began, earlier = earlier.version, history.before(store, earlier)
+                began, earlier = earlier.version, history.previous_version(store, earlier)
             return history.read(store, head.app, head.stage, began)
         if earlier is None or earlier.program is None:
             return None
@@ -84,7 +84,7 @@ def _is_older_epoch(epoch: int, manifest: Manifest) -> bool:
     return manifest.epoch < epoch
 
 
-PREFIX = "before-rewind-"
+SNAPSHOT_PREFIX = "before-rewind-"
 """Name prefix of the snapshots taken before a rewind; the number of the rewind follows."""
 
 
@@ -106,14 +106,14 @@ def rewind(
     store: ObjectStore,
     app: str,
     target: Ref | None,
-    kafka: Topics | None,
+    kafka: KafkaTopics | None,
     *,
     by: str,
     now_ms: int,
     cache: SstCache,
     fence: bool = False,
     dry_run: bool = False,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
 ) -> Rewound:
     """Roll all stages of an app back to an earlier moment, atomically.
 
@@ -122,30 +122,30 @@ def rewind(
     is finished by a repeated call, or by the next run or migration. Raises the errors of `StoredApp.rewind`.
     """
     if not dry_run:
-        check_exclusion(store, app, Intent.REWIND, *HERE)
+        check_exclusion(store, app, Intent.REWIND, *RUNS_ELSEWHERE)
         finish_earlier(store, app, now_ms=now_ms)
     heads = heads_of(store, app, stages_of(store, app))
-    number = check_done(store, app, heads, Intent.REWIND) + 1
-    rewind_plan = plan(store, target if target is not None else before_deploy(store, heads), heads, kafka)
+    number = check_migration_complete(store, app, heads, Intent.REWIND) + 1
+    rewind_plan = plan(store, target if target is not None else find_moment_before_deploy(store, heads), heads, kafka)
     if not rewind_plan.steps:
         return Rewound(rewind_plan)
     cut = newest_cut(store, app, stages_of(store, app))
     if dry_run:
         return Rewound(rewind_plan, changes=diff(cache, StoredCut(store, cut), StoredCut(store, rewind_plan.to)))
     if not fence:
-        check_exclusion(store, app, Intent.REWIND, UnderWay.RUNNER)
-    name = f"{PREFIX}{number}"
+        check_exclusion(store, app, Intent.REWIND, AppCondition.RUNNER)
+    name = f"{SNAPSHOT_PREFIX}{number}"
     pin_before(store, cut, name, by, reader)
     # Without a pin, retention could remove the target before all stages have been rewound.
-    pin(store, rewind_plan.to, target_name(number, rewind_plan.to.versions), by=by)
+    pin_cut(store, rewind_plan.to, target_name(number, rewind_plan.to.versions), by=by)
     detail = f"{'the tables alone ' if rewind_plan.table_only else ''}to {rewind_plan.ref}"
     versions = carry_out(store, app, number, rewind_plan.steps, name, detail, by=by, now_ms=now_ms)
     return Rewound(rewind_plan, number, name, versions)
 
 
-def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: Topics | None) -> None:
+def pin_before(store: ObjectStore, cut: Cut, name: str, by: str, reader: KafkaTopics | None) -> None:
     """Pin a cut under this name. Replaces the snapshot of an interrupted call that pinned a different cut."""
     existing = find_snapshot(store, cut.app, name)
     if existing is not None and existing.stages != cut.versions:
-        remove(store, cut.app, name)
-    pin(store, cut, name, by=by, reader=reader)
+        delete_snapshot(store, cut.app, name)
+    pin_cut(store, cut, name, by=by, reader=reader)

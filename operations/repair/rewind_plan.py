@@ -8,14 +8,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ...snapshot.cut.graph import Cut, channels, order, violations
+from ...snapshot.cut.graph import Cut, channels, topological_order, violations
 from ...snapshot.cut.in_flight import channel_state
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.migrations import MigratedStage, Unread
-from ...snapshot.cut.moments import line_of, with_retired
+from ...snapshot.cut.moments import read_line, with_retired
 from ...snapshot.cut.refs import Ref
-from ...snapshot.cut.resolve import cut_at
-from ...state.records import windows
+from ...snapshot.cut.resolve import cut_of_ref
+from ...state.records import format_windows
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest
@@ -38,17 +38,17 @@ class SinkRows:
 
 
 def sink_rows(
-    store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: Topics
+    store: ObjectStore, heads: Mapping[str, Manifest], then: Mapping[str, Manifest], kafka: KafkaTopics
 ) -> Iterator[SinkRows]:
     """Yield counts of rows that versions after `then` committed for the sinks of these stages, by sink and topic.
 
     Raises `Refused` if a sink has not yet published all rows committed before that moment.
     """
-    for stage in order(heads):
+    for stage in topological_order(heads):
         head, was = heads[stage], then.get(stage)
         first = history.find(store, head.app, stage, was.version + 1) if was is not None else None
         for name in {**head.sinks, **head.silent, **(was.sinks if was is not None else {})}:
-            rows, dropped = _of_sink(store, head, was, name)
+            rows, dropped = _count_sink_rows(store, head, was, name)
             for topic in sorted(rows.keys() | dropped.keys()):
                 since_ms = first.time_ms if first is not None else 0
                 offsets = _sent_since(kafka, topic, since_ms) if topic and rows[topic] else ()
@@ -56,7 +56,7 @@ def sink_rows(
                     yield SinkRows(stage, name, topic, rows[topic], offsets, dropped[topic])
 
 
-def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
+def find_other_publishers(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> tuple[str, ...]:
     """Return other apps that had this app's name since a time, through promotions, and published under it.
 
     Makes no request if the app took part in no promotion.
@@ -72,12 +72,14 @@ def others(store: ObjectStore, heads: Mapping[str, Manifest], since_ms: int) -> 
     return tuple(dict.fromkeys(folders))
 
 
-def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str) -> tuple[Counter[str], Counter[str]]:
+def _count_sink_rows(
+    store: ObjectStore, head: Manifest, was: Manifest | None, name: str
+) -> tuple[Counter[str], Counter[str]]:
     """Count a sink's rows since `was`, by topic: published rows, and rows not published yet."""
     info = apps.find_app(store, head.app)
     previous = was.sinks.get(name) if was is not None else None
     rows, dropped = Counter[str](), Counter[str]()
-    for at in _ends(store, head, name, was.version if was is not None else 0):
+    for at in _sink_periods(store, head, name, was.version if was is not None else 0):
         sink = at.sinks[name]
         sent = previous.sent if previous is not None and previous.since == sink.since else 0
         done = _published(store, at, name, is_newest=at is head)
@@ -87,14 +89,14 @@ def _of_sink(store: ObjectStore, head: Manifest, was: Manifest | None, name: str
                 "moment yet; a rewind would lose them",
                 hint=f"run the app until `slackwater status {head.app}` shows them as published",
             )
-        topics = apps.publishes(store, info, at.promotion) or {}
+        topics = apps.published_sinks(store, info, at.promotion) or {}
         topic = topics.get(name, name) if sink.kind == "topic" else ""
         rows[topic] += max(0, done - sent)
         dropped[topic] += sink.sent - done if at is head else 0
     return rows, dropped
 
 
-def _ends(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
+def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> Iterator[Manifest]:
     """Yield the last version of each period in which the sink existed, newest first, back to version `after`.
 
     Costs a few requests for each period, and for each rewind and promotion since then.
@@ -123,7 +125,7 @@ def _is_earlier(counts: tuple[int, int], manifest: Manifest) -> bool:
 def _is_withdrawn(store: ObjectStore, at: Manifest) -> bool:
     """Return True if the sinks were added by a promotion that was withdrawn, so none of their rows is published."""
     promotion = at.promotion
-    return promotion is not None and promotion.to == at.app and apps.outcome(store, promotion) is False
+    return promotion is not None and promotion.to == at.app and apps.is_promotion_decided(store, promotion) is False
 
 
 def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) -> int:
@@ -132,19 +134,19 @@ def _published(store: ObjectStore, at: Manifest, name: str, *, is_newest: bool) 
         position = published.newest(store, at, name)
         return position.rows if position is not None else 0
     sink = at.sinks[name]
-    positions = published.PLACES.all(store, at.app, at.stage, name)
+    positions = published.POSITIONS.all(store, at.app, at.stage, name)
     return max(
         (position.rows for position in positions if sink.since <= position.version <= at.version), default=sink.sent
     )
 
 
-def _sent_since(kafka: Topics, topic: str, since_ms: int) -> tuple[str, ...]:
+def _sent_since(kafka: KafkaTopics, topic: str, since_ms: int) -> tuple[str, ...]:
     ends = kafka.ends(topic)
-    return windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
+    return format_windows(topic, kafka.since(topic, since_ms), ends) if ends is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
-class Undone:
+class UndoneStage:
     """Effects of a rewind on one stage."""
 
     stage: str
@@ -165,7 +167,7 @@ class RewindPlan:
     app: str
     ref: str
     to: Cut
-    stages: tuple[Undone, ...]
+    stages: tuple[UndoneStage, ...]
     """Stages that change, upstream first."""
     sinks: tuple[SinkRows, ...]
     steps: Mapping[str, MigratedStage]
@@ -174,7 +176,7 @@ class RewindPlan:
     """Apps that had this app's name since the moment and published under it; their published rows are not undone."""
 
 
-def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: Topics | None) -> RewindPlan:
+def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: KafkaTopics | None) -> RewindPlan:
     """Plan the rewind of an app with these newest versions to an earlier moment. Changes nothing.
 
     Without `kafka`, only the tables are rolled back; offsets and in-flight records stay.
@@ -182,23 +184,29 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
     Raises `NotFound` if the moment or a topic does not exist, and `Refused` if a stage was renamed since, Kafka no
     longer holds the records that must be read again, or a sink has not published all rows from before that moment.
     """
-    cut, table_only = cut_at(store, target), kafka is None
+    cut, table_only = cut_of_ref(store, target), kafka is None
     if problems := violations(cut.stages):
         raise Refused(f"{target.text} is not a consistent cut: {'; '.join(problems)}", hint="choose another moment")
-    then = with_retired(line_of(store, cut.app), cut).stages
-    _check_names(cut, heads)
+    then = with_retired(read_line(store, cut.app), cut).stages
+    _check_not_renamed(cut, heads)
     steps = _steps(heads, then, table_only=table_only)
-    if all(_is_as_then(heads[stage], step) for stage, step in steps.items()):
+    if all(_is_unchanged_by(heads[stage], step) for stage, step in steps.items()):
         return RewindPlan(cut.app, target.text, cut, (), (), {}, table_only)
     if kafka is not None:
         _check_inputs(cut, kafka)
         for stage, unread in _unread(store, cut, kafka).items():
             steps[stage] = replace(steps[stage], unread=unread)
-    undone = tuple(_undone(heads[stage], then.get(stage), steps[stage]) for stage in order(heads) if stage in steps)
+    undone = tuple(
+        _undone(heads[stage], then.get(stage), steps[stage]) for stage in topological_order(heads) if stage in steps
+    )
     if kafka is None:
         return RewindPlan(cut.app, target.text, cut, undone, (), steps, table_only)
     sinks = tuple(sink_rows(store, {stage: heads[stage] for stage in steps}, then, kafka))
-    other_apps = others(store, heads, cut.time_ms) if any(head.sinks or head.silent for head in heads.values()) else ()
+    other_apps = (
+        find_other_publishers(store, heads, cut.time_ms)
+        if any(head.sinks or head.silent for head in heads.values())
+        else ()
+    )
     return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, other_apps)
 
 
@@ -216,13 +224,13 @@ def _steps(
     return steps
 
 
-def _is_as_then(head: Manifest, step: MigratedStage) -> bool:
+def _is_unchanged_by(head: Manifest, step: MigratedStage) -> bool:
     last = head.rewind
     was_made_so = last is not None and (last.to, last.table_only) == (step.rewound, step.table_only)
     return was_made_so or head.version == step.rewound
 
 
-def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
+def _check_not_renamed(cut: Cut, heads: Mapping[str, Manifest]) -> None:
     for stage, head in heads.items():
         old = next((former.stage for former in head.formerly if former.stage in cut.stages), "")
         if old and stage not in cut.stages:
@@ -232,7 +240,7 @@ def _check_names(cut: Cut, heads: Mapping[str, Manifest]) -> None:
             )
 
 
-def _check_inputs(cut: Cut, kafka: Topics) -> None:
+def _check_inputs(cut: Cut, kafka: KafkaTopics) -> None:
     """Check that Kafka still holds the records to read again. Raises `NotFound` and `Refused`."""
     for manifest in cut.stages.values():
         for read in manifest.inputs.values():
@@ -242,7 +250,7 @@ def _check_inputs(cut: Cut, kafka: Topics) -> None:
                 kafka.check_topic(read.topic, read.offsets + (0,) * (count - len(read.offsets)), read.topic_id)
 
 
-def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, Unread]]:
+def _unread(store: ObjectStore, cut: Cut, kafka: KafkaTopics) -> dict[str, dict[str, Unread]]:
     """Return the messages of each channel that its slowest reader has not read. Raises `Refused` if Kafka lost them."""
     unread: dict[str, dict[str, Unread]] = {}
     for channel in channels(cut):
@@ -257,13 +265,13 @@ def _unread(store: ObjectStore, cut: Cut, kafka: Topics) -> dict[str, dict[str, 
     return unread
 
 
-def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> Undone:
+def _undone(head: Manifest, was: Manifest | None, step: MigratedStage) -> UndoneStage:
     offsets = (
-        windows(read.topic, was.inputs[name].offsets, read.offsets)
+        format_windows(read.topic, was.inputs[name].offsets, read.offsets)
         for name, read in sorted(head.inputs.items())
         if was is not None and not step.table_only and not read.upstream and name in was.inputs
     )
-    return Undone(
+    return UndoneStage(
         head.stage,
         head.version,
         step.rewound or 0,

@@ -2,5 +2,6 @@
 
 A clone shares SSTs, or copies them, and has its own channels. A promotion follows a transaction with two parties
 (`snapshot.change.switch`): both apps are prepared, then one object records the decision. A runner's part in a promotion
-is in `pipeline.source.wake`, which holds the planners, and in `pipeline.publish`, which waits for the decision.
+is in `pipeline.source.wake`, which holds the planners, and in `pipeline.publish`, which waits for the
+decision.
 """

@@ -2,7 +2,7 @@
 
 No state is read or copied, except for deep clones and tables with masked columns, so a clone costs the same at ten
 thousand keys and at five million. Each step may be interrupted: the source's cut is pinned first, then a journal
-(`Cloning`) reserves the name and records the progress, and a repeated call continues from the journal. The clone's
+(`CloneJournal`) reserves the name and records the progress, and a repeated call continues from the journal. The clone's
 identity is written last; until then, the clone is invisible.
 """
 
@@ -15,23 +15,23 @@ from msgspec import structs
 
 from ...common import instants
 from ...errors import Forbidden, NotFound, Refused
-from ...snapshot.change.copies import Copies, Masks
-from ...snapshot.change.first_versions import finish_clone, kept_or_in_kafka
+from ...snapshot.change.copies import CloneSsts, Masks
+from ...snapshot.change.first_versions import finish_clone, in_flight_reader
 from ...snapshot.cut.graph import Cut, violations
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.cut.refs import parse
-from ...snapshot.cut.resolve import telling_if_collected
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.cut.refs import parse_ref
+from ...snapshot.cut.resolve import report_if_collected
 from ...snapshot.cut.stored import Snapshot, find_snapshot, read_snapshot
-from ...snapshot.take.audit_log import record_once
-from ...snapshot.take.snapshots import pin, remove_pins_without_clone
-from ...snapshot.under_way.exclusion import Intent, Sign, UnderWay, check_exclusion, refusal
-from ...snapshot.under_way.runners import lapsed
+from ...snapshot.take.audit_log import record_operation_once
+from ...snapshot.take.snapshots import pin_cut, remove_pins_without_clone
+from ...snapshot.under_way.exclusion import AppCondition, Evidence, Intent, check_exclusion, refusal_error
+from ...snapshot.under_way.runners import have_runners_lapsed
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, keys
-from ...store.versions.apps import Cloning
-from ..maintenance.removal import Removal, discard
-from .clone_plan import ClonePlan, Terms, make_plan
+from ...store.versions.apps import CloneJournal
+from ..maintenance.removal import Removal, delete_temporary_app
+from .clone_plan import ClonePlan, CloneTerms, make_plan
 
 
 def clone(
@@ -39,18 +39,18 @@ def clone(
     source: str,
     name: str,
     *,
-    channels: Topics,
+    channels: KafkaTopics,
     topics: Mapping[str, str] | None = None,
     sinks: Mapping[str, str] | None = None,
-    terms: Terms | None = None,
+    terms: CloneTerms | None = None,
     target_store: ObjectStore | None = None,
     cache: SstCache | None = None,
     by: str,
     now_ms: int | None = None,
     at: Cut | None = None,
     dry_run: bool = False,
-    over: bool = False,
-    noted: bool = True,
+    replaces_existing: bool = False,
+    is_logged: bool = True,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> ClonePlan:
     """Create app `name` from a moment of another app. The source only gets a snapshot that pins the cut.
@@ -70,33 +70,53 @@ def clone(
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms
-    terms = terms or Terms(topics or {}, sinks or {})
-    plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, terms, channels, moment_ms, over=over, at=at)
+    terms = terms or CloneTerms(topics or {}, sinks or {})
+    plan = make_plan(
+        store,
+        target,
+        parse_ref(source, now_ms=moment_ms),
+        name,
+        terms,
+        channels,
+        moment_ms,
+        replaces_existing=replaces_existing,
+        at=at,
+    )
     if dry_run:
         return plan
     # The clone's root in the pin: empty if it is the source's.
     root = "" if target.url == store.url else target.url
     if not plan.done:
-        is_new = plan.note is None
-        note, keeper = (plan.note, None) if plan.note else _begin(store, target, plan, root, terms, by)
+        is_new = plan.journal is None
+        note, keeper = (plan.journal, None) if plan.journal else _begin(store, target, plan, root, terms, by)
         keeper = keeper or _find_keeper(store, plan, note)
         plan = replace(plan, info=note.info)
-        masks = Masks.of(note.info.origin.masks if note.info.origin else {}, note.salt)
-        copies = Copies(store, target, cache, plan.state, name, masks, deep=note.deep, on_progress=on_progress)
-        with telling_if_collected(store, plan.state):
-            records = kept_or_in_kafka(store, plan.state, keeper)
-            finish_clone(target, note.info, plan.state, records, copies, channels, by=by, is_new=is_new)
+        masks = Masks.from_options(note.info.origin.masks if note.info.origin else {}, note.salt)
+        copies = CloneSsts(store, target, cache, plan.initial_cut, name, masks, deep=note.deep, on_progress=on_progress)
+        with report_if_collected(store, plan.initial_cut):
+            records = in_flight_reader(store, plan.initial_cut, keeper)
+            finish_clone(target, note.info, plan.initial_cut, records, copies, channels, by=by, is_new=is_new)
     since_ms, where = plan.info.created_ms, f"{name} in {root}" if root else name
     detail, same = f"{source} as {where}", f" as {where}"
     with suppress(Forbidden):  # the caller may lack the right to write there
         remove_pins_without_clone(store, plan.source.app, name, root)
-        if noted:
+        if is_logged:
             app = plan.source.app
-            record_once(store, app, "clone", detail, by, since_ms=since_ms, same=lambda earlier: earlier.endswith(same))
+            record_operation_once(
+                store,
+                app,
+                "clone",
+                detail,
+                by,
+                since_ms=since_ms,
+                is_same_detail=lambda earlier: earlier.endswith(same),
+            )
     # An interrupted call may have written the record already, or not yet.
     description = f"from {source} in {store.url}"
-    versions = {stage: (0, version) for stage, version in plan.state.versions.items()}
-    record_once(target, name, "clone", description, by, versions, since_ms=since_ms, same=lambda _had: True)
+    versions = {stage: (0, version) for stage, version in plan.initial_cut.versions.items()}
+    record_operation_once(
+        target, name, "clone", description, by, versions, since_ms=since_ms, is_same_detail=lambda _had: True
+    )
     return plan
 
 
@@ -108,27 +128,27 @@ class ScratchClone:
     ref: str
     start: Cut
     name: str
-    terms: Terms
-    channels: Topics
+    terms: CloneTerms
+    channels: KafkaTopics
     by: str
-    outside: Callable[[Removal], None]
+    remove_topics: Callable[[Removal], None]
     pause: Callable[[], None]
 
     @contextmanager
-    def there(self, ending: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    def created(self, removing: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
         """Create the clone, and remove it on exit inside the context of `removing`.
 
         Raises the errors of `remove` and `clone`.
         """
-        self.drop()
+        self.remove()
         try:
-            self.make(noted=False)
+            self.create(is_logged=False)
             yield
         finally:
-            with ending():
-                self.drop()
+            with removing():
+                self.remove()
 
-    def make(self, *, noted: bool) -> None:
+    def create(self, *, is_logged: bool) -> None:
         """Create the clone, or finish creating it. With `is_logged`, the source's audit log records the clone."""
         clone(
             self.store,
@@ -138,36 +158,36 @@ class ScratchClone:
             terms=self.terms,
             channels=self.channels,
             by=self.by,
-            noted=noted,
+            is_logged=is_logged,
         )
 
-    def drop(self) -> None:
+    def remove(self) -> None:
         """Remove the clone and its pin, and what an interrupted call left of them. Idempotent.
 
         Raises `Refused` if the app of that name is not a clone of this source, or a runner holds it.
         """
         source = self.start.app
-        info, _ = apps.find_begun(self.store, self.name)
+        info, _ = apps.find_app_and_journal(self.store, self.name)
         if info is not None and (info.origin is None or info.origin.app != source):
             raise Refused(
                 f"app {self.name!r} is not a clone of {source}, but {self.terms.reason} needs its name",
                 hint=f"look at the app: slackwater status {self.name} --store {self.store.url}",
             )
-        if not lapsed(self.store, self.name, self.pause):
+        if not have_runners_lapsed(self.store, self.name, self.pause):
             fact = f"{self.terms.reason} is running already: a runner has its clone, {self.name}"
-            raise refusal(Intent.REMOVE, Sign(UnderWay.RUNNER, fact, "wait until that has ended"))
-        discard(self.store, self.name, self.outside)
+            raise refusal_error(Intent.REMOVE, Evidence(AppCondition.RUNNER, fact, "wait until that has ended"))
+        delete_temporary_app(self.store, self.name, self.remove_topics)
         remove_pins_without_clone(self.store, source, self.name, "")
 
 
-def _find_keeper(store: ObjectStore, plan: ClonePlan, note: Cloning) -> Snapshot | None:
-    name = note.snapshot or plan.state.snapshot
+def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Snapshot | None:
+    name = note.snapshot or plan.initial_cut.snapshot
     return find_snapshot(store, plan.source.app, name) if name else None
 
 
 def _begin(
-    store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: Terms, by: str
-) -> tuple[Cloning, Snapshot | None]:
+    store: ObjectStore, target: ObjectStore, plan: ClonePlan, root: str, terms: CloneTerms, by: str
+) -> tuple[CloneJournal, Snapshot | None]:
     """Pin the source's cut and reserve the clone's name. Returns the clone's journal, and the pin.
 
     A pin that an earlier or an interrupted call left is kept, because the process that created it may still continue.
@@ -175,7 +195,7 @@ def _begin(
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one
     try:
-        pinned = _pin(store, plan, root, by) if plan.state.stages else ""  # an empty clone needs no pin
+        pinned = _pin(store, plan, root, by) if plan.initial_cut.stages else ""  # an empty clone needs no pin
     except Forbidden as error:
         if not terms.deep:
             raise Forbidden(
@@ -187,12 +207,12 @@ def _begin(
     if not terms.deep:
         info = structs.replace(info, origin=structs.replace(origin, snapshot=pinned))
     salt = secrets.token_hex(16) if terms.masks else ""
-    note = Cloning(info, store.url, pinned, salt, terms.deep)
+    note = CloneJournal(info, store.url, pinned, salt, terms.deep)
     try:
         apps.begin_clone(target, note)
         pin_snapshot = find_snapshot(store, cut.app, pinned) if pinned else None
         if pinned and pin_snapshot is None:
-            target.delete(keys.cloning(info.name))
+            target.delete(keys.clone_journal(info.name))
             raise Refused(
                 f"snapshot {pinned!r} of {cut.app} was removed meanwhile: an earlier clone of that name was just "
                 "removed",
@@ -219,7 +239,7 @@ def _pin(store: ObjectStore, plan: ClonePlan, root: str, by: str) -> str:
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:
         try:
-            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, keeper=keeper).name
+            return pin_cut(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, keeper=keeper).name
         except Forbidden:
             raise
         except Refused:

@@ -6,26 +6,26 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from ...errors import NotFound, Refused, Usage
-from ...snapshot.change.copies import ColumnMask, Masks, check_masks, sizes
+from ...snapshot.change.copies import ColumnMask, Masks, bytes_to_copy, check_masks
 from ...snapshot.change.first_versions import channel_topic, has_run, users_inputs_by_name
-from ...snapshot.cut.graph import Cut, descendants, violations
+from ...snapshot.cut.graph import Cut, downstream_stages, violations
 from ...snapshot.cut.graph import channels as edges
 from ...snapshot.cut.in_flight import InFlight, in_flight
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.refs import Latest, Ref, check_new_name
-from ...snapshot.cut.resolve import cut_at
-from ...snapshot.cut.stored import find_snapshot, of_snapshot, read_snapshot
+from ...snapshot.cut.resolve import cut_of_ref
+from ...snapshot.cut.stored import cut_of_snapshot, find_snapshot, read_snapshot
 from ...state.kinds.kind import kind_of
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.schema import visible_columns
 from ...store.versions import apps, history, keys
-from ...store.versions.apps import Cloning
+from ...store.versions.apps import CloneJournal
 from ...store.versions.kinds import INIT
 from ...store.versions.manifest import AppInfo, Manifest, Origin
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CloneTerms:
     """Options of a clone."""
 
     topics: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Terms:
     owner: str = ""
     reason: str = ""
     ttl_ms: int = 0
-    left: Collection[str] = ()
+    inherited_topics: Collection[str] = ()
     """Repartition topics that an earlier clone of that name left in Kafka, and that the new clone takes over."""
 
 
@@ -59,12 +59,12 @@ class ClonePlan:
     resumed: bool
     """True if an earlier call began this clone; then the plan has that call's cut and snapshot."""
     done: bool = False
-    note: Cloning | None = None
+    journal: CloneJournal | None = None
     """Journal by which an earlier call reserved the name, if the clone is incomplete."""
     still_shown: tuple[str, ...] = ()
 
     @property
-    def state(self) -> Cut:
+    def initial_cut(self) -> Cut:
         return _state(self.source, self.info)
 
 
@@ -73,11 +73,11 @@ def make_plan(
     target: ObjectStore,
     ref: Ref,
     name: str,
-    terms: Terms,
-    kafka: Topics,
+    terms: CloneTerms,
+    kafka: KafkaTopics,
     now_ms: int,
     *,
-    over: bool = False,
+    replaces_existing: bool = False,
     at: Cut | None = None,
 ) -> ClonePlan:
     """Plan a clone of the cut `at`, by default of the current cut of `ref`. Raises the errors of `clone`.
@@ -90,10 +90,10 @@ def make_plan(
     check_roots(store, target, deep=terms.deep)
     if (target.url, name) == (store.url, ref.app):
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
-    cut = at if at is not None else cut_at(store, ref)
+    cut = at if at is not None else cut_of_ref(store, ref)
     read_topics = _topics_read(cut, terms.topics)
     _check_sinks(cut, terms.sinks)
-    masks = Masks.of(terms.masks)
+    masks = Masks.from_options(terms.masks)
     origin = Origin(
         root="" if terms.deep else store.url,
         app=cut.app,
@@ -107,11 +107,11 @@ def make_plan(
     # Stages without a version start in the clone at the offsets planned for the source.
     starts = source.starts if source is not None else {}
     info = AppInfo(name, now_ms, origin, starts, owner=terms.owner, reason=terms.reason, ttl_ms=terms.ttl_ms)
-    begun = None if over else _find_begun(store, target, ref, info)
-    done, note = isinstance(begun, AppInfo), begun if isinstance(begun, Cloning) else None
+    begun = None if replaces_existing else _find_begun(store, target, ref, info)
+    done, note = isinstance(begun, AppInfo), begun if isinstance(begun, CloneJournal) else None
     if begun is not None:
-        info = begun.info if isinstance(begun, Cloning) else begun
-        cut = cut if terms.empty else _as_begun(store, cut, info, note)
+        info = begun.info if isinstance(begun, CloneJournal) else begun
+        cut = cut if terms.empty else _cut_of_begun_clone(store, cut, info, note)
     if wrong := violations(cut.stages):
         raise Refused(f"{ref.text} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     check_masks(cut, masks)
@@ -121,24 +121,24 @@ def make_plan(
         masks.check_in_flight(states)
         _check_offsets(store, state, read_topics, terms.topics, states, kafka)
     if begun is None:
-        _check_channels_free(cut, name, kafka, terms.left)
+        _check_channels_free(cut, name, kafka, terms.inherited_topics)
         _check_published(cut, read_topics, terms.sinks, kafka)
-    copies = sizes(state, masks, deep=terms.deep)
-    shown = tuple(still_shown(cut, masks))
+    copies = bytes_to_copy(state, masks, deep=terms.deep)
+    shown = tuple(find_unmasked_columns(cut, masks))
     return ClonePlan(cut, info, target.url, read_topics, states, copies, begun is not None, done, note, shown)
 
 
 def _state(cut: Cut, info: AppInfo) -> Cut:
-    return Cut(cut.app, {}) if info.origin is not None and info.origin.empty else cut
+    return Cut(cut.app, {}) if info.origin is not None and info.origin.is_empty else cut
 
 
-def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Terms) -> None:
+def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: CloneTerms) -> None:
     """Check that an app can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
     if terms.deep or terms.masks or target.url != store.url:
         raise Usage("--empty takes no state, so it cannot be combined with --deep, --mask or --to")
     if not isinstance(ref.moment, Latest):
         raise Usage(f"--empty takes no state, but {ref.text} names a moment", hint=f"name the app: {ref.app}")
-    for app in apps.ancestors(store, ref.app):
+    for app in apps.iter_clone_sources(store, ref.app):
         for stage in history.list_stages(store, app):
             first = history.find(store, app, stage, 1)
             if first is not None and first.traits is INIT:
@@ -166,12 +166,12 @@ def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None
     apps.check_root(target)
 
 
-def _as_begun(store: ObjectStore, cut: Cut, info: AppInfo, note: Cloning | None) -> Cut:
+def _cut_of_begun_clone(store: ObjectStore, cut: Cut, info: AppInfo, note: CloneJournal | None) -> Cut:
     origin = info.origin
     assert origin is not None  # noqa: S101  every clone has one
     snapshot = note.snapshot if note is not None else origin.snapshot
     if snapshot:
-        return of_snapshot(store, read_snapshot(store, cut.app, snapshot))
+        return cut_of_snapshot(store, read_snapshot(store, cut.app, snapshot))
     if cut.versions == origin.cut:
         return cut
     return Cut(cut.app, {stage: history.read(store, cut.app, stage, at) for stage, at in origin.cut.items()})
@@ -189,7 +189,7 @@ def _topics_read(cut: Cut, replacements: Mapping[str, str]) -> dict[str, str]:
     return topics | dict(replacements)
 
 
-def _check_channels_free(cut: Cut, name: str, kafka: Topics, inherited: Collection[str] = ()) -> None:
+def _check_channels_free(cut: Cut, name: str, kafka: KafkaTopics, inherited: Collection[str] = ()) -> None:
     for channel in sorted({edge.name for edge in edges(cut)}):
         topic = channel_topic(name, channel)
         if topic not in inherited and kafka.ends(topic) is not None:
@@ -206,7 +206,7 @@ def _check_offsets(
     read_topics: Mapping[str, str],
     replaced: Collection[str],
     states: tuple[InFlight, ...],
-    kafka: Topics,
+    kafka: KafkaTopics,
 ) -> None:
     """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot has a copy.
 
@@ -217,7 +217,7 @@ def _check_offsets(
         kafka.check_topic(read_topics[declared], read.offsets, topic_id)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     for state in states:
-        if not (keeper and keeper.captured(state)):
+        if not (keeper and keeper.find_captured_channel(state)):
             kafka.check_topic(state.topic, state.starts, state.topic_id)
 
 
@@ -238,7 +238,7 @@ def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
             )
 
 
-def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Topics) -> None:
+def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: KafkaTopics) -> None:
     """Check that the topics of sinks exist, and that the clone does not read them. Raises `NotFound` or `Refused`."""
     for name, topic in sinks.items():
         if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
@@ -257,16 +257,16 @@ def _check_name_free(target: ObjectStore, name: str) -> None:
             f"{target.url} has stages of an app {name!r} that has no identity",
             hint="choose another name, or remove that app",
         )
-    apps.check_free(target, name)
+    apps.check_name_free(target, name)
 
 
-def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | Cloning | None:
+def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppInfo) -> AppInfo | CloneJournal | None:
     """Return the journal of an incomplete clone, the identity of a complete one, or None.
 
     Raises `Refused` if another app has the name.
     """
     name = planned.name
-    existing, note = apps.find_begun(target, name)
+    existing, note = apps.find_app_and_journal(target, name)
     if existing is None:
         _check_name_free(target, name)
         return None
@@ -277,9 +277,9 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
     description = f"{existing.origin.app}@{(note.snapshot if note else existing.origin.snapshot) or '…'}"
     description += f" in {root}" if root else ", a deep clone"
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
-    cut = existing.origin.cut if ref.moves else planned.origin.cut
+    cut = existing.origin.cut if ref.is_relative else planned.origin.cut
     is_same = structs.replace(planned.origin, cut=cut) == structs.replace(existing.origin, snapshot="")
-    is_same = is_same and planned.origin.empty == existing.origin.empty
+    is_same = is_same and planned.origin.is_empty == existing.origin.is_empty
     if note is not None:
         if is_same and note.root == store.url:
             return note
@@ -291,27 +291,27 @@ def _find_begun(store: ObjectStore, target: ObjectStore, ref: Ref, planned: AppI
     # A relative ref only moves forward, so an earlier cut means another clone. If the existing clone has already run,
     # a relative ref means a new clone too.
     is_same = is_same and all(planned.origin.cut.get(stage, 0) >= at for stage, at in existing.origin.cut.items())
-    shares = not (existing.origin.deep or existing.origin.empty)
+    shares = not (existing.origin.is_deep or existing.origin.is_empty)
     is_kept = not shares or find_snapshot(store, existing.origin.app, existing.origin.snapshot) is not None
-    if is_same and is_kept and not (ref.moves and has_run(target, existing)):
+    if is_same and is_kept and not (ref.is_relative and has_run(target, existing)):
         return existing
     raise Refused(f"app {name!r} exists already under {target.url}, a clone of {description}", hint=hint)
 
 
-def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
+def find_unmasked_columns(cut: Cut, masks: Masks) -> Iterator[str]:
     """Yield a sentence for each column or table of a cut that shows, or may show, values of a masked column.
 
     A column shows the values if it has the masked column's name, or is computed from such a column, as `max("email")`
     is. A program's function may also return the values under another name, so tables downstream of the masked table are
     listed.
     """
-    hidden = {(mask.table, mask.column) for mask in masks.each}
-    for mask in masks.each:
-        masked, columns = f"{mask.table}.{mask.column}", _same_values(cut, mask)
+    hidden = {(mask.table, mask.column) for mask in masks.column_masks}
+    for mask in masks.column_masks:
+        masked, columns = f"{mask.table}.{mask.column}", _columns_with_masked_values(cut, mask)
         shown = [text for column, text in columns.items() if column not in hidden]
         if shown:
             yield f"{masked} is masked, but by name the same values are in {', '.join(shown)}, which are not masked"
-        after = descendants(cut.stages, cut.tables[mask.table].stage)
+        after = downstream_stages(cut.stages, cut.tables[mask.table].stage)
         named = {table for table, _ in columns}
         uncertain = [name for name, at in cut.tables.items() if at.stage in after and name not in named]
         if uncertain:
@@ -320,7 +320,7 @@ def still_shown(cut: Cut, masks: Masks) -> Iterator[str]:
             )
 
 
-def _same_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
+def _columns_with_masked_values(cut: Cut, mask: ColumnMask) -> dict[tuple[str, str], str]:
     names, columns = {mask.column}, dict[tuple[str, str], str]()
     while True:
         new = {
@@ -341,7 +341,7 @@ def _columns(at: Manifest) -> Iterator[tuple[str, tuple[str, ...]]]:
     assert at.table is not None  # noqa: S101  it is among a cut's tables
     kind = kind_of(at.table.state).core if at.table.state else None
     for column in (*at.table.key, *visible_columns(at.table)):
-        yield column.name, (column.name, *(kind.made_of(column.name) if kind is not None else ()))
+        yield column.name, (column.name, *(kind.source_columns(column.name) if kind is not None else ()))
 
 
 def _description(at: Manifest, column: str) -> str:

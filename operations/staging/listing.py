@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...errors import NotFound, SlackwaterError
 from ...snapshot.change.first_versions import has_run
 from ...snapshot.cut.moments import heads_of
-from ...snapshot.cut.stored import Snapshot, find_snapshot, list_snapshots, of_snapshot
+from ...snapshot.cut.stored import Snapshot, cut_of_snapshot, find_snapshot, list_snapshots
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import AppInfo
@@ -45,15 +45,15 @@ class KnownClone:
     source_called: str = ""
     """Name of the source since a promotion, `NAME` or `NAME~1`; empty if it is the folder's name."""
 
-    def is_over(self, now_ms: int) -> bool:
+    def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_ms <= now_ms
 
     def is_expired(self, now_ms: int) -> bool:
         """Return True if the clone may be removed: its time to live has passed, and it was not promoted."""
-        return self.is_over(now_ms) and not self.called
+        return self.is_past_ttl(now_ms) and not self.called
 
 
-def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
+def list_clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
     """Return clones in this root, and clones of its apps in other roots, by name.
 
     `source` restricts the result to clones of one app. Makes requests for each clone: its cut, and the newest versions
@@ -66,10 +66,10 @@ def clones(store: ObjectStore, source: str = "") -> tuple[KnownClone, ...]:
 
 
 def _clones_in_root(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    called = apps.called(store)
-    for name in {*apps.list_apps(store), *apps.list_cloning(store)}:
+    called = apps.promoted_names(store)
+    for name in {*apps.list_apps(store), *apps.list_unfinished_clones(store)}:
         info, state = apps.find_app(store, name), ""
-        if info is None and (note := apps.find_cloning(store, name)) is not None:
+        if info is None and (note := apps.find_clone_journal(store, name)) is not None:
             info, state = note.info, "being made"
         if info is None or info.origin is None:
             continue
@@ -86,9 +86,9 @@ def _clones_in_other_roots(store: ObjectStore, source: str) -> Iterator[KnownClo
             target, state = store.at(pin.clone_root), ""
             try:
                 info = apps.find_app(target, pin.clone)
-                if info is None and (note := apps.find_cloning(target, pin.clone)) is not None:
+                if info is None and (note := apps.find_clone_journal(target, pin.clone)) is not None:
                     info, state = note.info, "being made"
-                called = apps.called(target)
+                called = apps.promoted_names(target)
             except SlackwaterError as error:
                 yield _pinned_only(store, pin, target.url, error.message)
                 continue
@@ -104,12 +104,12 @@ def _describe(
     origin = info.origin
     assert origin is not None  # noqa: S101  it is a clone
     shared, exclusive, source = 0, 0, ""
-    if not origin.deep:
+    if not origin.is_deep:
         try:
             source_store = store.at(origin.root)
-            source = apps.called(source_store).get(origin.app, "")
+            source = apps.promoted_names(source_store).get(origin.app, "")
             pin = find_snapshot(source_store, origin.app, origin.snapshot) if origin.snapshot else None
-            shared, exclusive = _bytes(source_store, pin) if pin is not None else (0, 0)
+            shared, exclusive = _pinned_bytes(source_store, pin) if pin is not None else (0, 0)
         except SlackwaterError as error:
             state = state or f"its source cannot be read: {error.message}"
     runs = None
@@ -136,12 +136,12 @@ def _describe(
 
 
 def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> KnownClone:
-    sizes = _bytes(store, pin)
+    sizes = _pinned_bytes(store, pin)
     facts = (pin.name, pin.stages, pin.completed_ms, pin.by)
     return KnownClone(pin.clone, root, pin.app, store.url, *facts, "", 0, None, *sizes, state)
 
 
-def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
+def _pinned_bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
     """Return the size of the SSTs that a pin names, and the size of those that only the pin names."""
     pinned = _named(store, pin)
     named_elsewhere: set[str] = set()
@@ -155,6 +155,6 @@ def _bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
 
 def _named(store: ObjectStore, snapshot: Snapshot) -> dict[str, int]:
     with suppress(NotFound):
-        cut = of_snapshot(store, snapshot)
+        cut = cut_of_snapshot(store, snapshot)
         return {sst.object: sst.bytes for manifest in cut.stages.values() for sst in all_ssts(manifest)}
     return {}

@@ -8,41 +8,57 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Refused
-from ...snapshot.change.switch import MovedOn, Standing, Switch, behind, furthest, place_of, short_of, withdraw
-from ...snapshot.cut.graph import Cut, order
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.change.switch import (
+    Switchover,
+    SwitchoverFailed,
+    SwitchoverPosition,
+    highest_offsets,
+    max_lag,
+    reachable_position,
+    why_not_reached,
+    withdraw_promotion,
+)
+from ...snapshot.cut.graph import Cut, topological_order
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.cut.stored import cancel, open_requests
+from ...snapshot.cut.stored import open_requests, withdraw_request
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff
-from ...snapshot.take.audit_log import record, record_once
+from ...snapshot.take.audit_log import record_operation, record_operation_once
 from ...snapshot.under_way import runners as holds
-from ...snapshot.under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, refusal
+from ...snapshot.under_way.exclusion import (
+    RUNS_ELSEWHERE,
+    AppCondition,
+    Evidence,
+    Intent,
+    check_exclusion,
+    refusal_error,
+)
 from ...snapshot.under_way.runners import HOLD_RENEW_S, Hold
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
-from .promote_plan import Heads, PromotionPlan, check_runs, plan
+from .promote_plan import Heads, PromotionPlan, check_running, make_plan
 
-_LOOK_S = 0.1
-_ROUNDS = 5
+_POLL_S = 0.1
+_MAX_CATCH_UPS = 5
 _NEAR_S = 1.0
 """Seconds within which the new app must catch up to count as near; at least the duration of its batches."""
-_HELD_S = 20.0
+_MIN_HOLD_S = 20.0
 """Minimum time limit for the hold, in seconds. A longer backlog is read while the old app continues."""
-_HELD_BATCHES = 3
+_HOLD_BATCHES = 3
 """Number of batches for which a hold allows time: the current one, and those that read the remaining records."""
 _RECENT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Promoted:
+class PromotionResult:
     """Result of a promotion, or of its dry run."""
 
     plan: PromotionPlan
     at: Mapping[str, tuple[int, ...]]
     """Offsets at which both apps stopped, by users' topic; for a dry run, the old app's furthest offsets."""
-    behind: int = 0
+    lag: int = 0
     """Number of records until the new app reaches the old app's offsets, in a dry run; otherwise 0."""
     changes: tuple[TableDiff, ...] = ()
     """Differences between the apps' tables. Rows that only the new app has count as added."""
@@ -53,25 +69,25 @@ class Promoted:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _HeadPoller:
     """Poller of the newest versions of both apps: one request for each stage, and one for each new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
 
-    def look(self) -> tuple[Heads, Heads]:
+    def poll(self) -> tuple[Heads, Heads]:
         for app, heads in self.heads.items():
             newest = {stage: history.head(self.store, app, stage, hint=head.version) for stage, head in heads.items()}
             self.heads[app] = {stage: head or heads[stage] for stage, head in newest.items()}
         old, new = self.heads.values()
         return old, new
 
-    def batches_s(self) -> float:
+    def path_duration_s(self) -> float:
         return max(self._batches_s(app, heads) for app, heads in self.heads.items())
 
     def _batches_s(self, app: str, heads: Heads) -> float:
         seconds: dict[str, float] = {}
-        for stage in order(heads):
+        for stage in topological_order(heads):
             head = heads[stage]
             numbers = range(max(1, head.version - _RECENT + 1), head.version + 1)
             recent = filter(None, (history.find(self.store, app, stage, number) for number in numbers))
@@ -84,7 +100,7 @@ class _Watch:
 
 def promote(
     store: ObjectStore,
-    kafka: Topics,
+    kafka: KafkaTopics,
     name: str,
     staging: str,
     *,
@@ -92,11 +108,11 @@ def promote(
     cache: SstCache | None,
     timeout_s: float = 600,
     dry_run: bool = False,
-    allowed: Callable[[], None] = lambda: None,
+    check_allowed: Callable[[], None] = lambda: None,
     on_wait: Callable[[str], None] = lambda _what: None,
-    pause: Callable[[], None] = lambda: time.sleep(_LOOK_S),
+    pause: Callable[[], None] = lambda: time.sleep(_POLL_S),
     clock: Callable[[], float] = time.monotonic,
-) -> Promoted:
+) -> PromotionResult:
     """Give an app the name and sinks of another app, which is called `NAME~1` from then on.
 
     Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
@@ -107,33 +123,38 @@ def promote(
 
     Raises the errors of `StoredApp.promote`. A refused promotion changes nothing, and both apps continue.
     """
-    check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *HERE, dry_run=dry_run)
-    planned, old, new = plan(store, name, staging, kafka)
+    check_exclusion(store, apps.folder_of(store, name), Intent.PROMOTE, *RUNS_ELSEWHERE, dry_run=dry_run)
+    planned, old, new = make_plan(store, name, staging, kafka)
     if dry_run:
-        at, resumes = furthest(old.values()), planned.done or _find_begun(planned, (old, new)) is not None
-        idle = not resumes and not check_runs(store, planned, new, pause, clock)
-        return Promoted(planned, at, behind(new.values(), at), _compare(store, cache, old, new), idle=idle)
+        at, resumes = highest_offsets(old.values()), planned.done or _find_begun(planned, (old, new)) is not None
+        idle = not resumes and not check_running(store, planned, new, pause, clock)
+        return PromotionResult(planned, at, max_lag(new.values(), at), _compare(store, cache, old, new), idle=idle)
     if planned.done:
         _finish(store, planned.name, planned.number, by)
-        return Promoted(planned, {})
-    allowed()
-    watch = _Watch(store, {planned.over: old, planned.to: new})
+        return PromotionResult(planned, {})
+    check_allowed()
+    watch = _HeadPoller(store, {planned.over: old, planned.to: new})
     done = _resume(store, kafka, planned, watch, by)
     held_s, idle = 0.0, False
     if isinstance(done, int):
-        idle = not check_runs(store, planned, watch.look()[1], pause, clock)
-        _check_alone(store, planned, pause, clock)
-        patience = _Patience(timeout_s, clock, on_wait, pause)
-        done, held_s = _catch_up_and_switch(store, kafka, replace(planned, number=done), watch, patience, by)
+        idle = not check_running(store, planned, watch.poll()[1], pause, clock)
+        _check_no_other_promotion(store, planned, pause, clock)
+        patience = _Waiter(timeout_s, clock, on_wait, pause)
+        done, held_s = _catch_up_and_switch_over(store, kafka, replace(planned, number=done), watch, patience, by)
     _finish(store, planned.name, done.promote.number, by)
     at = done.promote.at
-    cuts = [_at_switch(store, app, heads, done) for app, heads in watch.heads.items()]
-    versions = {app: {stage: after for stage, (_, after) in by_stage.items()} for app, by_stage in done.made.items()}
-    return Promoted(planned, at, changes=_compare(store, cache, *cuts), held_s=held_s, versions=versions, idle=idle)
+    cuts = [_heads_at_switchover(store, app, heads, done) for app, heads in watch.heads.items()]
+    versions = {
+        app: {stage: after for stage, (_, after) in by_stage.items()}
+        for app, by_stage in done.committed_versions.items()
+    }
+    return PromotionResult(
+        planned, at, changes=_compare(store, cache, *cuts), held_s=held_s, versions=versions, idle=idle
+    )
 
 
 @dataclass(slots=True)
-class _Patience:
+class _Waiter:
     """Waits until a deadline, and reports progress."""
 
     timeout_s: float
@@ -156,7 +177,7 @@ class _Patience:
                 f"{planned.staging} and {planned.name} did not reach the same offsets within "
                 f"{self.timeout_s:g} s: {why}",
                 hint=f"nothing was changed. Are both running? `slackwater status {planned.staging}` shows its lag"
-                f"{slow if _HELD_BATCHES * self.batches_s > min(_HELD_S, self.timeout_s) else ''}",
+                f"{slow if _HOLD_BATCHES * self.batches_s > min(_MIN_HOLD_S, self.timeout_s) else ''}",
             )
         if why != self._last_reason:
             self.on_wait(why)
@@ -164,7 +185,9 @@ class _Patience:
         self.pause()
 
 
-def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, by: str) -> Switch | int:
+def _resume(
+    store: ObjectStore, kafka: KafkaTopics, planned: PromotionPlan, watch: _HeadPoller, by: str
+) -> Switchover | int:
     """Finish the switchover of an interrupted call and return it. Without one, return the number for a new one.
 
     Raises `Refused` if an undecided switchover belongs to another app.
@@ -176,12 +199,12 @@ def _resume(store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _W
     if begun.to != planned.to:
         fact = f"the promotion of {begun.to} over {planned.name} is unfinished"
         hint = f"repeat the command that started it, or run {planned.over} again, which withdraws it"
-        raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, hint))
-    switch = planned.switch(number, Standing(begun.at, begun.clock_ms), by)
+        raise refusal_error(Intent.PROMOTE, Evidence(AppCondition.PROMOTION, fact, hint))
+    switch = planned.switchover(number, SwitchoverPosition(begun.at, begun.clock_ms), by)
     try:
-        return _run_switch(store, kafka, switch, watch)
-    except MovedOn:
-        withdraw(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms())
+        return _run_switchover(store, kafka, switch, watch)
+    except SwitchoverFailed:
+        withdraw_promotion(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms())
         if apps.folder_of(store, planned.name) == planned.to:
             return switch
         return number + 1
@@ -195,7 +218,7 @@ def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotio
     )
 
 
-def _check_alone(
+def _check_no_other_promotion(
     store: ObjectStore, planned: PromotionPlan, pause: Callable[[], None], clock: Callable[[], float]
 ) -> None:
     for app in (planned.over, planned.to):
@@ -206,42 +229,42 @@ def _check_alone(
                 break
             if now != first:
                 fact = f"{now.by} is promoting {now.to} over {now.name} right now, and holds {app}"
-                raise refusal(Intent.PROMOTE, Sign(UnderWay.PROMOTION, fact, "wait until that has ended"))
+                raise refusal_error(Intent.PROMOTE, Evidence(AppCondition.PROMOTION, fact, "wait until that has ended"))
 
 
-def _catch_up_and_switch(
-    store: ObjectStore, kafka: Topics, planned: PromotionPlan, watch: _Watch, patience: _Patience, by: str
-) -> tuple[Switch, float]:
+def _catch_up_and_switch_over(
+    store: ObjectStore, kafka: KafkaTopics, planned: PromotionPlan, watch: _HeadPoller, patience: _Waiter, by: str
+) -> tuple[Switchover, float]:
     number = planned.number
     while True:
         # Records that arrive during catch-up must be read while the old app is held, so repeat until few are left.
-        for _ in range(_ROUNDS):
-            began, near = patience.clock(), furthest(watch.look()[0].values())
-            while remaining := behind(watch.look()[1].values(), near):
+        for _ in range(_MAX_CATCH_UPS):
+            began, near = patience.clock(), highest_offsets(watch.poll()[0].values())
+            while remaining := max_lag(watch.poll()[1].values(), near):
                 patience.wait(f"{planned.staging} is {remaining:,} records behind {planned.name}", planned)
-            patience.batches_s = watch.batches_s()
+            patience.batches_s = watch.path_duration_s()
             if patience.clock() - began < max(_NEAR_S, patience.batches_s):
                 break
         began, until, renewed = patience.clock(), None, 0
-        held_s = max(_HELD_S, _HELD_BATCHES * patience.batches_s)
+        held_s = max(_MIN_HOLD_S, _HOLD_BATCHES * patience.batches_s)
         with _holding(store, planned) as write:
             due = began
             while (now := patience.clock()) < began + held_s:
-                old, new = watch.look()
-                at = place_of((*old.values(), *new.values()))
+                old, new = watch.poll()
+                at = reachable_position((*old.values(), *new.values()))
                 if at != until or now >= due:
                     renewed += 1
                     write(renewed, at, by, tell=at != until)
                     until, due = at, now + HOLD_RENEW_S
-                reasons = (short_of(store, head, at) for heads in (new, old) for head in heads.values())
+                reasons = (why_not_reached(store, head, at) for heads in (new, old) for head in heads.values())
                 if why := next(filter(None, reasons), ""):
                     patience.wait(why, planned)
                     continue
-                switch = planned.switch(number, at, by)
+                switch = planned.switchover(number, at, by)
                 try:
-                    return _run_switch(store, kafka, switch, watch), patience.clock() - began
-                except MovedOn as error:
-                    if not withdraw(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms()):
+                    return _run_switchover(store, kafka, switch, watch), patience.clock() - began
+                except SwitchoverFailed as error:
+                    if not withdraw_promotion(store, switch.promote, planned.over, by=by, now_ms=instants.now_ms()):
                         return switch, patience.clock() - began
                     if (has := apps.folder_of(store, planned.name)) != planned.over:
                         raise Refused(
@@ -258,10 +281,10 @@ def _catch_up_and_switch(
 def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..., None]]:
     """Hold both apps inside the context. Yields a function that starts and renews the hold."""
 
-    def write(renewed: int, at: Standing, by: str, *, tell: bool) -> None:
+    def write(renewed: int, at: SwitchoverPosition, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (planned.over, planned.to)
         new_holds = (Hold(app, planned.name, planned.to, by, renewed, until, at.clock_ms) for app in apps_)
-        holds.put_holds(store, new_holds, tell=tell)
+        holds.put_holds(store, new_holds, wake_runners=tell)
 
     try:
         yield write
@@ -269,27 +292,27 @@ def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..
         holds.release_holds(store, (planned.over, planned.to))
 
 
-def _run_switch(store: ObjectStore, kafka: Topics, switch: Switch, watch: _Watch) -> Switch:
+def _run_switchover(store: ObjectStore, kafka: KafkaTopics, switch: Switchover, watch: _HeadPoller) -> Switchover:
     now_ms = instants.now_ms()
-    switch.prepare(store, kafka, watch.look(), now_ms)
+    switch.prepare(store, kafka, watch.poll(), now_ms)
     switch.decide(store, now_ms)
     return switch
 
 
 def _finish(store: ObjectStore, name: str, number: int, by: str) -> None:
     """Complete a decided promotion: cancel snapshot requests, write the audit logs, release the hold. Idempotent."""
-    promotion = apps.NAMES.find(store, number, name)
+    promotion = apps.PROMOTION_OUTCOMES.find(store, number, name)
     if promotion is None or promotion.withdrawn:
         return
     became = f"the app in folder {promotion.folder} over {name}, until then the one in folder {promotion.over}"
     for app, detail in ((promotion.folder, became), (promotion.over, "")):
         for request in open_requests(store, app) if app == promotion.over else ():
             why = f"the app in folder {promotion.folder} was promoted over this one while it was under way"
-            record(store, app, "snapshot failed", f"{request.name}: {why}", by)
-            cancel(store, app, request)
+            record_operation(store, app, "snapshot failed", f"{request.name}: {why}", by)
+            withdraw_request(store, app, request)
         detail_text = detail or f"the app in folder {promotion.folder} has the name {name}"
         versions = _versions(store, app, number)
-        record_once(store, app, "promote", detail_text, by, versions, since_ms=promotion.time_ms)
+        record_operation_once(store, app, "promote", detail_text, by, versions, since_ms=promotion.time_ms)
     holds.release_holds(store, (promotion.over, promotion.folder))
 
 
@@ -305,8 +328,8 @@ def _versions(store: ObjectStore, app: str, number: int) -> dict[str, tuple[int,
     return {stage: (version - 1, version) for stage, version in first_versions.items()}
 
 
-def _at_switch(store: ObjectStore, app: str, heads: Heads, switch: Switch) -> Heads:
-    committed = switch.made.get(app, {})
+def _heads_at_switchover(store: ObjectStore, app: str, heads: Heads, switch: Switchover) -> Heads:
+    committed = switch.committed_versions.get(app, {})
     return {stage: history.read(store, app, stage, committed[stage][1]) if stage in committed else head
             for stage, head in heads.items()}  # fmt: skip
 

@@ -8,11 +8,18 @@ from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Refused, Usage
-from ...snapshot.change.switch import Standing, Switch, declared, furthest, newest_of, users_inputs
-from ...snapshot.cut.kafka_topics import Topics
+from ...snapshot.change.switch import (
+    Switchover,
+    SwitchoverPosition,
+    declared_sinks,
+    highest_offsets,
+    newest_promotion,
+    users_inputs,
+)
+from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, stages_of
-from ...snapshot.under_way.runners import beats
-from ...state.records import are_two, merged
+from ...snapshot.under_way.runners import live_heartbeats
+from ...state.records import id_to_store, is_other_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest, Promotion
@@ -42,24 +49,24 @@ class PromotionPlan:
     """Folder of the app that has the name now."""
     number: int
     sinks: tuple[PromotedSink, ...] = ()
-    topics: Mapping[str, str] | None = None
+    old_sinks: Mapping[str, str] | None = None
     """Sinks that the old app publishes, in the form of `Origin.sinks`."""
-    before: Mapping[str, str] | None = None
+    new_sinks: Mapping[str, str] | None = None
     """Sinks that the new app published before the promotion, in the form of `Origin.sinks`."""
 
-    back: bool = False
+    gives_back: bool = False
 
     @property
     def done(self) -> bool:
         return self.to == self.over
 
-    def switch(self, number: int, at: Standing, by: str) -> Switch:
-        topics, before = (dict(sinks) if sinks is not None else None for sinks in (self.topics, self.before))
+    def switchover(self, number: int, at: SwitchoverPosition, by: str) -> Switchover:
+        topics, before = (dict(sinks) if sinks is not None else None for sinks in (self.old_sinks, self.new_sinks))
         promote = Promotion(self.name, number, self.to, dict(at.offsets), at.clock_ms, topics, before)
-        return Switch(promote, replace(promote, sinks={}, before=topics), self.over, by, self.back)
+        return Switchover(promote, replace(promote, sinks={}, before=topics), self.over, by, self.gives_back)
 
 
-def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[PromotionPlan, Heads, Heads]:
+def make_plan(store: ObjectStore, name: str, staging: str, kafka: KafkaTopics) -> tuple[PromotionPlan, Heads, Heads]:
     """Plan a promotion. Returns the plan, and the newest versions of the old app and of the new one.
 
     Without `staging`, the name is given back to the app that had it before the newest promotion; if that promotion
@@ -80,22 +87,22 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
         raise Usage(f"{staging} means another app after each promotion", hint="use --back to give the name back")
     to = apps.folder_of(store, staging)
     old, new = (heads_of(store, app_name, stages_of(store, app_name)) for app_name in (over, to))
-    last = apps.NAMES.newest(store, name)
+    last = apps.PROMOTION_OUTCOMES.newest(store, name)
     number = last.number if last is not None else 0
     if to == over:
         if not number or (staging == name and not is_return):
-            current_name = apps.called(store).get(to, to)
+            current_name = apps.promoted_names(store).get(to, to)
             hint = "name the app to promote: a clone"
             if current_name != to:
                 hint = (
-                    f"{apps.taken_back(current_name, current_name)} gives the name back to the app that was "
+                    f"{apps.take_back_command(current_name, current_name)} gives the name back to the app that was "
                     f"{current_name} before"
                 )
             fact = f"has the name {name} already" if staging == name else f"and {name} are the same app, in folder {to}"
             raise Refused(f"{staging} {fact}", hint=hint)
         return PromotionPlan(name, staging, to, over, number), old, new
     _check_names(store, name, (over, to), (old, new))
-    if not set(apps.ancestors(store, to)) & set(apps.ancestors(store, over)):
+    if not set(apps.iter_clone_sources(store, to)) & set(apps.iter_clone_sources(store, over)):
         raise Refused(
             f"{staging} is not a clone of {name}, and they have no common source",
             hint=f"slackwater clone {name} NAME, run the new program as the clone, and promote the clone",
@@ -110,15 +117,15 @@ def plan(store: ObjectStore, name: str, staging: str, kafka: Topics) -> tuple[Pr
 
 
 def _current_sinks(store: ObjectStore, app: str, heads: Heads) -> Mapping[str, str] | None:
-    promotion = newest_of(heads.values())
-    if promotion is not None and not apps.outcome(store, promotion):
+    promotion = newest_promotion(heads.values())
+    if promotion is not None and not apps.is_promotion_decided(store, promotion):
         return promotion.before
-    return apps.publishes(store, apps.read_app(store, app), promotion)
+    return apps.published_sinks(store, apps.read_app(store, app), promotion)
 
 
 def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads: tuple[Heads, Heads]) -> None:
     for folder, stages in zip(folders, heads, strict=True):
-        promotion = newest_of(stages.values())
+        promotion = newest_promotion(stages.values())
         if promotion is not None and promotion.name != name:
             has = folder == apps.folder_of(store, promotion.name)
             raise Refused(
@@ -127,7 +134,7 @@ def _check_names(store: ObjectStore, name: str, folders: tuple[str, str], heads:
             )
 
 
-def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics) -> None:
+def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: KafkaTopics) -> None:
     """Check that both apps can reach equal offsets of their common topics. Raises `Refused`."""
     new_topics, old_topics = (
         {declared_as: at.topic for head in heads.values() if not head.retired for declared_as, at in head.inputs.items()
@@ -149,18 +156,18 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics
     heads = (*old.values(), *new.values())
     ids: dict[str, str] = {}
     for read in users_inputs(heads):
-        if are_two(ids.setdefault(read.topic, read.topic_id), read.topic_id):
+        if is_other_topic(ids.setdefault(read.topic, read.topic_id), read.topic_id):
             raise AnotherTopic(
                 f"{name} and {staging} have read different topics named {read.topic}: the topic was recreated, so "
                 "their offsets can never match",
                 hint=f"run or reset the app that has read the old topic, or clone {name} again",
             )
-        ids[read.topic] = merged(ids[read.topic], read.topic_id)
-    for topic, at in furthest(heads).items():
+        ids[read.topic] = id_to_store(ids[read.topic], read.topic_id)
+    for topic, at in highest_offsets(heads).items():
         if (ends := kafka.ends(topic)) is None:
             raise NotFound("Kafka topic", topic, (), hint="both apps read this topic")
         short = any(reached > end for reached, end in zip_longest(at, ends, fillvalue=0))
-        if short or are_two(ids[topic], kafka.topic_id(topic)):
+        if short or is_other_topic(ids[topic], kafka.topic_id(topic)):
             fact = "ends before the offsets that were read" if short else "is not the one that was read"
             raise AnotherTopic(
                 f"topic {topic} {fact}: it was recreated, so its offsets can never match",
@@ -169,7 +176,7 @@ def _check_topics(name: str, staging: str, old: Heads, new: Heads, kafka: Topics
 
 
 def _sinks(
-    name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: Topics
+    name: str, staging: str, old: Heads, new: Heads, topics: Mapping[str, str] | None, kafka: KafkaTopics
 ) -> tuple[PromotedSink, ...]:
     """Return the sinks that the new app takes over.
 
@@ -177,7 +184,10 @@ def _sinks(
     """
     old_kinds = {sink: info.kind for head in old.values() if not head.retired for sink, info in head.sinks.items()}
     new_kinds = {
-        (head.stage, sink): kind for head in new.values() if not head.retired for sink, kind in declared(head).items()
+        (head.stage, sink): kind
+        for head in new.values()
+        if not head.retired
+        for sink, kind in declared_sinks(head).items()
     }
     kinds = {sink: kind for (_, sink), kind in new_kinds.items()}
     for sink, kind in old_kinds.items():
@@ -206,11 +216,11 @@ def _sinks(
     return tuple(promoted)
 
 
-_BEGINS_S = 5.0
+_FIRST_HEARTBEAT_S = 5.0
 """Seconds within which a runner that just claimed its stages is expected to write its first heartbeat."""
 
 
-def check_runs(
+def check_running(
     store: ObjectStore, planned: PromotionPlan, new: Heads, pause: Callable[[], None], clock: Callable[[], float]
 ) -> bool:
     """Return True if a runner runs the new app, False if neither app is running.
@@ -226,9 +236,9 @@ def check_runs(
             "cloned or renamed",
             hint=hint,
         )
-    until = clock() + _BEGINS_S
-    while not beats(store, planned.to, instants.now_ms()):
-        if not beats(store, planned.over, instants.now_ms()):
+    until = clock() + _FIRST_HEARTBEAT_S
+    while not live_heartbeats(store, planned.to, instants.now_ms()):
+        if not live_heartbeats(store, planned.over, instants.now_ms()):
             return False
         if clock() > until:
             raise Refused(
@@ -247,4 +257,4 @@ def _was_claimed(store: ObjectStore, head: Manifest) -> bool:
     began = max(1, cut.get(head.stage, 0), *(former.version for former in head.formerly))
     if history.first_version(store, head.app, head.stage) > began:
         return True  # garbage collection already removed the first versions, so a runner has committed since
-    return any(manifest.traits.by_runner for manifest in history.after(store, head.app, head.stage, began - 1))
+    return any(manifest.traits.by_runner for manifest in history.iter_after(store, head.app, head.stage, began - 1))

@@ -11,23 +11,23 @@ from msgspec import Struct
 
 from ...errors import Refused
 from ...snapshot.change.first_versions import has_run
-from ...snapshot.cut.kafka_topics import Topics
-from ...snapshot.take.audit_log import record_once
-from ...snapshot.under_way.exclusion import HERE, Intent, check_exclusion
+from ...snapshot.cut.kafka_topics import KafkaTopics
+from ...snapshot.take.audit_log import record_operation_once
+from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.manifest import AppInfo, Origin
 from ..maintenance.removal import remove_app
 from .clone import clone
-from .clone_plan import ClonePlan, Terms
+from .clone_plan import ClonePlan, CloneTerms
 
 
-class Refreshing(Struct, frozen=True):
+class RefreshJournal(Struct, frozen=True):
     """Journal of a refresh in progress."""
 
     before: AppInfo
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
     source: limits.NameOrNone = ""
 
@@ -36,7 +36,7 @@ def refresh(
     store: ObjectStore,
     name: str,
     *,
-    channels: Topics,
+    channels: KafkaTopics,
     cache: SstCache | None,
     by: str,
     now_ms: int,
@@ -51,11 +51,11 @@ def refresh(
     `remove_app`. `dry_run` checks everything and changes nothing. Raises the errors of `StoredApp.refresh`, and
     `Refused` if a runner holds the clone.
     """
-    key = keys.refreshing(keys.check_name("app", name))
-    check_exclusion(store, name, Intent.REFRESH, *HERE, dry_run=dry_run)
+    key = keys.refresh_journal(keys.check_name("app", name))
+    check_exclusion(store, name, Intent.REFRESH, *RUNS_ELSEWHERE, dry_run=dry_run)
 
     def make_clone(info: AppInfo, source: str, **options: Any) -> ClonePlan:
-        origin, terms = _source(info), _terms(info, options.pop("left", ()))
+        origin, terms = _require_origin(info), _terms(info, options.pop("left", ()))
         return clone(
             store.at(origin.root),
             source or origin.app,
@@ -70,34 +70,34 @@ def refresh(
             **options,
         )
 
-    note = _unfinished(store, name, dry_run=dry_run)
+    note = _find_unfinished(store, name, dry_run=dry_run)
     if note is None:
         history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
-        origin = _source(info)  # raises if the app cannot be refreshed
+        origin = _require_origin(info)  # raises if the app cannot be refreshed
         removal = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
-        apps.check_free(store, name)
-        source = apps.means_now(store.at(origin.root), origin.app, info.created_ms)
+        apps.check_name_free(store, name)
+        source = apps.current_owner(store.at(origin.root), origin.app, info.created_ms)
         plan = make_clone(info, source, dry_run=True, over=True, left=removal.removal.topics)
         if dry_run:
             return plan
-        note = codec.add(store, key, Refreshing(info, by, now_ms, source))
+        note = codec.add(store, key, RefreshJournal(info, by, now_ms, source))
     topics: tuple[str, ...] = ()
-    if apps.find_cloning(store, name) is None and apps.find_app(store, name) in (None, note.before):
+    if apps.find_clone_journal(store, name) is None and apps.find_app(store, name) in (None, note.before):
         topics = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
     plan = make_clone(note.before, note.source, left=topics)
-    record_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
+    record_operation_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan
 
 
-def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing | None:
+def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> RefreshJournal | None:
     """Return the journal of an interrupted refresh; None if there is none.
 
     Deletes the journal if everything else was done. Raises `Refused` in a dry run if the journal exists.
     """
-    key = keys.refreshing(name)
-    if (note := codec.find(store, key, Refreshing)) is None:
+    key = keys.refresh_journal(name)
+    if (note := codec.find(store, key, RefreshJournal)) is None:
         return None
     if dry_run:
         raise Refused(
@@ -105,7 +105,7 @@ def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing |
             hint="without --dry-run, this command finishes that refresh",
         )
     existing = apps.find_app(store, name)
-    is_new = existing is not None and existing != note.before and apps.find_cloning(store, name) is None
+    is_new = existing is not None and existing != note.before and apps.find_clone_journal(store, name) is None
     if existing is None or not is_new or not has_run(store, existing):
         return note
     store.delete(key)
@@ -114,18 +114,18 @@ def _unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refreshing |
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
     """Return the origin of a clone, also during a refresh. Raises `NotFound` and `Refused`."""
-    note = codec.find(store, keys.refreshing(keys.check_name("app", name)), Refreshing)
-    return _source(note.before if note is not None else apps.read_app(store, name))
+    note = codec.find(store, keys.refresh_journal(keys.check_name("app", name)), RefreshJournal)
+    return _require_origin(note.before if note is not None else apps.read_app(store, name))
 
 
-def _source(info: AppInfo) -> Origin:
+def _require_origin(info: AppInfo) -> Origin:
     """Return the origin of a clone. Raises `Refused` for an app that is not a clone, or is a deep clone."""
     if info.origin is None:
         raise Refused(
             f"app {info.name!r} is not a clone, so it has no source to refresh from",
             hint="`slackwater clone list` shows the clones",
         )
-    if info.origin.deep:
+    if info.origin.is_deep:
         raise Refused(
             f"clone {info.name!r} is a deep clone, which does not record its source",
             hint=f"remove it with `slackwater app rm {info.name}`, and repeat the `clone --deep` that made it",
@@ -133,15 +133,15 @@ def _source(info: AppInfo) -> Origin:
     return info.origin
 
 
-def _terms(info: AppInfo, topics: tuple[str, ...]) -> Terms:
-    origin = _source(info)
-    return Terms(
+def _terms(info: AppInfo, topics: tuple[str, ...]) -> CloneTerms:
+    origin = _require_origin(info)
+    return CloneTerms(
         topics=origin.topics,
         sinks=origin.sinks,
         masks=origin.masks,
-        empty=origin.empty,
+        empty=origin.is_empty,
         owner=info.owner,
         reason=info.reason,
         ttl_ms=info.ttl_ms,
-        left=topics,
+        inherited_topics=topics,
     )

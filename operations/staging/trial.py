@@ -23,22 +23,22 @@ from xxhash import xxh3_64_hexdigest
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...pipeline.api.app import App
-from ...pipeline.batch.schemas import shapes
-from ...pipeline.kafka.archived import archived
-from ...pipeline.kafka.channels import KafkaChannels, group_of
+from ...pipeline.batch.schemas import derive_schemas
+from ...pipeline.kafka.archived import with_archives
+from ...pipeline.kafka.channels import KafkaChannels, consumer_group
 from ...pipeline.kafka.open import open_kafka
 from ...pipeline.kafka.protocol import Kafka
 from ...pipeline.listener import BatchReport, Callbacks, Listener
 from ...pipeline.run.options import Options
 from ...pipeline.run.runner import run
-from ...pipeline.run.stopping import Stop, StopRequested, stop_signals
-from ...pipeline.spark.conf import on_path
+from ...pipeline.run.stopping import StopEvent, StopRequested, stop_signals
+from ...pipeline.spark.conf import add_to_python_path
 from ...pipeline.spark.session import running_session, warm_up
-from ...snapshot.change.migrate import lines
+from ...snapshot.change.migrate import describe_stage_change
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.resolve import resolve
-from ...snapshot.diff.equality import only_in, unequal_records
+from ...snapshot.diff.equality import surplus_rows, unequal_records
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -47,12 +47,12 @@ from ...store.sst.hashing import KeyShare
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..maintenance.removal import Removal
-from ..program_changes import migrate_app, spark_of
+from ..program_changes import migrate_app, open_spark
 from .clone import ScratchClone
-from .clone_plan import Terms
-from .trial_plan import Ends, Release, TrialPlan, check_reached, in_all_to_read, make_plan, sampled
+from .clone_plan import CloneTerms
+from .trial_plan import EndOffsets, Release, TrialPlan, check_reached, count_unread, make_plan, restrict_to_sample
 
-_PLACES = ("_partition", "_offset", "_row")
+_POSITION_COLUMNS = ("_partition", "_offset", "_row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut
         sample = before_rows.get(name, after_rows.get(name))
         assert sample is not None  # noqa: S101  it is one of both
         old, new = (rows.get(name, sample.slice(0, 0)) for rows in (before_rows, after_rows))
-        removed, added = only_in(old, new), only_in(new, old)
+        removed, added = surplus_rows(old, new), surplus_rows(new, old)
         rows = (old.num_rows, new.num_rows)
         different = unequal_records(removed, added)
         result.append(SinkDiff(name, *different, rows, removed.num_rows - different[0].num_rows))
@@ -91,7 +91,7 @@ def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.
     for head in cut.stages.values():
         for name in head.sinks:
             tables = [
-                rows.drop_columns([p for p in _PLACES if p in rows.column_names])
+                rows.drop_columns([p for p in _POSITION_COLUMNS if p in rows.column_names])
                 for rows in channels.read(_all_written(store, head, name))
             ]
             yield name, pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
@@ -99,7 +99,7 @@ def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.
 
 def _all_written(store: ObjectStore, head: Manifest, name: str) -> InFlight:
     sink = head.sinks[name]
-    versions = history.after(store, head.app, head.stage, sink.since - 1)
+    versions = history.iter_after(store, head.app, head.stage, sink.since - 1)
     attempts = tuple(
         attempt for manifest in versions if name in manifest.sinks for attempt in manifest.sinks[name].attempts
     )
@@ -107,7 +107,7 @@ def _all_written(store: ObjectStore, head: Manifest, name: str) -> InFlight:
     return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
 
 
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -118,13 +118,13 @@ class CloneRun:
     options: Options
     by: str
     listener: Listener
-    stop: Stop
+    stop: StopEvent
     release: Release
-    ends: Ends
+    ends: EndOffsets
     name: str
     ref: str
     start: Cut
-    what: str
+    label: str
     stages: tuple[str, ...]
     records: int = 0
     seconds: float = 0.0
@@ -132,51 +132,53 @@ class CloneRun:
     shares: Mapping[str, KeyShare] = field(default_factory=dict)
 
     @property
-    def _keeps(self) -> bool:
+    def _is_kept(self) -> bool:
         return self.name == self.release.keep
 
     @contextmanager
-    def going(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
+    def running(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
         """Create the clone, run the program, and remove the clone on exit unless the user keeps it.
 
         If the program `is_new`, the clone is migrated first. Raises `StopRequested` after a stop signal.
         """
-        if self._keeps:
+        if self._is_kept:
             # The user chose the name, so an app of that name must not be removed.
-            self._clone.make(noted=True)
+            self._clone.create(is_logged=True)
             yield self._run(program, is_new=is_new)
             return
         # Repeated stop signals must not interrupt the removal.
-        with self._clone.there(self.stop.in_order):
+        with self._clone.created(self.stop.uninterrupted):
             yield self._run(program, is_new=is_new)
 
     @property
     def _clone(self) -> ScratchClone:
-        kafka = archived(open_kafka(self.options.kafka), self.store, self.release.app)
+        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
         channels = KafkaChannels(kafka, patience_s=self.options.patience_s)
         # With a time to live, `clone rm --expired` removes the clone of a killed trial.
-        terms = Terms(owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._keeps else DAY_MS)
+        terms = CloneTerms(
+            owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._is_kept else DAY_MS
+        )
         begin = self.ref, self.start
-        return ScratchClone(self.store, *begin, self.name, terms, channels, self.by, self._forget, self._wait)
+        return ScratchClone(self.store, *begin, self.name, terms, channels, self.by, self._remove_topics, self._wait)
 
     def _run(self, program: App, *, is_new: bool) -> CloneRun:
         program = replace(program, name=self.name)
         # Py4J would mistake the answer of an interrupted call for that of the next call.
-        with self.stop.in_order():
+        with self.stop.uninterrupted():
             if is_new:
                 self._migrate(program)
             if self.release.sample is not None:
                 spark = running_session()
                 assert spark is not None  # noqa: S101  it was started for the trial
-                shapes_by_stage = shapes(program, spark)
-                program, self.shares = sampled(program, shapes_by_stage, self.stages, self.release.sample)
-        sources = {stage.name for stage in program.in_order() if not stage.channels} & {*self.stages}
-        total = in_all_to_read(self.newest(), sources, self.ends)
+                shapes_by_stage = derive_schemas(program, spark)
+                program, self.shares = restrict_to_sample(program, shapes_by_stage, self.stages, self.release.sample)
+        sources = {stage.name for stage in program.stages_in_order() if not stage.channels} & {*self.stages}
+        total = count_unread(self.newest_cut(), sources, self.ends)
 
         def report_progress(report: BatchReport) -> None:
             self.records += report.rows_in if report.stage in sources else 0
             of = f" of {total:,}" if total is not None else ""
-            self.listener.doing(f"{self.what}: read {self.records:,}{of} records")
+            self.listener.on_activity(f"{self.label}: read {self.records:,}{of} records")
 
         began = monotonic()
         options = replace(self.options, until_caught_up=True, until=self.ends, publishes=False, gc_every_ms=None)
@@ -184,44 +186,46 @@ class CloneRun:
         run(
             program,
             replace(options, stages=self.stages),
-            Callbacks(self.listener.doing, report_progress),
+            Callbacks(self.listener.on_activity, report_progress),
             stop=self.stop,
         )
         self.seconds = monotonic() - began
-        check_reached(self.newest(), self.stages, self.ends, self.what)
+        check_reached(self.newest_cut(), self.stages, self.ends, self.label)
         return self
 
     @property
-    def tried(self) -> Mapping[str, KeyShare | None] | None:
+    def compared_tables(self) -> Mapping[str, KeyShare | None] | None:
         """Tables under trial, each with its share of keys (None for all keys); None if all tables are under trial."""
         if self.release.sample is not None:
             return self.shares
         return dict.fromkeys(self.stages) if self.release.only else None
 
-    def newest(self) -> Cut:
+    def newest_cut(self) -> Cut:
         return resolve(self.store, self.name, now_ms=instants.now_ms())
 
     def _migrate(self, program: App) -> None:
         renames, stages = self.release.renames, self.release.stages
         done = migrate_app(program, self.store, self.options, renames=renames, stages=stages, listener=self.listener)
-        self.migrated = [f"{change.stage}: {line}" for change in done.plan.changes for line in lines(change)]
+        self.migrated = [
+            f"{change.stage}: {line}" for change in done.plan.changes for line in describe_stage_change(change)
+        ]
 
     def _wait(self) -> None:
-        self.listener.doing(
+        self.listener.on_activity(
             "the same trial was interrupted within the last minute: waiting to see if its runner is gone"
         )
-        if self.stop.now.wait(_LOOK_S):
+        if self.stop.immediate.wait(_POLL_S):
             raise StopRequested
 
-    def _forget(self, _removal: Removal) -> None:
+    def _remove_topics(self, _removal: Removal) -> None:
         kafka = open_kafka(self.options.kafka)
         if topics := [topic for topic in kafka.partition_counts() if topic.startswith(f"{self.name}-")]:
             kafka.delete_topics(topics)
-            kafka.delete_groups([group_of(self.name, stage) for stage in self.start.stages])
+            kafka.delete_groups([consumer_group(self.name, stage) for stage in self.start.stages])
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialResult:
     """Result of a trial."""
 
     app: str
@@ -250,46 +254,50 @@ class Trial:
         )
 
 
-def plan_of(release: Release, options: Options) -> TrialPlan:
+def make_trial_plan(release: Release, options: Options) -> TrialPlan:
     """Plan a trial, with all checks that need no Spark. Raises the errors of `make_plan`."""
-    on_path(options.py_files)
+    add_to_python_path(options.py_files)
     return make_plan(_store(options), release)
 
 
-def trial(release: Release, options: Options, cache: SstCache, *, by: str, listener: Listener | None = None) -> Trial:
+def run_trial(
+    release: Release, options: Options, cache: SstCache, *, by: str, listener: Listener | None = None
+) -> TrialResult:
     """Run a trial of a release. A repeated call starts from the beginning."""
-    with stop_signals() as stop, stop.at_once():
-        return _run_trial(plan_of(release, options), options, cache, by, listener or Listener(), stop)
+    with stop_signals() as stop, stop.interruptible():
+        return _run_planned(make_trial_plan(release, options), options, cache, by, listener or Listener(), stop)
     raise KeyboardInterrupt
 
 
-def _run_trial(plan: TrialPlan, options: Options, cache: SstCache, by: str, listener: Listener, stop: Stop) -> Trial:
+def _run_planned(
+    plan: TrialPlan, options: Options, cache: SstCache, by: str, listener: Listener, stop: StopEvent
+) -> TrialResult:
     release, store = plan.release, _store(options)
     number = xxh3_64_hexdigest(f"{release.code} {release.start}".encode())[:8]
     name = f"{release.app[:40]}-trial-{number}"
     clone_run = partial(CloneRun, store, options, by, listener, stop, release, plan.ends)
     with ExitStack() as stack:
         is_cold = running_session() is None
-        spark = stack.enter_context(spark_of("trial", plan.new, options, master="local[*]"))
+        spark = stack.enter_context(open_spark("trial", plan.new, options, master="local[*]"))
         if is_cold:
             # Creating the clone leaves cores idle.
             warm_up(spark)
         new_run = clone_run(release.keep or name, release.start, plan.start, "the changed program", plan.new_stages)
-        stack.enter_context(new_run.going(plan.new, is_new=True))
+        stack.enter_context(new_run.running(plan.new, is_new=True))
         compared, old_run = plan.end, None
         if plan.old is not None:
             begin = (release.start, plan.start) if plan.sinks else (release.end, plan.end)
             old_run = clone_run(f"{name}-before", *begin, "the old program", plan.old_stages)
-            stack.enter_context(old_run.going(plan.old))
-            compared = old_run.newest()
-        listener.doing("comparing")
-        newest, tried = new_run.newest(), new_run.tried
+            stack.enter_context(old_run.running(plan.old))
+            compared = old_run.newest_cut()
+        listener.on_activity("comparing")
+        newest, tried = new_run.newest_cut(), new_run.compared_tables
         cuts = StoredCut(store, compared), StoredCut(store, newest)
         diffs = diff(cache, *cuts, tables=tried, ignore_new=True)
         tables, failed_queries = without_all_expected(diffs, release.allow)
         sinks = sink_diffs(store, open_kafka(options.kafka), compared, newest) if old_run is not None else ()
         new = {name: table for name, table in new_tables(compared, newest).items() if tried is None or name in tried}
-        return Trial(
+        return TrialResult(
             release.app,
             plan.start,
             plan.end,

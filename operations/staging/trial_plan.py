@@ -10,16 +10,16 @@ from ...common import instants
 from ...errors import Refused, Usage
 from ...pipeline.api.app import App
 from ...pipeline.api.stage import Stage
-from ...pipeline.batch.schemas import Shape
+from ...pipeline.batch.schemas import StageSchemas
 from ...pipeline.run.program import load_app
-from ...pipeline.spark.plans import of_share
-from ...snapshot.change.switch import furthest, left, users_inputs
+from ...pipeline.spark.plans import filter_by_share
+from ...snapshot.change.switch import highest_offsets, input_lag, users_inputs
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.in_flight import in_flight
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.moments import check_expected_queries
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.hashing import SHARES, KeyShare
+from ...store.sst.hashing import SHARE_GRANULARITY, KeyShare
 from ...store.versions import apps, keys
 from ...store.versions.manifest import Input, Table
 
@@ -49,7 +49,7 @@ class TrialPlan:
     release: Release
     start: Cut
     end: Cut
-    ends: Ends
+    ends: EndOffsets
     new: App
     new_stages: tuple[str, ...]
     old: App | None
@@ -72,15 +72,15 @@ def make_plan(store: ObjectStore, release: Release) -> TrialPlan:
     start, end = (resolve(store, ref, now_ms=now_ms) for ref in (release.start, release.end))
     _check_order(release, start, end)
     new = load_app(release.code, name=release.app)
-    new_stages = up_to(new, release.only)
+    new_stages = with_upstream(new, release.only)
     tables: dict[str, Table | None] = {release.stages.get(name, name): head.table for name, head in end.tables.items()}
     if release.renames:
         # The program's schemas, not known yet, determine which table a renamed column belongs to.
         tables = dict.fromkeys(tables)
-    stateful = {stage.name: None for stage in new.in_order() if stage.state is not None}
+    stateful = {stage.name: None for stage in new.stages_in_order() if stage.state is not None}
     check_expected_queries(release.allow, stateful | tables)
     heads = tuple(end.stages.values())
-    ends = furthest(heads)
+    ends = highest_offsets(heads)
     are_uneven = any(read.offsets != ends[read.topic] for read in users_inputs(heads))
     has_in_flight = are_uneven or bool(in_flight(store, end))
     if has_in_flight and not release.before:
@@ -134,23 +134,23 @@ def _check_order(release: Release, start: Cut, end: Cut) -> None:
 def _counterparts(old: App, release: Release) -> tuple[str, ...]:
     former = {new: old for old, new in release.stages.items()}
     called = [former.get(name, name) for name in release.only]
-    return up_to(old, [name for name in called if name in old.stages] or called)
+    return with_upstream(old, [name for name in called if name in old.stages] or called)
 
 
-Ends = Mapping[str, tuple[int, ...]]
+EndOffsets = Mapping[str, tuple[int, ...]]
 """End offsets of users' topics, by topic and Kafka partition."""
 
 
-def in_all_to_read(cut: Cut, stages: Collection[str], ends: Ends) -> int | None:
+def count_unread(cut: Cut, stages: Collection[str], ends: EndOffsets) -> int | None:
     """Return the number of offsets that these stages have yet to read; None if an input has no end offset."""
     read = _inputs(cut, stages)
     has_ends = {*stages} <= cut.stages.keys() and all(source.topic in ends for source in read)
-    return sum(left(source, ends) for source in read) if has_ends else None
+    return sum(input_lag(source, ends) for source in read) if has_ends else None
 
 
-def check_reached(cut: Cut, stages: Collection[str], ends: Ends, program: str) -> None:
+def check_reached(cut: Cut, stages: Collection[str], ends: EndOffsets, program: str) -> None:
     """Raise `Refused` if the program stopped before its end offsets; `program` begins the error message."""
-    short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := left(source, ends))]
+    short = [f"{more:,} of {source.topic}" for source in _inputs(cut, stages) if (more := input_lag(source, ends))]
     if short:
         raise Refused(
             f"{program} stopped before it had read all input, so nothing is compared; unread: {', '.join(short)}",
@@ -168,25 +168,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Share of keys: those whose hash falls into the first `parts` of `SHARES` equal ranges."""
+    """Share of keys: those whose hash falls into the first `parts` of `SHARE_GRANULARITY` equal ranges."""
 
     parts: int
 
     @classmethod
-    def of(cls, text: str) -> Sample:
+    def parse(cls, text: str) -> Sample:
         """Parse a share such as `1%`. Raises `Usage` outside of 0.01% to 100%."""
         number = text.strip().removesuffix("%")
         try:
-            parts = round(float(number) * SHARES / 100)
+            parts = round(float(number) * SHARE_GRANULARITY / 100)
         except ValueError:
             parts = 0
-        if not text.strip().endswith("%") or not 1 <= parts <= SHARES:
+        if not text.strip().endswith("%") or not 1 <= parts <= SHARE_GRANULARITY:
             raise Usage(f"--keys is {text!r}; expected a share of all keys from 0.01% to 100%, such as 1%")
         return cls(parts)
 
 
-def sampled(
-    app: App, shapes: Mapping[str, Shape], names: Collection[str], sample: Sample
+def restrict_to_sample(
+    app: App, shapes: Mapping[str, StageSchemas], names: Collection[str], sample: Sample
 ) -> tuple[App, dict[str, KeyShare]]:
     """Restrict a program to sampled rows. Returns the program, and the share of keys of each stage with a table.
 
@@ -195,10 +195,10 @@ def sampled(
     """
     by: dict[str, tuple[str, ...]] = {}
     stages = dict(app.stages)
-    for stage in app.in_order():
+    for stage in app.stages_in_order():
         if stage.name not in names:
             continue
-        if shapes[stage.name].watermarks or shapes[stage.name].timed:
+        if shapes[stage.name].watermarks or shapes[stage.name].inputs_with_watermark:
             raise _mixed_keys(stage, "depends on a watermark, which rows of all keys advance")
         parent_keys = set(_parent_keys(app, stage, by))
         if len(parent_keys) > 1:
@@ -208,7 +208,7 @@ def sampled(
             by[stage.name] = parent_key
         elif not parent_key:
             by[stage.name] = key = app.key_of(stage)
-            stages[stage.name] = replace(stage, transform=_sampling(stage, KeyShare(key, sample.parts)))
+            stages[stage.name] = replace(stage, transform=_sampled_transform(stage, KeyShare(key, sample.parts)))
         elif {*parent_key} <= {*app.key_of(stage)}:
             by[stage.name] = parent_key
         else:
@@ -219,15 +219,17 @@ def sampled(
 
 
 def _parent_keys(app: App, stage: Stage, by: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
-    for writer in app.writers(stage).values():
+    for writer in app.input_writers(stage).values():
         yield by[writer] if writer else ()
 
 
-def _sampling(stage: Stage, share: KeyShare) -> Any:
+def _sampled_transform(stage: Stage, share: KeyShare) -> Any:
     def transform(*frames: DataFrame) -> Any:
         result = stage.transform(*frames)
         return (
-            tuple(of_share(frame, share) for frame in result) if isinstance(result, tuple) else of_share(result, share)
+            tuple(filter_by_share(frame, share) for frame in result)
+            if isinstance(result, tuple)
+            else filter_by_share(result, share)
         )
 
     return transform
@@ -240,13 +242,13 @@ def _mixed_keys(stage: Stage, why: str) -> Refused:
     )
 
 
-def up_to(app: App, names: Collection[str]) -> tuple[str, ...]:
+def with_upstream(app: App, names: Collection[str]) -> tuple[str, ...]:
     """Return the stages `names` and all upstream stages, upstream first; all stages if `names` is empty.
 
     Raises the errors of `select`.
     """
-    selected = {stage.name for stage in app.select(tuple(names))}
-    for stage in reversed(app.in_order()):
+    selected = {stage.name for stage in app.select_stages(tuple(names))}
+    for stage in reversed(app.stages_in_order()):
         if stage.name in selected:
-            selected |= {writer for writer in app.writers(stage).values() if writer}
-    return tuple(stage.name for stage in app.in_order() if stage.name in selected)
+            selected |= {writer for writer in app.input_writers(stage).values() if writer}
+    return tuple(stage.name for stage in app.stages_in_order() if stage.name in selected)

@@ -6,11 +6,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Self
 
-from ...common.arguments import checked
-from ...common.validation import whole
+from ...common.arguments import check_arguments
+from ...common.validation import check_whole
 from ...errors import NotFound, Refused, Usage
 from ...snapshot.cut.kafka_topics import internal_topic
-from ...state.kinds.due import Final
+from ...state.kinds.due import FinalKind
 from ...state.kinds.kind import Kind
 from ...store.versions.keys import check_name
 from ...store.versions.side_tables import REJECTED, table_name
@@ -21,12 +21,12 @@ from .stage import (
     OnError,
     Stage,
     Transform,
-    as_they_came,
-    check_options,
-    check_rejects,
+    as_tuple,
+    check_option_types,
+    check_reject_options,
     check_stage,
     late_channel,
-    several,
+    pass_through,
 )
 from .table import DEFAULT_TABLE, TableOptions
 from .topic import Repartition, StartingOffsets, Topic
@@ -47,7 +47,7 @@ class App:
             raise Usage(f"App: name is {self.name!r}; expected str", hint='for example App("shop")')
         check_name("app", self.name.partition("~")[0])
 
-    @checked
+    @check_arguments
     def stage(
         self,
         *,
@@ -97,19 +97,19 @@ class App:
             Usage: The declaration contradicts itself or an earlier one.
             Refused: The stage has no effect, or closes a cycle of stages.
         """
-        inputs = several(reads, (Topic, Repartition, str))
-        outputs = several(writes, (Repartition, TopicSink, FunctionSink))
-        columns = several(key or (), str)
+        inputs = as_tuple(reads, (Topic, Repartition, str))
+        outputs = as_tuple(writes, (Repartition, TopicSink, FunctionSink))
+        columns = as_tuple(key or (), str)
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or str(getattr(transform, "__name__", type(transform).__name__)))
 
             def count(knob: str, value: int | None, least: int) -> int | None:
-                return None if value is None else whole(f"stage {stage_name!r}: {knob}", value, least)
+                return None if value is None else check_whole(f"stage {stage_name!r}: {knob}", value, least)
 
-            check_options(stage_name, table=table, event_time=event_time, trigger=trigger)
+            check_option_types(stage_name, table=table, event_time=event_time, trigger=trigger)
             times = event_time or DEFAULT_EVENT_TIME
-            check_rejects(stage_name, on_error, max_rejected, rejects, outputs)
+            check_reject_options(stage_name, on_error, max_rejected, rejects, outputs)
             late_table = late_channel(stage_name, columns, state) if times.late == "table" else None
             late = late_table or times.late
             self._add(
@@ -118,7 +118,7 @@ class App:
                     transform=transform,
                     reads=tuple(source.name if isinstance(source, Repartition) else source for source in inputs),
                     writes=outputs if isinstance(late, str) else (*outputs, late),
-                    state=Final(state) if state is not None and times.emits == "final" else state,
+                    state=FinalKind(state) if state is not None and times.emits == "final" else state,
                     key=columns,
                     table=table or DEFAULT_TABLE,
                     max_records=count("max_records", max_records, 1),
@@ -133,13 +133,13 @@ class App:
             if late_table is not None:
                 late_options, late_name = replace(times, late="keep", emits="changes"), f"{stage_name}_late"
                 self.stage(reads=late_table, state=state, table=table, event_time=late_options, name=late_name)(
-                    as_they_came
+                    pass_through
                 )
             return transform
 
         return declare
 
-    def in_order(self) -> tuple[Stage, ...]:
+    def stages_in_order(self) -> tuple[Stage, ...]:
         """Return the stages, upstream first. Call this after all stages are declared.
 
         Raises `NotFound` if a stage reads a repartition topic that no stage writes, and the errors of `key_of`.
@@ -149,9 +149,9 @@ class App:
                 self._find(channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
-        return tuple(self.stages[name] for name in self._upstream().static_order())
+        return tuple(self.stages[name] for name in self._topological_sorter().static_order())
 
-    def check_declared(self) -> None:
+    def check_has_stages(self) -> None:
         """Raise `Usage` if the app has no stage. Call this after all stages are declared."""
         if not self.stages:
             raise Usage(
@@ -159,11 +159,15 @@ class App:
                 hint="declare one: @app.stage(reads=..., state=...) above a function",
             )
 
-    def beginning(self, starts: Mapping[str, StartingOffsets]) -> Self:
+    def with_starting_offsets(self, starting_offsets: Mapping[str, StartingOffsets]) -> Self:
         """Return a copy of the app in which each topic in `starting_offsets` begins at the given offsets."""
 
         def moved(source: Topic | str) -> Topic | str:
-            return replace(source, start=starts.get(source.name, source.start)) if isinstance(source, Topic) else source
+            return (
+                replace(source, start=starting_offsets.get(source.name, source.start))
+                if isinstance(source, Topic)
+                else source
+            )
 
         stages = {name: replace(stage, reads=tuple(map(moved, stage.reads))) for name, stage in self.stages.items()}
         return replace(self, stages=stages)
@@ -179,7 +183,7 @@ class App:
         """Return the stage that writes a repartition topic. Raises `NotFound`."""
         return self._find(channel)[0]
 
-    def writers(self, stage: Stage) -> dict[str, str]:
+    def input_writers(self, stage: Stage) -> dict[str, str]:
         """Return, by each input's declared name, the stage that writes the input; empty for a user's topic."""
         return {
             name: "" if isinstance(source, Topic) else self.writer_of(source).name
@@ -190,16 +194,16 @@ class App:
         """Return the repartition topic with this name. Raises `NotFound`."""
         return self._find(name)[1]
 
-    def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
+    def select_stages(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """Return the named stages, upstream first; all stages if no name is given.
 
         Raises `Usage` if the app has no stage, `NotFound` for an unknown name, and the errors of `stages_in_order`.
         """
-        self.check_declared()
+        self.check_has_stages()
         for name in names:
             if name not in self.stages:
                 raise NotFound(f"stage of app {self.name!r}", name, self.stages)
-        return tuple(stage for stage in self.in_order() if not names or stage.name in names)
+        return tuple(stage for stage in self.stages_in_order() if not names or stage.name in names)
 
     def key_of(self, stage: Stage) -> tuple[str, ...]:
         """Return the key columns of a stage's state: the stage's own `key`, or the key of the channels that it reads.
@@ -235,7 +239,7 @@ class App:
             raise NotFound("repartition topic", channel, written, hint=hint)
         return written[channel]
 
-    def _upstream(self) -> TopologicalSorter[str]:
+    def _topological_sorter(self) -> TopologicalSorter[str]:
         writers = {channel: stage.name for channel, (stage, _) in self._written().items()}
         graph = {
             name: [writers[channel] for channel in stage.channels if channel in writers]
@@ -255,7 +259,7 @@ class App:
         together = replace(self, stages={**self.stages, stage.name: stage})
         for other in together.stages.values():
             rejected = table_name(other.name, REJECTED)
-            if other.rejects_some and rejected in together.stages:
+            if other.can_reject and rejected in together.stages:
                 raise Usage(f"stage {rejected!r} has the name of the table of records that {other.name!r} rejects")
             if other.rejects in together.topics:
                 raise Usage(
@@ -270,7 +274,7 @@ class App:
                 hint="connect stages by slackwater.repartition(...)",
             )
         try:
-            together._upstream().prepare()
+            together._topological_sorter().prepare()
         except CycleError as error:
             raise Refused(
                 f"stage {stage.name!r} closes a cycle: {' -> '.join(error.args[1])}",

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...errors import Usage
 from ...store.versions.keys import check_name, check_topic
 
@@ -55,7 +55,7 @@ class FunctionSink:
 Sink = TopicSink | FunctionSink
 
 
-@checked
+@check_arguments
 def sink(
     topic: str,
     *,
@@ -107,7 +107,7 @@ def sink(
     return TopicSink(topic, encoding, "reject" if on_error == "reject" else "stop")
 
 
-@checked
+@check_arguments
 def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:
     """Call a function with the rows of each committed version, in the runner, in order and at least once.
 

@@ -19,24 +19,24 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, TimerValues
 from pyspark.sql.types import StructType
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...errors import Refused, Usage
 from ...state.kinds.kind import BatchMoment
-from ...state.kinds.pandas_state import Called, FunctionCode, PandasState, Timeout
+from ...state.kinds.pandas_state import CallResult, FunctionCode, PandasState, Timeout
 from ...state.kinds.processor import Processor, ProcessorCode, TimeMode
 from ...state.kinds.spark_code import Handle
 from ...state.kinds.state_variables import Form, StateColumn, Variable
 from ...state.kinds.structs import Fields
 from ...store.sst.arrow_types import from_arrow, to_arrow
-from .update import Columns, schema_of
+from .update import DeclaredColumns, schema_of
 
 TIME_MODES: dict[str, TimeMode] = {"none": "None", "processingtime": "ProcessingTime", "eventtime": "EventTime"}
 
 
-@checked
+@check_arguments
 def processor(
     processor: StatefulProcessor,
-    output: Columns,
+    output: DeclaredColumns,
     *,
     time_mode: str = "None",
     output_mode: Literal["Append", "Update"] = "Update",
@@ -90,11 +90,11 @@ def processor(
         instance.close()
         return tuple(recorder.columns.values())
 
-    def begin(key: tuple[str, ...]) -> _InstanceOfBatch:
-        return _InstanceOfBatch(pickled(), mode, key)
+    def begin(key: tuple[str, ...]) -> _InstanceFactory:
+        return _InstanceFactory(pickled(), mode, key)
 
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-    python = AsFrames() if in_pandas else AsRows()
+    python = FrameConverter() if in_pandas else RowConverter()
     code = ProcessorCode(
         type(processor).handleInputRows, columns, lambda: schema_of(output), begin, python, order, initial_state
     )
@@ -108,10 +108,10 @@ class _VariableRecorder:
     columns: dict[str, StateColumn] = field(default_factory=dict)
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
-        return self._note("value", stateName, schema, ttlDurationMs)
+        return self._record("value", stateName, schema, ttlDurationMs)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> object:
-        return self._note("list", stateName, schema, ttlDurationMs)
+        return self._record("list", stateName, schema, ttlDurationMs)
 
     def getMapState(
         self,
@@ -120,7 +120,7 @@ class _VariableRecorder:
         valueSchema: Any,
         ttlDurationMs: int | None = None,
     ) -> object:
-        return self._note("map", stateName, valueSchema, ttlDurationMs, userKeySchema)
+        return self._record("map", stateName, valueSchema, ttlDurationMs, userKeySchema)
 
     def deleteIfExists(self, stateName: str) -> None:
         self.columns.pop(stateName, None)
@@ -130,16 +130,16 @@ class _VariableRecorder:
             f"init() uses {name} of its handle; expected only requests for state variables: there is no key yet"
         )
 
-    def _note(self, form: Form, name: str, fields: Any, ttl_ms: int | None, key: Any = None) -> object:
+    def _record(self, form: Form, name: str, fields: Any, ttl_ms: int | None, key: Any = None) -> object:
         label = f"{form} state {name!r}"
         if name in self.columns:
             raise Refused(f"init() asks for {label} twice", hint="give the other one another name")
         if ttl_ms is not None and ttl_ms <= 0:
             raise Refused(f"{label} has a time to live of {ttl_ms} ms; expected a positive one")
-        of_key = _struct(label, key) if key is not None else None
+        of_key = _storable_struct(label, key) if key is not None else None
         if of_key is not None and (nested := [field.name for field in of_key if pa.types.is_nested(field.type)]):
             raise Refused(f"the key of {label} has the field {nested[0]!r}, which is {of_key.field(nested[0]).type}")
-        self.columns[name] = StateColumn(name, Variable(form, ttl_ms or 0), _struct(label, fields), of_key)
+        self.columns[name] = StateColumn(name, Variable(form, ttl_ms or 0), _storable_struct(label, fields), of_key)
         return _UnusableVariable(label)
 
 
@@ -147,13 +147,13 @@ class _UnusableVariable:
     """State variable that `init` gets outside a batch. Each method call raises `Refused`."""
 
     def __init__(self, label: str) -> None:
-        self._what = label
+        self._label = label
 
     def __getattr__(self, name: str) -> Any:
-        raise Refused(f"init() uses {self._what}, and there is no key yet", hint="use it in handleInputRows()")
+        raise Refused(f"init() uses {self._label}, and there is no key yet", hint="use it in handleInputRows()")
 
 
-def _struct(label: str, columns: Any) -> pa.StructType:
+def _storable_struct(label: str, columns: Any) -> pa.StructType:
     """Return the Arrow type with which a table stores a state variable, or raise `Refused` if no table can store it."""
     try:
         return to_arrow(from_arrow(pa.struct(list(schema_of(columns)))))
@@ -162,7 +162,7 @@ def _struct(label: str, columns: Any) -> pa.StructType:
 
 
 @dataclass(frozen=True, slots=True)
-class _InstanceOfBatch:
+class _InstanceFactory:
     """Creates the instance of the user's class for a batch."""
 
     pickled: bytes
@@ -184,39 +184,39 @@ class _Instance:
     """An instance of the user's class, for one batch."""
 
     instance: StatefulProcessor
-    times: Any
+    timer_values: Any
     key: tuple[str, ...]
 
     def rows(self, key: Any, rows: Iterator[Any]) -> Iterable[Any]:
-        return self.instance.handleInputRows(key, rows, self.times)
+        return self.instance.handleInputRows(key, rows, self.timer_values)
 
     def initial(self, key: Any, rows: Iterator[Any]) -> None:
         for row in rows:
-            self.instance.handleInitialState(key, row, self.times)
+            self.instance.handleInitialState(key, row, self.timer_values)
 
     def expired(self, key: Any, at_ms: int) -> Iterable[Any]:
         # As in Spark, only this method gets a key with named fields.
-        return self.instance.handleExpiredTimer(Row(*self.key)(*key), self.times, ExpiredTimerInfo(at_ms))
+        return self.instance.handleExpiredTimer(Row(*self.key)(*key), self.timer_values, ExpiredTimerInfo(at_ms))
 
     def close(self) -> None:
         self.instance.close()
 
 
-Ids = npt.NDArray[np.int32]
+KeyIndices = npt.NDArray[np.int32]
 
 
-class _AsPython:
+class _PythonConverter:
     def struct(self, kind: pa.StructType) -> StructType:
         return from_arrow_schema(pa.schema(list(kind)))
 
 
-class AsRows(_AsPython):
+class RowConverter(_PythonConverter):
     """Converts each row to a Spark `Row`."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         return list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
 
-    def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
+    def groups(self, rows: pa.Table, ids: KeyIndices, num: int) -> Callable[[int], Iterator[Any] | None]:
         python_rows = list(map(Row(*rows.column_names), *(column.to_pylist() for column in rows.columns)))
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
         return lambda key: iter(python_rows[ends[key] : ends[key + 1]]) if ends[key] < ends[key + 1] else None
@@ -246,13 +246,13 @@ class AsRows(_AsPython):
         return _table(list(zip(*tuples, strict=True)) or [()] * len(names), schema, nan_is_null=False)
 
 
-class AsFrames(_AsPython):
+class FrameConverter(_PythonConverter):
     """Converts the rows of each key to one pandas frame."""
 
     def keys(self, keys: pa.Table) -> list[Any]:
         return list(_frame(keys).itertuples(index=False, name=None))
 
-    def groups(self, rows: pa.Table, ids: Ids, num: int) -> Callable[[int], Iterator[Any] | None]:
+    def groups(self, rows: pa.Table, ids: KeyIndices, num: int) -> Callable[[int], Iterator[Any] | None]:
         frame = _frame(rows)
         ends = np.searchsorted(ids, np.arange(num + 1)).tolist()
 
@@ -315,11 +315,11 @@ def _table(columns: Sequence[Sequence[Any]], schema: pa.Schema, *, nan_is_null: 
 _NO_TIMESTAMP = GroupState.NO_TIMESTAMP
 
 
-@checked
+@check_arguments
 def pandas_state(
     function: Callable[..., Any],
-    output: Columns,
-    state: Columns,
+    output: DeclaredColumns,
+    state: DeclaredColumns,
     timeout: Timeout = "NoTimeout",
     *,
     order_by: Sequence[str] | str = (),
@@ -348,28 +348,28 @@ def pandas_state(
         function,
         lambda: schema_of(state),
         lambda: schema_of(output),
-        _CallsOfBatch(function, timeout),
-        AsFrames(),
+        _CallFactory(function, timeout),
+        FrameConverter(),
         order,
     )
     return PandasState(timeout, code=code)
 
 
 @dataclass(frozen=True, slots=True)
-class _CallsOfBatch:
+class _CallFactory:
     """Creates, for a batch, the function that calls the user's function for one key."""
 
     function: Callable[..., Any]
     timeout: Timeout
 
-    def __call__(self, moment: BatchMoment) -> Callable[..., Called]:
+    def __call__(self, moment: BatchMoment) -> Callable[..., CallResult]:
         now_ms, watermark_ms = moment.wall_ms or 0, moment.watermark_ms
         if self.timeout == "EventTimeTimeout":
             watermark_ms = moment.until_ms
         elif moment.until_ms is not None:
             now_ms = moment.until_ms
 
-        def call(key: Any, frames: Iterator[Any], value: Fields | None, timed_out: bool) -> Called:
+        def call(key: Any, frames: Iterator[Any], value: Fields | None, timed_out: bool) -> CallResult:
             state = GroupState(
                 optionalValue=Row(*value) if value is not None else None,  # type: ignore[arg-type]
                 batchProcessingTimeMs=now_ms,
@@ -387,6 +387,6 @@ class _CallsOfBatch:
             frames_out = list(self.function(key, frames, state))
             # Spark's own worker reads these fields from the state's JSON.
             at_ms, changed = state._timeout_timestamp, state._updated or state._removed
-            return Called(frames_out, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
+            return CallResult(frames_out, state.getOption, None if at_ms == _NO_TIMESTAMP else int(at_ms), changed)
 
         return call

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...common.durations import parse_ms
 from ...errors import Refused, Usage
 from ...state.kinds.kind import Kind
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-Emits: TypeAlias = Literal["changes", "final"]
-Late: TypeAlias = Literal["drop", "keep", "table"] | Repartition | Sink
+EmitMode: TypeAlias = Literal["changes", "final"]
+LateHandling: TypeAlias = Literal["drop", "keep", "table"] | Repartition | Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class EventTimeOptions:
     """Options of a stage's event time, as `event_time` takes them."""
 
     ahead_ms: int
-    late: Late = "drop"
-    emits: Emits = "changes"
+    late: LateHandling = "drop"
+    emits: EmitMode = "changes"
 
 
-@checked
-def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "changes") -> EventTimeOptions:
+@check_arguments
+def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: EmitMode = "changes") -> EventTimeOptions:
     """Return options for a stage whose rows have a watermark, beyond Spark's `withWatermark`.
 
     Args:
@@ -88,7 +88,7 @@ def late_channel(stage: str, key: tuple[str, ...], state: Kind | None) -> Repart
     return repartition(f"{stage}-late", key)
 
 
-def as_they_came(rows: "DataFrame") -> "DataFrame":
+def pass_through(rows: "DataFrame") -> "DataFrame":
     """Return the rows unchanged. Function of the stage that stores late rows."""
     return rows
 
@@ -135,12 +135,12 @@ class Stage:
         return tuple(output for output in self.writes if not isinstance(output, Repartition))
 
     @property
-    def rejects_some(self) -> bool:
+    def can_reject(self) -> bool:
         """True if the stage may reject records that make it fail or that exceed the size limit of a sink's topic."""
         return self.on_error == "reject" or any(sink.on_error == "reject" for sink in self.sinks)
 
     @property
-    def late(self) -> Repartition | Sink | None:
+    def late_output(self) -> Repartition | Sink | None:
         """Destination of late rows; None if late rows are not sent anywhere."""
         late = self.event_time.late
         return None if isinstance(late, str) else late
@@ -148,7 +148,7 @@ class Stage:
     @property
     def emits_to(self) -> tuple[Repartition | Sink, ...]:
         """Outputs that get the stage's rows: all outputs except the destination of late rows."""
-        return tuple(output for output in self.writes if output != self.late)
+        return tuple(output for output in self.writes if output != self.late_output)
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -156,14 +156,14 @@ class Stage:
         return tuple(source for source in self.reads if isinstance(source, str))
 
 
-def several(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
+def as_tuple(argument: object, single: type | tuple[type, ...]) -> tuple[Any, ...]:
     """Return a value, or several values, as a tuple. `check_stage` reports values of a wrong type."""
     if isinstance(argument, single) or not isinstance(argument, Iterable):
         return (argument,)
     return tuple(argument)
 
 
-def check_rejects(
+def check_reject_options(
     stage: str, on_error: str, max_rejected: int | None, rejects: str | None, outputs: Iterable[Repartition | Sink]
 ) -> None:
     """Raise `Usage` if a stage's options for failing records contradict each other."""
@@ -184,7 +184,7 @@ _OPTIONS = {
 }
 
 
-def check_options(stage: str, **options: object) -> None:
+def check_option_types(stage: str, **options: object) -> None:
     """Raise `Usage` if an option of a stage has the wrong type. None means the option's default."""
     for name, value in options.items():
         kind, example = _OPTIONS[name]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...common.durations import parse_ms
-from ...common.validation import finite, whole
+from ...common.validation import check_finite, check_whole
 from ...errors import NotFound, Usage
 from ...store.versions import limits
 from ...store.versions.manifest import Policy, Ttl, is_internal
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 _UNIVERSAL = Policy()
 
 
-@checked
+@check_arguments
 def universal(
     *,
     l0_trigger: int = _UNIVERSAL.l0_trigger,
@@ -61,7 +61,7 @@ def universal(
     )
 
 
-@checked
+@check_arguments
 def leveled(
     *,
     l0_trigger: int = 4,
@@ -101,13 +101,13 @@ def _checked(policy: Policy) -> Policy:
     runs, sizes = (2, limits.MAX_MERGE_RUNS), (_MIB, limits.MAX_FILE_BYTES)
     counts = dict.fromkeys(("l0_trigger", "min_merge_width", "max_merge_width"), runs)
     counts |= dict.fromkeys(("level_base_bytes", "target_file_bytes"), sizes)
-    ratios = dict.fromkeys(("size_ratio", "max_space_amplification"), (0.0, limits.AMPLIFICATION_MOST))
-    ratios["fanout"] = (limits.FANOUT_LEAST, limits.FANOUT_MOST)
+    ratios = dict.fromkeys(("size_ratio", "max_space_amplification"), (0.0, limits.MAX_AMPLIFICATION))
+    ratios["fanout"] = (limits.MIN_FANOUT, limits.MAX_FANOUT)
     prefix = f"{policy.kind} compaction: "
     return replace(
         policy,
-        **{knob: whole(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in counts.items()},
-        **{knob: finite(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in ratios.items()},
+        **{knob: check_whole(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in counts.items()},
+        **{knob: check_finite(prefix + knob, getattr(policy, knob), *bounds) for knob, bounds in ratios.items()},
     )
 
 
@@ -124,7 +124,7 @@ class TableOptions:
     defaults: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
-@checked
+@check_arguments
 def table(
     *,
     partitions: int = 4,
@@ -165,12 +165,12 @@ def table(
     if ttl_by and lifetime is None:
         raise Usage(f'table: ttl_by is {ttl_by!r} and there is no ttl; say how long, ttl="7 days"')
     options = TableOptions(
-        whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
-        None if tasks is None else whole("table: tasks", tasks, 1, limits.MAX_TASKS),
+        check_whole("table: partitions", partitions, 1, limits.MAX_PARTITIONS),
+        None if tasks is None else check_whole("table: tasks", tasks, 1, limits.MAX_TASKS),
         lifetime,
         compaction or Policy(),
-        whole("table: l0_slowdown", l0_slowdown, 2),
-        whole("table: l0_stop", l0_stop, 2),
+        check_whole("table: l0_slowdown", l0_slowdown, 2),
+        check_whole("table: l0_stop", l0_stop, 2),
         dict(defaults or {}),
     )
     if options.l0_slowdown > options.l0_stop:

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...common.arguments import checked
-from ...common.validation import whole
+from ...common.arguments import check_arguments
+from ...common.validation import check_whole
 from ...errors import Refused, Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 
 _LATEST, _EARLIEST = -1, -2
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 _Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]
 
 
@@ -29,7 +29,7 @@ class StartingOffsets:
 
     option: str = "starting_offsets"
     """Name of the argument, for messages."""
-    everywhere: int = _EARLIEST
+    all_partitions: int = _EARLIEST
     """Offset (-1 for latest, -2 for earliest) or timestamp (ms since 1970) for all partitions."""
     by_partition: Mapping[int, int] | None = None
     """Offset or timestamp of each Kafka partition; None if one value applies to all partitions."""
@@ -43,9 +43,9 @@ class StartingOffsets:
     """
 
     @property
-    def moves(self) -> bool:
+    def depends_on_time(self) -> bool:
         """True if the result of `resolve` depends on when it is called: for latest, earliest, or a time."""
-        return self.by_time or min((self.by_partition or {0: self.everywhere}).values()) < 0
+        return self.by_time or min((self.by_partition or {0: self.all_partitions}).values()) < 0
 
     def resolve(
         self,
@@ -63,7 +63,7 @@ class StartingOffsets:
         """
         subject = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
-            begins = [self.everywhere] * len(ends)
+            begins = [self.all_partitions] * len(ends)
         elif self.by_partition.keys() == set(range(len(ends))) or (self.stored and len(self.by_partition) <= len(ends)):
             begins = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
         else:
@@ -95,7 +95,7 @@ class StartingOffsets:
 EARLIEST = StartingOffsets()
 
 
-def starting_offsets_of(
+def parse_starting_offsets(
     topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
 ) -> StartingOffsets:
     """Return the starting offsets that arguments of `topic(...)` declare.
@@ -109,17 +109,17 @@ def starting_offsets_of(
     timed = partial(StartingOffsets, by_time=True, or_latest=strategy == "latest")
     if timestamp is not None:
         number = int(timestamp) if isinstance(timestamp, str) and timestamp.isdecimal() else timestamp
-        since = whole(f"starting_timestamp of topic {topic!r} (ms since 1970)", number, 0)
+        since = check_whole(f"starting_timestamp of topic {topic!r} (ms since 1970)", number, 0)
         return timed("starting_timestamp", since)
     if by_timestamp is not None:
         option = "starting_offsets_by_timestamp"
-        return timed(option, by_partition=_by_partition(option, topic, by_timestamp, _Whole))
+        return timed(option, by_partition=_parse_partition_offsets(option, topic, by_timestamp, _NonNegative))
     if offsets in ("earliest", "latest"):
-        return StartingOffsets(everywhere=_EARLIEST if offsets == "earliest" else _LATEST)
-    return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _Offset))
+        return StartingOffsets(all_partitions=_EARLIEST if offsets == "earliest" else _LATEST)
+    return StartingOffsets(by_partition=_parse_partition_offsets("starting_offsets", topic, offsets, _Offset))
 
 
-def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
+def parse_offsets_arguments(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
     """Parse values of `--offsets`: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several topics.
 
     Returns the starting offsets by topic. Raises `Usage` for another form, or for a topic given twice.
@@ -142,16 +142,16 @@ def starting_offsets_in(arguments: Sequence[str]) -> dict[str, StartingOffsets]:
                 hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
             )
         for name, position in options.items():
-            starts[name] = replace(starting_offsets_of(name, position, None, None, "error"), option="--offsets")
+            starts[name] = replace(parse_starting_offsets(name, position, None, None, "error"), option="--offsets")
     return starts
 
 
-def starting_at(time_ms: int) -> StartingOffsets:
+def starting_offsets_at(time_ms: int) -> StartingOffsets:
     """Return starting offsets at the first record of a time (ms since 1970) or later, or at the partition's end."""
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
-def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
+def stored_starting_offsets(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
     """Return the starting offsets, by topic, that were stored when an app was created."""
     return {
         topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)), stored=True)
@@ -159,17 +159,17 @@ def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffs
     }
 
 
-def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
+def _parse_partition_offsets(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
     """Parse Spark's JSON for one topic, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
     with suppress(TypeError, msgspec.MsgspecError):
-        offsets = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
+        offsets = msgspec.json.decode(text, type=dict[str, dict[_NonNegative, values]])
         if offsets.keys() == {topic}:
             return offsets[topic]
-    keywords = "" if values is _Whole else "'earliest', 'latest' or "
+    keywords = "" if values is _NonNegative else "'earliest', 'latest' or "
     example = msgspec.json.encode({topic: {"0": 23, "1": 42}}).decode()
     raise Usage(
         f"{option} of topic {topic!r} is {text!r}: expected {keywords}JSON by topic and partition",
-        hint=f"such as {example}{'' if values is _Whole else '; -2 is the earliest offset, -1 the latest'}",
+        hint=f"such as {example}{'' if values is _NonNegative else '; -2 is the earliest offset, -1 the latest'}",
     )
 
 
@@ -192,7 +192,7 @@ class Repartition:
     partitions: int
 
 
-@checked
+@check_arguments
 def topic(
     name: str,
     *,
@@ -222,10 +222,10 @@ def topic(
     Raises `Usage` for values that Spark rejects, or an invalid topic name.
     """
     by_time = starting_timestamp, starting_offsets_by_timestamp, starting_offsets_by_timestamp_strategy
-    return Topic(name, starting_offsets_of(check_topic(name), starting_offsets, *by_time), include_headers)
+    return Topic(name, parse_starting_offsets(check_topic(name), starting_offsets, *by_time), include_headers)
 
 
-@checked
+@check_arguments
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
     """Write a stage's rows to an internal topic, partitioned by key, for later stages to read.
 
@@ -240,4 +240,6 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
     check_name("repartition topic", name)
     if not columns or len(set(columns)) != len(columns):
         raise Usage(f"repartition {name!r}: key is {columns!r}; expected one or more different column names")
-    return Repartition(name, columns, whole(f"repartition {name!r}: partitions", partitions, 1, MAX_KAFKA_PARTITIONS))
+    return Repartition(
+        name, columns, check_whole(f"repartition {name!r}: partitions", partitions, 1, MAX_KAFKA_PARTITIONS)
+    )

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...errors import Usage
 from ...state.kinds.kind import DueBy
-from ...state.kinds.update import Code, Function, Update
+from ...state.kinds.update import Function, Update, UpdateCode
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-Columns: TypeAlias = "str | pa.Schema | StructType"
+DeclaredColumns: TypeAlias = "str | pa.Schema | StructType"
 """Columns as a DDL string, an Arrow schema, or Spark's type."""
 
 
-@checked
+@check_arguments
 def update(
     function: Function,
     *,
-    state: Columns,
-    emits: Columns | tuple[Columns, ...] | None = None,
+    state: DeclaredColumns,
+    emits: DeclaredColumns | tuple[DeclaredColumns, ...] | None = None,
     order_by: Sequence[str] | str = (),
     due: str | None = None,
     due_by: DueBy = "watermark",
@@ -61,7 +61,7 @@ def update(
         raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     outputs = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
-    code = Code(
+    code = UpdateCode(
         function,
         partial(schema_of, state),
         tuple(partial(schema_of, columns_of_output) for columns_of_output in outputs),
@@ -70,17 +70,17 @@ def update(
     return Update(due or "", due_by if due else "watermark", code=code)
 
 
-def schema_of(columns: Columns) -> pa.Schema:
+def schema_of(columns: DeclaredColumns) -> pa.Schema:
     """Return the Arrow schema of declared columns. Raises `Usage` if Spark cannot parse their DDL."""
     if isinstance(columns, pa.Schema):
         return columns
     # Imported here so that importing the package does not load Spark.
     from pyspark.errors import ParseException
 
-    from ..source.spark_types import arrow_of
+    from ..source.spark_types import arrow_schema_of
 
     try:
-        return arrow_of(parse_ddl(columns) if isinstance(columns, str) else columns)
+        return arrow_schema_of(parse_ddl(columns) if isinstance(columns, str) else columns)
     except ParseException as error:
         raise Usage(f"columns {columns!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
 

@@ -17,12 +17,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from ...errors import Usage
-from ...snapshot.query.fields import ANY, NAMES, Field
+from ...snapshot.query.fields import ANY_PROPERTY, PROPERTY_NAMES, Field
 from ...store.versions.column_types import FieldSource
 from ..messages.decode import format_of
-from ..spark.plans import first_column, plan_of
+from ..spark.plans import analysed_plan, first_column_id
 
-_SAME = frozenset(
+_PASS_THROUGH = frozenset(
     {
         *("Alias", "Cast", "TryCast", "AnsiCast", "UpCast", "CheckOverflow", "PromotePrecision", "TempResolvedColumn"),
         *("KnownNotNull", "KnownNullable", "KnownFloatingPointNormalized", "AssertNotNull"),
@@ -33,52 +33,52 @@ _SAME = frozenset(
     }
 )
 """Expressions that return the value of their first child, or elements of it."""
-_TEXT = {
+_TEXT_FUNCTIONS = {
     "Lower": "lower",
     "Upper": "upper",
     "StringTrim": "trim",
     "StringTrimLeft": "ltrim",
     "StringTrimRight": "rtrim",
 }
-_ALL = frozenset(
+_ANY_CHILD = frozenset(
     {
         *("Coalesce", "CreateArray", "Nvl", "IfNull", "NullIf", "Greatest", "Least", "ArrayUnion"),
         *("With", "CommonExpressionDef"),
     }
 )
 """Expressions whose value may come from any of their children."""
-_COMPUTED = frozenset(_TEXT.values())
+_RECOMPUTABLE = frozenset(_TEXT_FUNCTIONS.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _From:
+class _SourceField:
     """Field of an input that a column comes from, while the plan is traced."""
 
     input: str
     path: tuple[str, ...]
     """Column of the input, then names of nested fields; empty if only the user's code knows the field."""
-    by: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     format: str = ""
 
-    def below(self, step: str) -> "_From":
-        return self if self.by or not self.path else replace(self, path=(*self.path, step))
+    def child(self, step: str) -> "_SourceField":
+        return self if self.functions or not self.path else replace(self, path=(*self.path, step))
 
-    def through(self, name: str) -> "_From":
-        if not self.path or not _COMPUTED.issuperset(self.by):
+    def with_function(self, name: str) -> "_SourceField":
+        if not self.path or not _RECOMPUTABLE.issuperset(self.functions):
             return self
-        return replace(self, by=(*self.by, name))
+        return replace(self, functions=(*self.functions, name))
 
 
 @dataclass(frozen=True, slots=True)
-class _Traced:
-    sources: tuple[_From, ...] = ()
+class _Trace:
+    sources: tuple[_SourceField, ...] = ()
     type: Any = None
-    parts: "Mapping[str, _Traced]" = field(default_factory=dict)
+    fields: "Mapping[str, _Trace]" = field(default_factory=dict)
     """Traces of the fields of a struct that the plan builds."""
 
-    def map(self, change: Callable[[_From], _From], kind: Any = None) -> "_Traced":
-        every = [*self.sources, *(source for part in self.parts.values() for source in part.sources)]
-        return _Traced(tuple(dict.fromkeys(map(change, every))), kind)
+    def map_sources(self, change: Callable[[_SourceField], _SourceField], kind: Any = None) -> "_Trace":
+        every = [*self.sources, *(source for part in self.fields.values() for source in part.sources)]
+        return _Trace(tuple(dict.fromkeys(map(change, every))), kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Node:
     children: "tuple[_Node, ...]"
 
 
-def sources_of(
+def trace_sources(
     frame: DataFrame, feeds: Mapping[str, DataFrame], topics: Iterable[str]
 ) -> dict[str, tuple[FieldSource, ...]]:
     """Return the sources of each column of a DataFrame that a stage's function returned.
@@ -96,11 +96,11 @@ def sources_of(
     `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics; the others are
     channels, whose columns are fields.
     """
-    ids = {first_column(plan_of(frame)): name for name, frame in feeds.items()}
-    return Tracer(_tree(json.loads(plan_of(frame).toJSON())), ids, frozenset(topics)).columns()
+    ids = {first_column_id(analysed_plan(frame)): name for name, frame in feeds.items()}
+    return Tracer(_parse_tree(json.loads(analysed_plan(frame).toJSON())), ids, frozenset(topics)).trace_columns()
 
 
-def joined(lineages: Iterable[Mapping[str, tuple[FieldSource, ...]]]) -> dict[str, tuple[FieldSource, ...]]:
+def merge_lineages(lineages: Iterable[Mapping[str, tuple[FieldSource, ...]]]) -> dict[str, tuple[FieldSource, ...]]:
     merged: dict[str, dict[FieldSource, None]] = {}
     for columns in lineages:
         for name, sources in columns.items():
@@ -115,185 +115,199 @@ class Tracer:
     plan: _Node
     feeds: Mapping[int, str]
     topics: frozenset[str]
-    _traced: dict[tuple[int, int], _Traced] = field(default_factory=dict)
+    _traced: dict[tuple[int, int], _Trace] = field(default_factory=dict)
     _aliases: dict[int, dict[int, _Node]] = field(default_factory=dict)
     """Expressions named by a plan node, by expression id. The outer key is the node's `id()`."""
 
-    def columns(self) -> dict[str, tuple[FieldSource, ...]]:
-        return {name: self.sources(self._column(id_, self.plan)) for id_, name in _output(self.plan)}
+    def trace_columns(self) -> dict[str, tuple[FieldSource, ...]]:
+        return {
+            name: self.to_field_sources(self._trace_column(id_, self.plan)) for id_, name in _output_columns(self.plan)
+        }
 
-    def sources(self, traced: _Traced) -> tuple[FieldSource, ...]:
-        return tuple(dict.fromkeys(self._source(source) for source in traced.map(lambda source: source).sources))
+    def to_field_sources(self, traced: _Trace) -> tuple[FieldSource, ...]:
+        return tuple(
+            dict.fromkeys(self._to_field_source(source) for source in traced.map_sources(lambda source: source).sources)
+        )
 
-    def _source(self, source: _From) -> FieldSource:
+    def _to_field_source(self, source: _SourceField) -> FieldSource:
         is_topic = source.input in self.topics
-        if not source.path or (is_topic and source.path == ("value",) and not _COMPUTED.issuperset(source.by)):
+        if not source.path or (
+            is_topic and source.path == ("value",) and not _RECOMPUTABLE.issuperset(source.functions)
+        ):
             return FieldSource(source.input)
         path = source.path
         if is_topic and path[:2] == ("headers", "value"):
-            path = ("headers", ANY, *path[2:])  # a function has chosen the header
-        return FieldSource(source.input, Field(path[0], path[1:]).text(of_row=not is_topic), source.by, source.format)
+            path = ("headers", ANY_PROPERTY, *path[2:])  # a function has chosen the header
+        return FieldSource(
+            source.input, Field(path[0], path[1:]).text(of_row=not is_topic), source.functions, source.format
+        )
 
-    def _column(self, id_: int, plan: _Node) -> _Traced:
+    def _trace_column(self, id_: int, plan: _Node) -> _Trace:
         place = (id_, id(plan))
         if place not in self._traced:
-            self._traced[place] = self._trace(id_, plan)
+            self._traced[place] = self._trace_uncached(id_, plan)
         return self._traced[place]
 
-    def _trace(self, id_: int, plan: _Node) -> _Traced:
+    def _trace_uncached(self, id_: int, plan: _Node) -> _Trace:
         if id(plan) not in self._aliases:
-            aliases = _aliases(plan) if plan.children else ()
-            self._aliases[id(plan)] = {_id(alias): alias.children[0] for alias in aliases}
+            aliases = _find_aliases(plan) if plan.children else ()
+            self._aliases[id(plan)] = {_expression_id(alias): alias.children[0] for alias in aliases}
         if (expression := self._aliases[id(plan)].get(id_)) is not None:
-            return self._expression(expression, plan.children[0])
+            return self._trace_expression(expression, plan.children[0])
         output = plan.fields.get("output")
-        attributes = [_tree(nodes) for nodes in output] if isinstance(output, list) else []
+        attributes = [_parse_tree(nodes) for nodes in output] if isinstance(output, list) else []
         if not plan.children:
-            return self._read(id_, attributes)
-        if plan.kind == "Generate" and (generated := self._generate(id_, plan)) is not None:
+            return self._trace_input_column(id_, attributes)
+        if plan.kind == "Generate" and (generated := self._trace_generated_column(id_, plan)) is not None:
             return generated
         if plan.kind == "Union" and (united := self._union(id_, plan)) is not None:
             return united
-        if any(_id(attribute) == id_ for attribute in attributes) or plan.kind in ("Aggregate", "Window", "Expand"):
-            return self._opaque(plan)
-        below = [child for child in plan.children if any(id_ == column for column, _ in _output(child))]
-        return self._column(id_, below[0]) if below else self._opaque(plan)
+        if any(_expression_id(attribute) == id_ for attribute in attributes) or plan.kind in (
+            "Aggregate",
+            "Window",
+            "Expand",
+        ):
+            return self._trace_to_inputs(plan)
+        below = [child for child in plan.children if any(id_ == column for column, _ in _output_columns(child))]
+        return self._trace_column(id_, below[0]) if below else self._trace_to_inputs(plan)
 
-    def _read(self, id_: int, attributes: Sequence[_Node]) -> _Traced:
+    def _trace_input_column(self, id_: int, attributes: Sequence[_Node]) -> _Trace:
         """Trace a column of a leaf of the plan. A leaf that is no streaming input gives no sources."""
-        name = self.feeds.get(_id(attributes[0]), "") if attributes else ""
-        attribute = next((node for node in attributes if _id(node) == id_), None)
+        name = self.feeds.get(_expression_id(attributes[0]), "") if attributes else ""
+        attribute = next((node for node in attributes if _expression_id(node) == id_), None)
         if not name or attribute is None:
-            return _Traced()
-        return _Traced((_From(name, (attribute.fields["name"],)),), attribute.fields.get("dataType"))
+            return _Trace()
+        return _Trace((_SourceField(name, (attribute.fields["name"],)),), attribute.fields.get("dataType"))
 
-    def _generate(self, id_: int, plan: _Node) -> _Traced | None:
-        outputs = [_id(_tree(nodes)) for nodes in plan.fields["generatorOutput"]]
+    def _trace_generated_column(self, id_: int, plan: _Node) -> _Trace | None:
+        outputs = [_expression_id(_parse_tree(nodes)) for nodes in plan.fields["generatorOutput"]]
         if id_ not in outputs:
             return None
-        return self._generated(_tree(plan.fields["generator"]), outputs.index(id_), len(outputs), plan.children[0])
+        return self._trace_generator(
+            _parse_tree(plan.fields["generator"]), outputs.index(id_), len(outputs), plan.children[0]
+        )
 
-    def _union(self, id_: int, plan: _Node) -> _Traced | None:
-        columns = [column for column, _ in _output(plan.children[0])]
+    def _union(self, id_: int, plan: _Node) -> _Trace | None:
+        columns = [column for column, _ in _output_columns(plan.children[0])]
         if id_ not in columns:
             return None
         at = columns.index(id_)
-        return _joined([self._column(_output(child)[at][0], child) for child in plan.children])
+        return _merge_traces([self._trace_column(_output_columns(child)[at][0], child) for child in plan.children])
 
-    def _opaque(self, plan: _Node) -> _Traced:
+    def _trace_to_inputs(self, plan: _Node) -> _Trace:
         """Return one source without a field for each input below a node, because the field is unknown."""
-        return _Traced(tuple(_From(name, ()) for name in _feeds(plan, self.feeds)))
+        return _Trace(tuple(_SourceField(name, ()) for name in _inputs_below(plan, self.feeds)))
 
-    def _generated(self, generator: _Node, at: int, count: int, plan: _Node) -> _Traced:
+    def _trace_generator(self, generator: _Node, at: int, count: int, plan: _Node) -> _Trace:
         children = generator.children
         if generator.kind == "JsonTuple":
             name = str(children[1 + at].fields.get("value"))
-            return self._expression(children[0], plan).map(lambda source: source.below(name))
-        traced = self._expression(children[0], plan) if children else _Traced()
+            return self._trace_expression(children[0], plan).map_sources(lambda source: source.child(name))
+        traced = self._trace_expression(children[0], plan) if children else _Trace()
         if generator.kind == "PosExplode":
             if at == 0:
-                return _Traced()
+                return _Trace()
             at, count = at - 1, count - 1
         if generator.kind in ("Explode", "PosExplode"):
             if count == 2:  # a map's keys and values
-                step = NAMES if at == 0 else ANY
-                return traced.map(
-                    lambda source: source.below(step), _inner(traced.type, "keyType" if at == 0 else "valueType")
+                step = PROPERTY_NAMES if at == 0 else ANY_PROPERTY
+                return traced.map_sources(
+                    lambda source: source.child(step), _inner_type(traced.type, "keyType" if at == 0 else "valueType")
                 )
-            return _Traced(traced.sources, _inner(traced.type, "elementType"), traced.parts)
+            return _Trace(traced.sources, _inner_type(traced.type, "elementType"), traced.fields)
         if generator.kind == "Inline":
-            return _part(replace(traced, type=_inner(traced.type, "elementType")), at, "")
-        everything = self._any_of(children, plan)
-        return everything.map(lambda source: source.through(_name_of(generator)))
+            return _field_trace(replace(traced, type=_inner_type(traced.type, "elementType")), at, "")
+        everything = self._trace_all(children, plan)
+        return everything.map_sources(lambda source: source.with_function(_sql_name(generator)))
 
-    def _expression(self, node: _Node, plan: _Node) -> _Traced:
+    def _trace_expression(self, node: _Node, plan: _Node) -> _Trace:
         kind = node.kind
-        if (trace := _TRACES.get(kind)) is not None:
+        if (trace := _EXPRESSION_RULES.get(kind)) is not None:
             return trace(self, node, plan)
         if kind.startswith("Python") or kind.endswith("UDF"):
             return self._python_function(node, plan)
-        if kind in _SAME:
-            inner = self._expression(node.children[0], plan)
+        if kind in _PASS_THROUGH:
+            inner = self._trace_expression(node.children[0], plan)
             declared = node.fields.get("schema" if kind == "JsonToStructs" else "dataType")
-            element = _inner(inner.type, "elementType") if kind == "GetArrayItem" else None
-            return _Traced(inner.sources, declared or element or inner.type, inner.parts)
-        every = self._any_of(node.children, plan)
-        if kind in _ALL:
+            element = _inner_type(inner.type, "elementType") if kind == "GetArrayItem" else None
+            return _Trace(inner.sources, declared or element or inner.type, inner.fields)
+        every = self._trace_all(node.children, plan)
+        if kind in _ANY_CHILD:
             return replace(every, type={"type": "array", "elementType": every.type}) if kind == "CreateArray" else every
-        if kind in _TEXT and len(node.children) == 1:
-            return every.map(lambda source: source.through(_TEXT[kind]), "string")
-        return every.map(lambda source: source.through(_name_of(node)), node.fields.get("dataType"))
+        if kind in _TEXT_FUNCTIONS and len(node.children) == 1:
+            return every.map_sources(lambda source: source.with_function(_TEXT_FUNCTIONS[kind]), "string")
+        return every.map_sources(lambda source: source.with_function(_sql_name(node)), node.fields.get("dataType"))
 
-    def _any_of(self, nodes: Iterable[_Node], plan: _Node) -> _Traced:
-        return _joined([self._expression(node, plan) for node in nodes])
+    def _trace_all(self, nodes: Iterable[_Node], plan: _Node) -> _Trace:
+        return _merge_traces([self._trace_expression(node, plan) for node in nodes])
 
-    def _attribute(self, node: _Node, plan: _Node) -> _Traced:
-        traced = self._column(_id(node), plan)
+    def _attribute(self, node: _Node, plan: _Node) -> _Trace:
+        traced = self._trace_column(_expression_id(node), plan)
         return replace(traced, type=node.fields.get("dataType", traced.type))
 
-    def _struct_field(self, node: _Node, plan: _Node) -> _Traced:
-        inner = self._expression(node.children[0], plan)
-        return _part(inner, node.fields.get("ordinal", 0), node.fields.get("name") or "")
+    def _struct_field(self, node: _Node, plan: _Node) -> _Trace:
+        inner = self._trace_expression(node.children[0], plan)
+        return _field_trace(inner, node.fields.get("ordinal", 0), node.fields.get("name") or "")
 
-    def _field_of_structs(self, node: _Node, plan: _Node) -> _Traced:
-        inner = self._expression(node.children[0], plan)
-        inner = replace(inner, type=_inner(inner.type, "elementType"))
-        return _part(inner, node.fields.get("ordinal", 0), (node.fields.get("field") or {}).get("name", ""))
+    def _trace_array_struct_field(self, node: _Node, plan: _Node) -> _Trace:
+        inner = self._trace_expression(node.children[0], plan)
+        inner = replace(inner, type=_inner_type(inner.type, "elementType"))
+        return _field_trace(inner, node.fields.get("ordinal", 0), (node.fields.get("field") or {}).get("name", ""))
 
-    def _json_path(self, node: _Node, plan: _Node) -> _Traced:
+    def _json_path(self, node: _Node, plan: _Node) -> _Trace:
         value, path = node.children[:2]
-        traced, steps = self._expression(value, plan), _steps(path) if path.kind == "Literal" else None
+        traced, steps = self._trace_expression(value, plan), _json_path_steps(path) if path.kind == "Literal" else None
         if steps is None:
-            return traced.map(lambda source: source.through(_name_of(node)))
+            return traced.map_sources(lambda source: source.with_function(_sql_name(node)))
         for step in steps:
-            traced = traced.map(lambda source, step=step: source.below(step))  # type: ignore[misc]
+            traced = traced.map_sources(lambda source, step=step: source.child(step))  # type: ignore[misc]
         return traced
 
-    def _element(self, node: _Node, plan: _Node) -> _Traced:
-        inner, key = self._expression(node.children[0], plan), node.children[1]
-        if _inner(inner.type, "type") != "map":
-            return _Traced(inner.sources, _inner(inner.type, "elementType"), inner.parts)
-        name = str(key.fields.get("value")) if key.kind == "Literal" else ANY
-        return inner.map(lambda source: source.below(name), _inner(inner.type, "valueType"))
+    def _element(self, node: _Node, plan: _Node) -> _Trace:
+        inner, key = self._trace_expression(node.children[0], plan), node.children[1]
+        if _inner_type(inner.type, "type") != "map":
+            return _Trace(inner.sources, _inner_type(inner.type, "elementType"), inner.fields)
+        name = str(key.fields.get("value")) if key.kind == "Literal" else ANY_PROPERTY
+        return inner.map_sources(lambda source: source.child(name), _inner_type(inner.type, "valueType"))
 
-    def _map_part(self, node: _Node, plan: _Node) -> _Traced:
-        step = NAMES if node.kind == "MapKeys" else ANY
-        return self._expression(node.children[0], plan).map(lambda source: source.below(step))
+    def _trace_map_keys_or_values(self, node: _Node, plan: _Node) -> _Trace:
+        step = PROPERTY_NAMES if node.kind == "MapKeys" else ANY_PROPERTY
+        return self._trace_expression(node.children[0], plan).map_sources(lambda source: source.child(step))
 
-    def _new_struct(self, node: _Node, plan: _Node) -> _Traced:
+    def _new_struct(self, node: _Node, plan: _Node) -> _Trace:
         names = [str(child.fields.get("value")) for child in node.children[::2]]
-        parts = dict(zip(names, (self._expression(child, plan) for child in node.children[1::2]), strict=True))
+        parts = dict(zip(names, (self._trace_expression(child, plan) for child in node.children[1::2]), strict=True))
         fields = [{"name": name, "type": part.type} for name, part in parts.items()]
-        return _Traced((), {"type": "struct", "fields": fields}, parts)
+        return _Trace((), {"type": "struct", "fields": fields}, parts)
 
-    def _case(self, node: _Node, plan: _Node) -> _Traced:
+    def _case(self, node: _Node, plan: _Node) -> _Trace:
         values = [*node.children[1::2], *(node.children[-1:] if len(node.children) % 2 else ())]
-        return self._any_of(values, plan)
+        return self._trace_all(values, plan)
 
-    def _python_function(self, node: _Node, plan: _Node) -> _Traced:
+    def _python_function(self, node: _Node, plan: _Node) -> _Trace:
         name, kind = str(node.fields.get("name")), node.fields.get("dataType")
         if how := format_of(name):
-            inner = self._expression(node.children[0], plan)
-            return _Traced(tuple(replace(source, format=how) for source in inner.sources), kind)
-        return self._any_of(node.children, plan).map(lambda source: source.through(name), kind)
+            inner = self._trace_expression(node.children[0], plan)
+            return _Trace(tuple(replace(source, format=how) for source in inner.sources), kind)
+        return self._trace_all(node.children, plan).map_sources(lambda source: source.with_function(name), kind)
 
 
-_TRACES: Mapping[str, Callable[[Tracer, _Node, _Node], _Traced]] = {
+_EXPRESSION_RULES: Mapping[str, Callable[[Tracer, _Node, _Node], _Trace]] = {
     "AttributeReference": Tracer._attribute,
-    "Literal": lambda _tracer, _node, _plan: _Traced(),
+    "Literal": lambda _tracer, _node, _plan: _Trace(),
     "GetStructField": Tracer._struct_field,
-    "GetArrayStructFields": Tracer._field_of_structs,
+    "GetArrayStructFields": Tracer._trace_array_struct_field,
     **dict.fromkeys(("GetJsonObject", "VariantGet"), Tracer._json_path),
     **dict.fromkeys(("GetMapValue", "ElementAt"), Tracer._element),
-    **dict.fromkeys(("MapKeys", "MapValues"), Tracer._map_part),
+    **dict.fromkeys(("MapKeys", "MapValues"), Tracer._trace_map_keys_or_values),
     "CreateNamedStruct": Tracer._new_struct,
     "CaseWhen": Tracer._case,
-    "If": lambda tracer, node, plan: tracer._any_of(node.children[1:], plan),
+    "If": lambda tracer, node, plan: tracer._trace_all(node.children[1:], plan),
 }
 """Tracing rules, by Spark's class name, for expressions that do not treat all children alike."""
 
 
-def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
+def _parse_tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
     at = iter(nodes)
 
     def build() -> _Node:
@@ -304,19 +318,21 @@ def _tree(nodes: Sequence[Mapping[str, Any]]) -> _Node:
     return build()
 
 
-def _aliases(plan: _Node) -> list[_Node]:
+def _find_aliases(plan: _Node) -> list[_Node]:
     lists = (value for value in plan.fields.values() if isinstance(value, list))
     trees = (tree for values in lists for tree in values if isinstance(tree, list) and tree and "class" in tree[0])
-    return [_tree(tree) for tree in trees if tree[0]["class"].endswith(".Alias")]
+    return [_parse_tree(tree) for tree in trees if tree[0]["class"].endswith(".Alias")]
 
 
-def _id(node: _Node) -> int:
+def _expression_id(node: _Node) -> int:
     return int(node.fields["exprId"]["id"])
 
 
-def _output(plan: _Node) -> list[tuple[int, str]]:
+def _output_columns(plan: _Node) -> list[tuple[int, str]]:
     def named(lists: Sequence[Any]) -> list[tuple[int, str]]:
-        return [(_id(node), node.fields["name"]) for node in map(_tree, lists) if "exprId" in node.fields]
+        return [
+            (_expression_id(node), node.fields["name"]) for node in map(_parse_tree, lists) if "exprId" in node.fields
+        ]
 
     for name in ("projectList", "aggregateExpressions", "output"):
         if isinstance(plan.fields.get(name), list) and plan.fields[name] and isinstance(plan.fields[name][0], list):
@@ -324,54 +340,54 @@ def _output(plan: _Node) -> list[tuple[int, str]]:
     if not plan.children:
         return []
     if plan.kind == "Union":
-        return _output(plan.children[0])
-    columns = [column for child in plan.children for column in _output(child)]
+        return _output_columns(plan.children[0])
+    columns = [column for child in plan.children for column in _output_columns(child)]
     if plan.kind == "Generate":
         columns += named(plan.fields["generatorOutput"])
     if plan.kind in ("Window", "Expand"):
-        columns += [(_id(alias), alias.fields["name"]) for alias in _aliases(plan)]
+        columns += [(_expression_id(alias), alias.fields["name"]) for alias in _find_aliases(plan)]
     return columns
 
 
-def _feeds(plan: _Node, feeds: Mapping[int, str]) -> list[str]:
+def _inputs_below(plan: _Node, feeds: Mapping[int, str]) -> list[str]:
     if not plan.children:
-        return [feeds[id_] for id_, _ in _output(plan)[:1] if id_ in feeds]
-    return [*dict.fromkeys(name for child in plan.children for name in _feeds(child, feeds))]
+        return [feeds[id_] for id_, _ in _output_columns(plan)[:1] if id_ in feeds]
+    return [*dict.fromkeys(name for child in plan.children for name in _inputs_below(child, feeds))]
 
 
-def _part(traced: _Traced, ordinal: int, name: str) -> _Traced:
+def _field_trace(traced: _Trace, ordinal: int, name: str) -> _Trace:
     fields = traced.type.get("fields", []) if isinstance(traced.type, dict) else []
     declared = fields[ordinal] if ordinal < len(fields) else {}
     name = name or declared.get("name", "")
     # Spark's name of the field may differ in case; the struct has the real one.
     name = declared.get("name", name)
-    if name in traced.parts:
-        return traced.parts[name]
-    return traced.map(lambda source: source.below(name), declared.get("type"))
+    if name in traced.fields:
+        return traced.fields[name]
+    return traced.map_sources(lambda source: source.child(name), declared.get("type"))
 
 
-def _joined(alternatives: Sequence[_Traced]) -> _Traced:
-    names = [name for traced in alternatives for name in traced.parts]
+def _merge_traces(alternatives: Sequence[_Trace]) -> _Trace:
+    names = [name for traced in alternatives for name in traced.fields]
     parts = {
-        name: _joined([traced.parts[name] for traced in alternatives if name in traced.parts])
+        name: _merge_traces([traced.fields[name] for traced in alternatives if name in traced.fields])
         for name in dict.fromkeys(names)
     }
     kind = next((traced.type for traced in alternatives if traced.type is not None), None)
-    return _Traced(tuple(dict.fromkeys(source for traced in alternatives for source in traced.sources)), kind, parts)
+    return _Trace(tuple(dict.fromkeys(source for traced in alternatives for source in traced.sources)), kind, parts)
 
 
-def _inner(kind: Any, name: str) -> Any:
+def _inner_type(kind: Any, name: str) -> Any:
     return kind.get(name) if isinstance(kind, dict) else None
 
 
-def _steps(literal: _Node) -> tuple[str, ...] | None:
+def _json_path_steps(literal: _Node) -> tuple[str, ...] | None:
     text = str(literal.fields.get("value"))
     try:
-        return Field.of(text).steps if text.startswith("$") else None
+        return Field.parse(text).steps if text.startswith("$") else None
     except Usage:
         return None
 
 
-def _name_of(node: _Node) -> str:
+def _sql_name(node: _Node) -> str:
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", node.kind).lower()
     return "window" if name == "precise_timestamp_conversion" else name

@@ -22,18 +22,18 @@ from msgspec import structs
 
 from ...errors import CommitConflict, Refused
 from ...state.next_version import TaskReport
-from ...state.records import windows
-from ...store.compaction.plan import Compaction, Done, rebase
-from ...store.objects.counting import CountingStore, Stats, shared_stats
+from ...state.records import format_windows
+from ...store.compaction.plan import Compaction, CompactionResult, rebase
+from ...store.objects.counting import CountingStore, Stats, sum_shared_counts
 from ...store.objects.local import SpooledStore
-from ...store.objects.many import do_all
+from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.sorted_runs import l0_files
+from ...store.sst.sorted_runs import max_l0_files
 from ...store.versions import commit, history
-from ...store.versions.amend import Amendment, amend, newest
+from ...store.versions.amend import Amendment, amend, read_base
 from ...store.versions.manifest import EventTime, Manifest
-from ...store.versions.side_tables import all_ssts, rejected_of
-from ..listener import BatchReport, StateFigures
+from ...store.versions.side_tables import all_ssts, rejected_counts
+from ..listener import BatchReport, StateSizes
 
 
 class StageMeter:
@@ -46,14 +46,14 @@ class StageMeter:
         self.folder, self._stores, self._clock = folder, stores, clock
         self._since, self._planned, self._puts = clock(), Stats(), Stats()
 
-    def put(self, seconds: float) -> None:
+    def record_put(self, seconds: float) -> None:
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
         """Return the counts since the last call, without the counts that tasks report."""
-        now, planned = self._clock(), shared_stats(self.folder)
+        now, planned = self._clock(), sum_shared_counts(self.folder)
         total = sum(
-            (*(store.take() for store in self._stores), planned - self._planned),
+            (*(store.take_stats() for store in self._stores), planned - self._planned),
             self._puts + Stats(ms=round((now - self._since) * 1000)),
         )
         self._since, self._planned, self._puts = now, planned, Stats()
@@ -63,20 +63,20 @@ class StageMeter:
 _UPLOADS = 4
 
 
-class Outdated(CommitConflict):
+class OutdatedBatch(CommitConflict):
     """A batch was computed on outdated state and must be computed again."""
 
 
-class PromotedMeanwhile(Outdated):
+class PromotedMeanwhile(OutdatedBatch):
     """A batch was computed without sinks that a promotion added to its app in the meantime."""
 
 
-class ForgottenMeanwhile(Outdated):
+class ForgottenMeanwhile(OutdatedBatch):
     """A batch may have been computed on rows of keys that were forgotten in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedVersion:
     """A committed version, the version before it, and durations of the batch and its commit."""
 
     previous: Manifest
@@ -93,13 +93,13 @@ class PendingVersion:
 
     base: Manifest
     manifest: Manifest
-    merges: tuple[Done, ...]
+    merges: tuple[CompactionResult, ...]
     started: float
-    on_commit: Callable[[Committed], None]
+    on_commit: Callable[[CommittedVersion], None]
     stats: Stats = field(default_factory=Stats)
 
     @property
-    def added(self) -> frozenset[str]:
+    def added_objects(self) -> frozenset[str]:
         existing = {sst.object for sst in all_ssts(self.base)}
         return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in existing)
 
@@ -123,16 +123,16 @@ class Committer:
         meter: StageMeter | None = None,
         spool: SpooledStore | None = None,
         max_unflushed: int = 0,
-        failed: Callable[[BaseException], None] = lambda _error: None,
+        on_failure: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
         self.head = self._claimed = claimed
-        self.in_order = False
+        self.is_synchronous = False
         """True while each batch must be committed before the next batch starts."""
         self._store, self._meter, self._spool = store, meter, spool
-        self._max_unflushed, self._failed = max_unflushed, failed
-        self._committing = threading.Lock()
+        self._max_unflushed, self._failed = max_unflushed, on_failure
+        self._commit_lock = threading.Lock()
         self._uploaded: set[str] = set()
-        self._moved = threading.Condition()
+        self._changed = threading.Condition()
         """Guards the attributes below."""
         self._unflushed: deque[tuple[PendingVersion, float]] = deque()
         """Versions to commit, each with the seconds from its batch's start to its acknowledgement."""
@@ -143,7 +143,7 @@ class Committer:
 
     @property
     def tip(self) -> Manifest:
-        with self._moved:
+        with self._changed:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
@@ -158,8 +158,8 @@ class Committer:
         if not self._max_unflushed:
             self._commit(change)
             return
-        with self._moved:
-            self._moved.wait_for(lambda: self._is_over or len(self._unflushed) < self._capacity)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or len(self._unflushed) < self._capacity)
             if self._failure is not None:
                 raise self._failure
             if self._closed:
@@ -168,39 +168,41 @@ class Committer:
                     f"stage {name} was stopped before its last batch was committed; the next run repeats the batch"
                 )
             # `in_order` may be set during the wait: versions submitted earlier still come first.
-            if self._unflushed or not self.in_order:
+            if self._unflushed or not self.is_synchronous:
                 self._unflushed.append((change, time.monotonic() - change.started))
-                self._moved.notify_all()
+                self._changed.notify_all()
                 return
         self._commit(change)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every submitted version is committed; return False after the timeout or a failure."""
-        with self._moved:
-            return self._moved.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: not self._unflushed or self._is_over, timeout_s) and not self._unflushed
+            )
 
     def close(self) -> None:
         """Stop committing, and drop versions that are not committed yet."""
-        with self._moved:
+        with self._changed:
             self._closed = True
-            self._moved.notify_all()
+            self._changed.notify_all()
 
-    def refresh(self) -> None:
+    def adopt_newest(self) -> None:
         """Adopt versions that other processes committed, such as compactions. Raises `Fenced` after a take-over."""
         # A commit under way checks for itself, and may wait for storage.
-        if not self._committing.acquire(blocking=False):
+        if not self._commit_lock.acquire(blocking=False):
             return
         try:
-            head = newest(self._store, self._claimed.app, self._claimed.stage, self.head) or self.head
+            head = read_base(self._store, self._claimed.app, self._claimed.stage, self.head) or self.head
             commit.check_epoch(head, self._claimed.epoch)
             if self._find_conflict(head) is None:
                 self.head = head
         finally:
-            self._committing.release()
+            self._commit_lock.release()
 
     @property
     def _capacity(self) -> int:
-        return 1 if self.in_order else self._max_unflushed
+        return 1 if self.is_synchronous else self._max_unflushed
 
     @property
     def _is_over(self) -> bool:
@@ -208,8 +210,8 @@ class Committer:
 
     def _flush(self) -> None:
         while True:
-            with self._moved:
-                self._moved.wait_for(lambda: self._unflushed or self._closed)
+            with self._changed:
+                self._changed.wait_for(lambda: self._unflushed or self._closed)
                 if self._closed:
                     return
                 change, seconds = self._unflushed[0]
@@ -219,13 +221,13 @@ class Committer:
                 # Report first: a caller that waits for the last version looks for errors as soon as `_failure` is set.
                 self._failed(error)
                 # The next `submit` raises it, too.
-                with self._moved:
+                with self._changed:
                     self._failure = error
-                    self._moved.notify_all()
+                    self._changed.notify_all()
                 return
-            with self._moved:
+            with self._changed:
                 self._unflushed.popleft()
-                self._moved.notify_all()
+                self._changed.notify_all()
 
     def _commit(self, change: PendingVersion, acknowledged_s: float | None = None) -> None:
         claimed, rebased, started = self._claimed, change, 0.0
@@ -234,7 +236,7 @@ class Committer:
             nonlocal rebased
             commit.check_epoch(head, claimed.epoch)
             if (other := self._find_conflict(head)) is not None:
-                raise commit.lost_to(other, claimed.epoch)
+                raise commit.conflict_error(other, claimed.epoch)
             rebased = self._rebase(rebased, head)
             self._upload(rebased)
             return True
@@ -245,7 +247,7 @@ class Committer:
             # The batch may be built on another process's version, such as a compaction.
             return structs.replace(rebased.manifest, writer=draft.writer, by=draft.by)
 
-        with self._committing:
+        with self._commit_lock:
             committed = amend(
                 self._store,
                 self.head,
@@ -257,13 +259,15 @@ class Committer:
             ).manifest
             ended = time.monotonic()
             if self._meter is not None:
-                self._meter.put(ended - started)
+                self._meter.record_put(ended - started)
             self.head = committed
         # The store has these SSTs now. Files of a dropped merge stay until the end: a batch under way may read them.
         while self._spool is not None and self._uploaded:
-            self._spool.forget(self._uploaded.pop())
+            self._spool.drop_spooled(self._uploaded.pop())
         seconds = time.monotonic() - change.started if acknowledged_s is None else acknowledged_s
-        change.on_commit(Committed(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1)))
+        change.on_commit(
+            CommittedVersion(rebased.base, committed, seconds, ended - started, max(0, len(self._unflushed) - 1))
+        )
 
     def _find_conflict(self, head: Manifest) -> Manifest | None:
         since = (
@@ -278,7 +282,7 @@ class Committer:
         """Rebase a version on the head. Raises `OutdatedBatch` if the batch has to be computed again."""
         if head.sinks.keys() != change.base.sinks.keys() or head.promotion != change.base.promotion:
             change = self._add_promoted_sinks(change, head)
-        if head.forgotten != change.base.forgotten and change.added:
+        if head.forgotten != change.base.forgotten and change.added_objects:
             raise ForgottenMeanwhile(
                 f"keys of {head.app}/{head.stage} were forgotten at v{head.version}, during a batch of this run",
                 version=head.version,
@@ -299,7 +303,7 @@ class Committer:
         rows_in = (source.rows for source in manifest.inputs.values())
         rows_out = (output.rows for output in manifest.outputs.values())
         if (
-            change.added or any(rows_in) or any(rows_out)
+            change.added_objects or any(rows_in) or any(rows_out)
         ) and manifest.traits.reads_records:  # other kinds send no rows
             raise PromotedMeanwhile(
                 f"stage {head.app}/{head.stage} was promoted at v{head.version}, during a batch of this run",
@@ -310,31 +314,31 @@ class Committer:
         return replace(change, manifest=structs.replace(manifest, **promoted))
 
     def _upload(self, change: PendingVersion) -> None:
-        if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
+        if self._spool is None or not (waiting := sorted(change.added_objects - self._uploaded)):
             return
-        do_all(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
+        for_each_concurrently(self._spool.upload, waiting, min(_UPLOADS, len(waiting)))
         self._uploaded.update(waiting)
 
 
-def spools_beside(cache_folder: Path) -> Path:
+def spool_root(cache_folder: Path) -> Path:
     """Return the folder for the spools of all runners that share a cache: on the cache's disk, outside the cache."""
     return cache_folder.with_name(f"{cache_folder.name}-spool")
 
 
-def report_of(
-    committed: Committed,
+def batch_report(
+    committed: CommittedVersion,
     results: tuple[TaskReport, ...],
     due: tuple[Compaction, ...] = (),
     stall_s: float = 0.0,
 ) -> BatchReport:
     previous, manifest = committed.previous, committed.manifest
-    rejects, times = rejected_of(manifest), manifest.event_time or EventTime()
+    rejects, times = rejected_counts(manifest), manifest.event_time or EventTime()
     flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
     earlier_objects = flushed.keys() | {sst.object for sst in previous.ssts}
-    state = StateFigures(
+    state = StateSizes(
         files=len(manifest.ssts),
         bytes=sum(sst.bytes for sst in manifest.ssts),
-        l0_files=l0_files(manifest.ssts, manifest.table.ranges if manifest.table else 1),
+        l0_files=max_l0_files(manifest.ssts, manifest.table.ranges if manifest.table else 1),
         debt_bytes=sum(compaction.input_bytes for compaction in due),
         flushed_bytes=sum(flushed.values()),
         # A compaction may cut one SST into two entries of one object: count the object once.
@@ -354,7 +358,7 @@ def report_of(
         windows=tuple(
             window
             for name, read in manifest.inputs.items()
-            for window in windows(read.topic, previous.inputs[name].offsets, read.offsets)
+            for window in format_windows(read.topic, previous.inputs[name].offsets, read.offsets)
         ),
         snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),
         seconds=committed.seconds,

@@ -17,40 +17,47 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
-from ...state.event_time import BatchTimes, Lateness, Times, due_after
+from ...state.event_time import BatchTimes, EventTimeScan, Lateness, due_span_after
 from ...state.failing import StateFailed
-from ...state.multi_input import TAG, name_of
-from ...state.next_version import TaskReport, Written
+from ...state.multi_input import INPUT_COLUMN, tagged_name
+from ...state.next_version import BatchResult, TaskReport
 from ...state.records import Position
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access, aws_variables
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
-from ...store.versions.codec import learned
-from ...store.versions.column_types import in_backticks
+from ...store.versions.codec import register_type
+from ...store.versions.column_types import quote_for_spark
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.data_source import open_stream
-from ..source.options import Private, ScratchCheckpoint, SourceOptions
+from ..source.options import PrivateOptions, ScratchCheckpoint, SourceOptions
 from ..source.wake import PlannerFiles
-from ..spark.placement import Homes, to_partitions
-from ..spark.plans import RecordCounts, first_column, needed_columns, needed_shares, optimised_paths, plan_of
+from ..spark.placement import Homes, repartition_by_number
+from ..spark.plans import (
+    RecordCounts,
+    analysed_plan,
+    first_column_id,
+    needed_columns,
+    needed_shares,
+    optimised_stream_paths,
+)
 from ..spark.session import with_settings
 from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import Tracing
-from ..upkeep.upkeep import Triggers
-from .pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
-from .schemas import Shape
-from .task import MARK, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
-from .transform import apply, for_state, tag
+from ..upkeep.upkeep import StallTriggers
+from .pre_aggregation import SHUFFLE_TASKS, Forecast, can_pre_aggregate, pre_aggregate
+from .schemas import StageSchemas
+from .task import IS_PROBE, RESULT_SCHEMA, OutputTopic, StateTask, Task, WriteTask, output_topic_of
+from .transform import apply_to_streams, select_batch_columns, union_tagged
 
 _LONG_MIN = -(1 << 63)
 _START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """Limits of a stage's batches: size, interval, write stalls, and number of versions ahead of the last commit.
 
     `end_offsets` maps users' topics to offsets at which reading stops. Topics that it lacks are read to their ends.
@@ -58,9 +65,9 @@ class Limits:
 
     max_records: int | None
     trigger_ms: int
-    stall: Triggers = field(default_factory=Triggers)
+    stall_triggers: StallTriggers = field(default_factory=StallTriggers)
     max_unflushed: int = 0
-    until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    end_offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +75,20 @@ class StageConfig:
     """Configuration of one stage's runner. With `max_unflushed`, `resources` has a spool folder."""
 
     stage: Stage
-    shape: Shape
+    schemas: StageSchemas
     resources: WorkerResources
-    limits: Limits
+    limits: BatchLimits
     checkpoint: ScratchCheckpoint
     planners: PlannerFiles
     compaction_threads: int = 1
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
-    rescue: Callable[["Batch", Exception], Written] | None = None
+    rescue: Callable[["Batch", Exception], BatchResult] | None = None
     """Computes a failed batch without the bad records, or raises its error; None if the stage rejects no records."""
-    set_aside: Callable[["Batch", Written], Written] | None = None
+    reject_too_large: Callable[["Batch", BatchResult], BatchResult] | None = None
     """Moves records that are too large for a sink's topic to the table of rejected records; None to do nothing."""
-    published: Mapping[str, str] = field(default_factory=dict)
-    retry: Callable[["Batch"], Written] | None = None
+    published_topics: Mapping[str, str] = field(default_factory=dict)
+    retry_rejected: Callable[["Batch"], BatchResult] | None = None
     input_spools: Mapping[str, str] = field(default_factory=dict)
     tracing: Tracing | None = None
 
@@ -102,50 +109,54 @@ class StageJob:
     """The stage's query, to count its records; may be set after the first batch has begun. None to count none."""
     _forecast: Forecast = field(default_factory=Forecast)
 
-    def times(self, base: Manifest) -> BatchTimes:
-        now_ms, by = instants.now_ms(), self.config.shape.due_by
-        due = due_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
+    def batch_times(self, base: Manifest) -> BatchTimes:
+        now_ms, by = instants.now_ms(), self.config.schemas.due_by
+        due = due_span_after(base.event_time, by, self.config.planners.clock_ms(now_ms)) if by is not None else None
         return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self.config.stage.event_time.ahead_ms, due)
 
-    def computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Written:
+    def compute_batch(
+        self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], times: BatchTimes
+    ) -> BatchResult:
         """Compute a batch. If it fails and the stage rejects records, leave out the bad records."""
-        counts = self._counts(base, after)
-        counts_before = counts.now() if counts is not None else {}
-        batch, set_aside = Batch(self, base, after, times), self.config.set_aside
+        counts = self._record_counter(base, after)
+        counts_before = counts.read() if counts is not None else {}
+        batch, set_aside = Batch(self, base, after, times), self.config.reject_too_large
         try:
-            results = self._compute(rows, base, times, few_keys=self._forecast.few_keys)
+            results = self._compute_rows(rows, base, times, few_keys=self._forecast.few_keys)
         except Exception as error:
             if self.config.rescue is None or self.stopping():
                 raise
             written = self.config.rescue(batch, error)
         else:
             self._forecast.learn(results)
-            written = Written(results)
+            written = BatchResult(results)
             if counts is not None:
-                read = {name: count - counts_before[name] for name, count in counts.now().items()}
-                written = Written(results, read=read)
+                read = {name: count - counts_before[name] for name, count in counts.read().items()}
+                written = BatchResult(results, read=read)
         return set_aside(batch, written) if set_aside is not None else written
 
-    def _counts(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
+    def _record_counter(self, base: Manifest, after: Mapping[str, Position]) -> RecordCounts | None:
         users = any(not base.inputs[name].upstream and end.offsets for name, end in after.items())
-        return RecordCounts.of(self.query.result(_START_S)) if users and self.query is not None else None
+        return RecordCounts.from_query(self.query.result(_START_S)) if users and self.query is not None else None
 
-    def _compute(
+    def _compute_rows(
         self,
         rows: DataFrame,
         base: Manifest,
         times: BatchTimes,
         *,
-        only_checks: bool = False,
+        dry_run: bool = False,
         few_keys: bool | None = None,
     ) -> tuple[TaskReport, ...]:
-        config, shape, stage = self.config, self.config.shape, self.config.stage
-        targets = tuple(output_topic_of(output, base, config.published) for output in stage.emits_to)
+        config, shape, stage = self.config, self.config.schemas, self.config.stage
+        targets = tuple(output_topic_of(output, base, config.published_topics) for output in stage.emits_to)
         writer, version = base.writer, base.version + 1
-        seen = Times(shape.watermarks, times.bound_ms)
+        seen = EventTimeScan(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(config.resources, writer, version, targets, shape.rows, times=seen))
-        late_by, late = shape.late_by, stage.late
+            return run_write_task(
+                rows, WriteTask(config.resources, writer, version, targets, shape.output_schemas, times=seen)
+            )
+        late_by, late = shape.lateness_columns, stage.late_output
         task = StateTask(
             dataclasses.replace(config.resources, s3=self.access()),
             writer,
@@ -158,15 +169,17 @@ class StageJob:
                 times.clock_ms,
                 Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
                 times.due,
-                tells=stage.max_rejected if config.rescue is not None else None,
+                max_reported=stage.max_rejected if config.rescue is not None else None,
             ),
             base.ssts,
-            only_checks,
-            late_to=(output_topic_of(late, base, config.published), shape.late) if late and not only_checks else None,
+            dry_run,
+            late_output=(output_topic_of(late, base, config.published_topics), shape.late_columns)
+            if late and not dry_run
+            else None,
             times=seen,
         )
         # A check need not run where the SSTs are cached.
-        return run_state(rows, task, None if only_checks else self.homes, few_keys)
+        return run_state_task(rows, task, None if dry_run else self.homes, few_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +192,18 @@ class Batch:
     times: BatchTimes
 
     def compute(self, rows: DataFrame) -> tuple[TaskReport, ...]:
-        return self.job._compute(rows, self.base, self.times)
+        return self.job._compute_rows(rows, self.base, self.times)
 
     def check(self, rows: DataFrame) -> None:
         """Compute the batch over the given rows without writing anything. Raises what `compute` raises."""
         due = dataclasses.replace(self.times.due, pending=False) if self.times.due is not None else None
-        self.job._compute(rows, self.base, dataclasses.replace(self.times, due=due), only_checks=True)
+        self.job._compute_rows(rows, self.base, dataclasses.replace(self.times, due=due), dry_run=True)
 
 
-def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
+def run_write_task(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
     outputs = tuple(enumerate(task.outputs))
-    if task.rows:
-        tagged = (F.when(F.col(TAG) == n, _kafka_partition(output, n)) for n, output in outputs)
+    if task.row_schemas:
+        tagged = (F.when(F.col(INPUT_COLUMN) == n, _kafka_partition(output, n)) for n, output in outputs)
         return _run(rows.select("*", F.coalesce(*tagged).alias("_to")), task)
     return _run(rows.select("*", *(_kafka_partition(output).alias(f"_to_{n}") for n, output in outputs)), task)
 
@@ -198,11 +211,11 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[TaskReport, ...]:
 def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
     if not target.key:
         return F.lit(0)
-    names = target.key if tag is None else (name_of(tag, column) for column in target.key)
-    return _partition(F.xxhash64(*map(in_backticks, names)), target.partitions)
+    names = target.key if tag is None else (tagged_name(tag, column) for column in target.key)
+    return _state_partition(F.xxhash64(*map(quote_for_spark, names)), target.partitions)
 
 
-def run_state(
+def run_state_task(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
     """Shuffle rows to their state partitions and merge them there. With several machines, `homes` places the tasks.
@@ -211,35 +224,37 @@ def run_state(
     and the task allows it, rows are pre-aggregated before the shuffle.
     """
     table = task.step.table
-    if few_keys is not None and can_add_up(task, rows.schema):
+    if few_keys is not None and can_pre_aggregate(task, rows.schema):
         count = 1 if few_keys and homes is None else table.ranges
         with with_settings(rows.sparkSession, {SHUFFLE_TASKS: str(count)}):
-            parts, task = added_up(rows, task)
-            return _run(_placed(parts, task, homes, alone=count == 1), task)
-    late = task.late_to[1] if task.late_to is not None else ()
-    hashed = for_state(rows, [column.name for column in table.key], task.step.state.needs, task.times, late)
-    return _run(_placed(hashed, task, homes), task)
+            parts, task = pre_aggregate(rows, task)
+            return _run(_place_rows(parts, task, homes, alone=count == 1), task)
+    late = task.late_output[1] if task.late_output is not None else ()
+    hashed = select_batch_columns(
+        rows, [column.name for column in table.key], task.step.state.needed_columns, task.times, late
+    )
+    return _run(_place_rows(hashed, task, homes), task)
 
 
-def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
+def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
     """Add probe rows, and bring all rows of a state partition to one task; with `alone`, bring all rows to one task."""
     count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
-        hashes = ", ".join(f"({sorted_runs.bounds(number, count)[1]}L)" for number in partitions)
+        hashes = ", ".join(f"({sorted_runs.hash_bounds(number, count)[1]}L)" for number in partitions)
         marks = hashed.sparkSession.sql(f"SELECT * FROM VALUES {hashes} AS marks(_hash)")
         columns = [
             F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
             for field in hashed.schema
         ]
-        hashed = hashed.withColumn(MARK, F.lit(False)).union(marks.select(*columns, F.lit(True)))
+        hashed = hashed.withColumn(IS_PROBE, F.lit(False)).union(marks.select(*columns, F.lit(True)))
     if alone:
         return hashed.coalesce(1)
-    partition = _partition(F.col("_hash"), count)
-    return homes.place(hashed, partition, count) if homes else to_partitions(hashed, partition, count)
+    partition = _state_partition(F.col("_hash"), count)
+    return homes.place(hashed, partition, count) if homes else repartition_by_number(hashed, partition, count)
 
 
-def _partition(hashed: Column, partitions: int) -> Column:
+def _state_partition(hashed: Column, partitions: int) -> Column:
     """Return a column with the state partition of a hash, as `store.sst.hashing.partition_of` computes it."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
@@ -255,13 +270,13 @@ def _run(rows: DataFrame, task: Task) -> tuple[TaskReport, ...]:
         # Spark looks columns up by name without quoting.
         rows = rows.toDF(*(f"c{number}" for number in range(len(names))))
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
-    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=learned(TaskReport)) for row in collected)
+    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=register_type(TaskReport)) for row in collected)
     if failed := [result.failed for result in results if result.failed is not None]:
-        raise StateFailed.of(failed)
+        raise StateFailed.from_reports(failed)
     return results
 
 
-PLANNED_AT_ONCE = {
+QUERY_SETTINGS = {
     # Adaptive execution runs the part before a shuffle as a job of its own: a bad record would fail there, before it
     # could be rejected, and a small batch would take longer.
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -285,7 +300,7 @@ def start_query(
     `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
     """
     stage, resources = config.stage, config.resources
-    private = Private(resources.kafka, resources.s3_settings, aws_variables(os.environ))
+    private = PrivateOptions(resources.kafka, resources.s3_settings, aws_variables(os.environ))
     streams: dict[str, DataFrame] = {}
     for name in stage.inputs:
         at, is_first = head.inputs[name], not streams
@@ -303,25 +318,27 @@ def start_query(
             stage=stage.name,
             store=resources.store,
             spool=config.input_spools.get(at.topic, ""),
-            counts=str(counts) if at.upstream else "",
-            told=str(config.planners.folder),
-            wakes=is_first and config.shape.due_by is not None,
-            asks=asks,
-            handled=tuple(head.recorded) if asks else (),
-            until=config.limits.until.get(at.topic),
+            counts_folder=str(counts) if at.upstream else "",
+            planner_folder=str(config.planners.folder),
+            starts_woken_batches=is_first and config.schemas.due_by is not None,
+            starts_snapshot_batches=asks,
+            handled_snapshots=tuple(head.recorded) if asks else (),
+            end_offsets=config.limits.end_offsets.get(at.topic),
         )
-        streams[name] = open_stream(spark, options, private, config.shape.inputs[name])
-    applied = apply(stage, streams)
+        streams[name] = open_stream(spark, options, private, config.schemas.inputs[name])
+    applied = apply_to_streams(stage, streams)
     ends = ((name, head.inputs[name]) for name in applied.sources)  # an input that is read twice occurs twice
-    positions = [Position(name, at.offsets, at.version, at.passed, (), at.watermark_ms) for name, at in ends]
+    positions = [Position(name, at.offsets, at.version, at.rows_passed, (), at.watermark_ms) for name, at in ends]
     config.checkpoint.write(head.version, positions)
-    rows = tag(applied.frames, config.shape.key)
-    used = optimised_paths(rows)
+    rows = union_tagged(applied.frames, config.schemas.key)
+    used = optimised_stream_paths(rows)
     columns, shares = needed_columns(used), needed_shares(used) if len(used) == len(streams) else {}
-    ids = {name: first_column(plan_of(stream)) for name, stream in streams.items()}
-    config.planners.need(stage.name, {name: columns[id_] for name, id_ in ids.items() if id_ in columns})
-    config.planners.choose(stage.name, {name: shares[id_] for name, id_ in ids.items() if id_ in shares})
-    with with_settings(spark, PLANNED_AT_ONCE):
+    ids = {name: first_column_id(analysed_plan(stream)) for name, stream in streams.items()}
+    config.planners.write_needed_columns(
+        stage.name, {name: columns[id_] for name, id_ in ids.items() if id_ in columns}
+    )
+    config.planners.write_key_shares(stage.name, {name: shares[id_] for name, id_ in ids.items() if id_ in shares})
+    with with_settings(spark, QUERY_SETTINGS):
         return (
             # A session may run several apps, and query names have to be unique.
             rows.writeStream.queryName(f"{resources.app}/{stage.name}")

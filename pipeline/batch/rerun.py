@@ -13,17 +13,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField
 
-from ...state.event_time import Times
+from ...state.event_time import EventTimeScan
 from ...state.failing import RECORD
-from ...store.versions.column_types import in_backticks
+from ...store.versions.column_types import quote_for_spark
 from ..api.stage import Stage
 from ..source.spark_types import spark_schema_of
-from ..spark.plans import frame_of, hidden, plan_of, rebuilt, with_records
-from ..spark.session import part_by_part
-from .schemas import Shape
-from .transform import for_state, over, tag
+from ..spark.plans import analysed_plan, frame_of, hide_record_numbers, rebuild, with_record_numbers
+from ..spark.session import without_subexpression_elimination
+from .schemas import StageSchemas
+from .transform import apply_to_records, select_batch_columns, union_tagged
 
-Numbers = npt.NDArray[np.int64]
+RecordNumbers = npt.NDArray[np.int64]
 _BATCH_ROWS = 10_000
 
 
@@ -35,80 +35,92 @@ class Rerun:
     """
 
     stage: Stage
-    shape: Shape
+    schemas: StageSchemas
     inputs: Sequence[DataFrame]
     """Records of each input, in the order of the function's arguments, with their numbers in the column `RECORD`."""
     output: str = ""
     """Output whose rows are wanted, if a stage without state returns a DataFrame for each; empty for all outputs."""
 
     def __post_init__(self) -> None:
-        self._feeds = [plan_of(frame) for frame in self.inputs]
-        self._shown = [hidden(frame) for frame in self.inputs]
-        self._frames = over(self.stage, self._shown)
-        if self.output and self.shape.bound is None and len(self._frames) > 1:
+        self._feeds = [analysed_plan(frame) for frame in self.inputs]
+        self._visible_inputs = [hide_record_numbers(frame) for frame in self.inputs]
+        self._frames = apply_to_records(self.stage, self._visible_inputs)
+        if self.output and self.schemas.bound is None and len(self._frames) > 1:
             self._frames = (self._frames[[sink.name for sink in self.stage.writes].index(self.output)],)
-        self.rows = tag(self._frames, self.shape.key)
+        self.rows = union_tagged(self._frames, self.schemas.key)
         self.spark = self.rows.sparkSession
 
     @cached_property
-    def numbered(self) -> DataFrame | None:
+    def numbered_rows(self) -> DataFrame | None:
         """Rows of the function, with record numbers in the column `RECORD`; None if the function mixes records."""
-        located = [with_records(frame, self._shown) for frame in self._frames]
+        located = [with_record_numbers(frame, self._visible_inputs) for frame in self._frames]
         numbered = [frame for frame in located if frame is not None]
-        return tag(numbered, (*self.shape.key, RECORD)) if len(numbered) == len(located) else None
+        return union_tagged(numbered, (*self.schemas.key, RECORD)) if len(numbered) == len(located) else None
 
-    def needed(self, rows: DataFrame) -> DataFrame:
+    def select_needed_columns(self, rows: DataFrame) -> DataFrame:
         """Select the columns that a batch computes: `_hash`, the key, and columns for the state and for late rows."""
-        key, bound = self.shape.key, self.shape.bound
-        return for_state(rows, key, bound.needs, Times(self.shape.watermarks), self.shape.late) if bound else rows
+        key, bound = self.schemas.key, self.schemas.bound
+        return (
+            select_batch_columns(
+                rows, key, bound.needed_columns, EventTimeScan(self.schemas.watermarks), self.schemas.late_columns
+            )
+            if bound
+            else rows
+        )
 
-    def table(self) -> tuple[pa.Table, bool]:
+    def to_arrow(self) -> tuple[pa.Table, bool]:
         """Compute all needed columns in one Spark job. The second value is True if they include `RECORD`."""
-        return self.needed(self.rows if self.numbered is None else self.numbered).toArrow(), self.numbered is not None
+        return self.select_needed_columns(
+            self.rows if self.numbered_rows is None else self.numbered_rows
+        ).toArrow(), self.numbered_rows is not None
 
     @cached_property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> RecordNumbers:
         parts = [frame.select(RECORD).toArrow()[RECORD].to_numpy() for frame in self.inputs]
         return np.sort(np.concatenate(parts))
 
-    def of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
+    def rows_of_keys(self, keys: Collection[int], without: Collection[int]) -> DataFrame | None:
         """Return numbered rows with these key hashes, except for records `without`; None if rows have no numbers."""
-        if self.numbered is None:
+        if self.numbered_rows is None:
             return None
         hashes = ", ".join(f"{key}L" for key in keys)
-        of_key = F.expr(f"xxhash64({', '.join(map(in_backticks, self.shape.key))}) IN ({hashes})")
-        return self.without(self.numbered, without).where(of_key)
+        of_key = F.expr(f"xxhash64({', '.join(map(quote_for_spark, self.schemas.key))}) IN ({hashes})")
+        return self.rows_without(self.numbered_rows, without).where(of_key)
 
-    def without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
+    def rows_without(self, rows: DataFrame, left_out: Collection[int]) -> DataFrame:
         if not left_out:
             return rows
-        return self._where(rows, f"`{RECORD}` NOT IN ({', '.join(f'{number}L' for number in sorted(left_out))})")
+        return self._filter_records(
+            rows, f"`{RECORD}` NOT IN ({', '.join(f'{number}L' for number in sorted(left_out))})"
+        )
 
-    def only(self, rows: DataFrame, chosen: Numbers) -> DataFrame:
+    def rows_of_records(self, rows: DataFrame, chosen: RecordNumbers) -> DataFrame:
         """Return the function's rows for the records `chosen`, an ascending subset of `numbers`."""
         indexes = np.searchsorted(self.numbers, chosen)
         begins = np.flatnonzero(np.append(True, np.diff(indexes) > 1))
         ends = np.append(begins[1:], len(indexes)) - 1
         spans = zip(chosen[begins], chosen[ends], strict=True)
-        return self._where(rows, " OR ".join(f"`{RECORD}` BETWEEN {first} AND {last}" for first, last in spans))
+        return self._filter_records(
+            rows, " OR ".join(f"`{RECORD}` BETWEEN {first} AND {last}" for first, last in spans)
+        )
 
-    def _where(self, rows: DataFrame, condition: str) -> DataFrame:
+    def _filter_records(self, rows: DataFrame, condition: str) -> DataFrame:
         def replace(old: Any, new: Any) -> Any:
             # In a union that has an input twice, the second use has other column ids.
             if any(old.sameResult(feed) for feed in self._feeds):
-                return plan_of(frame_of(new, self.spark).where(condition))
+                return analysed_plan(frame_of(new, self.spark).where(condition))
             return new
 
         # Spark merges this filter with the function's. Common subexpressions must not be evaluated before the filter.
-        return frame_of(rebuilt(plan_of(rows), self.spark, replace), self._part_by_part)
+        return frame_of(rebuild(analysed_plan(rows), self.spark, replace), self._session_without_elimination)
 
     @cached_property
-    def _part_by_part(self) -> SparkSession:
-        return part_by_part(self.spark)
+    def _session_without_elimination(self) -> SparkSession:
+        return without_subexpression_elimination(self.spark)
 
 
-def records_of(
-    spark: SparkSession, rows: pa.Table, numbers: Numbers, path: Path, batch_rows: int = _BATCH_ROWS
+def numbered_records_frame(
+    spark: SparkSession, rows: pa.Table, numbers: RecordNumbers, path: Path, batch_rows: int = _BATCH_ROWS
 ) -> DataFrame:
     """Write records and their numbers to a file, and return a DataFrame that reads the file in parallel.
 

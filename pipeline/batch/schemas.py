@@ -17,13 +17,13 @@ from ...errors import NotFound, Refused, Usage
 from ...state.event_time import TimeRules, Watermark
 from ...state.fits import check_default
 from ...state.kinds.due import window_of
-from ...state.kinds.kind import Bound, DueBy, Kind, key_of_table, of_input
-from ...state.multi_input import name_of
+from ...state.kinds.kind import BoundState, DueBy, Kind, key_of_table, with_input_metadata
+from ...state.multi_input import tagged_name
 from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.sst.schema import HASH
 from ...store.versions import keys
-from ...store.versions.column_types import FieldSource, Lineage, in_backticks
+from ...store.versions.column_types import FieldSource, Lineage, quote_for_spark
 from ...store.versions.manifest import Column, Table, is_internal
 from ..api.app import App
 from ..api.sink import Sink
@@ -32,21 +32,21 @@ from ..api.table import check_ttl
 from ..api.topic import Repartition, Topic
 from ..api.update import parse_ddl
 from ..messages import outgoing
-from ..messages.registry import forget_latest
-from ..source.data_source import TOPIC_SCHEMA, WITH_HEADERS
-from ..source.spark_types import arrow_of, spark_schema_of
+from ..messages.registry import clear_latest_schemas
+from ..source.data_source import TOPIC_SCHEMA, TOPIC_SCHEMA_WITH_HEADERS
+from ..source.spark_types import arrow_schema_of, spark_schema_of
 from ..spark.user_errors import as_user_error
-from .column_sources import joined, sources_of
-from .task import MARK
-from .transform import Applied, apply, each_output
+from .column_sources import merge_lineages, trace_sources
+from .task import IS_PROBE
+from .transform import AppliedFunction, apply_to_streams, has_frame_per_output
 
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_TO = re.compile(r"_to(_\d+)?", re.IGNORECASE)
-_SESSION = "spark.sessionWindow"
+_PARTITION_COLUMN = re.compile(r"_to(_\d+)?", re.IGNORECASE)
+_SESSION_METADATA = "spark.sessionWindow"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StageSchemas:
     """The schemas of one stage, and its rules of event time.
 
     Attributes:
@@ -67,12 +67,12 @@ class Shape:
     emits: dict[str, StructType]
     key: tuple[str, ...]
     table: Table | None
-    bound: Bound | None
-    rows: tuple[pa.Schema, ...] = ()
+    bound: BoundState | None
+    output_schemas: tuple[pa.Schema, ...] = ()
     watermarks: tuple[Watermark, ...] = ()
-    timed: frozenset[str] = frozenset()
-    late_by: tuple[str, ...] = ()
-    late: Mapping[str, str] = field(default_factory=dict)
+    inputs_with_watermark: frozenset[str] = frozenset()
+    lateness_columns: tuple[str, ...] = ()
+    late_columns: Mapping[str, str] = field(default_factory=dict)
     lineage: Mapping[str, Lineage] = field(default_factory=dict)
 
     @property
@@ -82,26 +82,26 @@ class Shape:
     @property
     def time_rules(self) -> TimeRules:
         behind_ms = self.bound.behind_ms if self.bound is not None else 0
-        return TimeRules(self.watermarks, self.timed, self.due_by, behind_ms)
+        return TimeRules(self.watermarks, self.inputs_with_watermark, self.due_by, behind_ms)
 
     @property
-    def own(self) -> frozenset[str]:
+    def inputs_with_declared_watermark(self) -> frozenset[str]:
         return frozenset(name for watermark in self.watermarks for name in watermark.inputs)
 
 
-def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
+def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
     """Return the schemas of all stages of an app, by name, upstream first.
 
     Raises `NotFound` if a key or a state names a column that the function does not return; `Refused` if a function
     fails, returns no DataFrame, or keeps state of its own; and `Usage` if a key column has different types in the
     inputs.
     """
-    result: dict[str, Shape] = {}
-    forget_latest()
+    result: dict[str, StageSchemas] = {}
+    clear_latest_schemas()
     with temporary_folder() as empty:
-        for stage in app.in_order():
+        for stage in app.stages_in_order():
             inputs = {
-                name: parse_ddl(WITH_HEADERS if source.include_headers else TOPIC_SCHEMA)
+                name: parse_ddl(TOPIC_SCHEMA_WITH_HEADERS if source.include_headers else TOPIC_SCHEMA)
                 if isinstance(source, Topic)
                 else result[app.writer_of(source).name].emits[source]
                 for name, source in stage.inputs.items()
@@ -109,31 +109,35 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             # An empty folder is the cheapest stream: it needs no process and is never started.
             read = spark.readStream
             streams = {name: read.schema(schema).parquet(f"file:{empty}") for name, schema in inputs.items()}
-            applied = apply(stage, streams)
+            applied = apply_to_streams(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
             watermarks = _watermarks(stage, key, applied)
-            shape = replace(_shape(stage, key, inputs, applied), watermarks=watermarks)
-            timed = shape.own | {name for name in stage.channels if result[app.writer_of(name).name].timed}
+            shape = replace(_derive_stage_schemas(stage, key, inputs, applied), watermarks=watermarks)
+            timed = shape.inputs_with_declared_watermark | {
+                name for name in stage.channels if result[app.writer_of(name).name].inputs_with_watermark
+            }
             late_by: tuple[str, ...] = ()
             if timed and stage.event_time.late != "keep" and shape.table is not None and shape.bound is not None:
                 columns = pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key])
-                late_by = shape.bound.late_by(window_of(columns))
-            shape = replace(shape, timed=timed, late_by=late_by)
+                late_by = shape.bound.lateness_columns(window_of(columns))
+            shape = replace(shape, inputs_with_watermark=timed, lateness_columns=late_by)
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
                     f"stage {stage.name!r} has rows that fall due at the watermark, but no watermark",
                     hint='call withWatermark where the topic is read, or use update(..., due_by="clock")',
                 )
-            shape = _with_late(stage, shape, applied)
+            shape = _add_late_output(stage, shape, applied)
             result[stage.name] = replace(shape, lineage=_lineage(stage, shape, applied, streams))
     return result
 
 
-def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str, DataFrame]) -> dict[str, Lineage]:
+def _lineage(
+    stage: Stage, shape: StageSchemas, applied: AppliedFunction, streams: Mapping[str, DataFrame]
+) -> dict[str, Lineage]:
     """Return source fields of the table's key, under an empty name, and of each channel's columns, by channel."""
     topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
-    lineages = [sources_of(frame, streams, topics) for frame in applied.frames]
-    rows = joined(lineages)
+    lineages = [trace_sources(frame, streams, topics) for frame in applied.frames]
+    rows = merge_lineages(lineages)
     channels = [channel.name for channel in stage.repartitions]
     if stage.state is None:
         sent = zip(stage.writes, lineages if len(lineages) > 1 else lineages * len(stage.writes), strict=True)
@@ -144,19 +148,25 @@ def _lineage(stage: Stage, shape: Shape, applied: Applied, streams: Mapping[str,
     for channel in channels:
         lineage[channel] = {}
         for name in shape.emits[channel].names:
-            carried = name if name in key or name in shape.late else stage.state.carried(name)
+            carried = name if name in key or name in shape.late_columns else stage.state.copied_column(name)
             lineage[channel][name] = rows.get(carried, anything) if carried else () if carried == "" else anything
     return lineage
 
 
-def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
-    if stage.late is None:
+def _add_late_output(stage: Stage, shape: StageSchemas, applied: AppliedFunction) -> StageSchemas:
+    if stage.late_output is None:
         return shape
-    if shape.bound is not None and shape.late_by and (late := shape.bound.late_rows) is not None:
-        _check_output(stage.late, late[0])
-        return replace(shape, emits=shape.emits | {stage.late.name: spark_schema_of(late[0])}, late=late[1])
-    if not shape.late_by:
-        lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
+    if shape.bound is not None and shape.lateness_columns and (late := shape.bound.late_rows) is not None:
+        _check_output(stage.late_output, late[0])
+        return replace(
+            shape, emits=shape.emits | {stage.late_output.name: spark_schema_of(late[0])}, late_columns=late[1]
+        )
+    if not shape.lateness_columns:
+        lacks = (
+            "a window (F.window) in the key of a table"
+            if shape.inputs_with_watermark
+            else "a watermark (withWatermark)"
+        )
         raise Refused(
             f"stage {stage.name!r} has an output for late rows, but lacks {lacks}: no row can be late",
             hint="remove late= from its event_time(...)",
@@ -167,25 +177,27 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
             hint="return their union, or remove late= from its event_time(...)",
         )
     rows = applied.frames[0].schema
-    _check_output(stage.late, arrow_of(rows))
+    _check_output(stage.late_output, arrow_schema_of(rows))
     columns = StructType()
     for column in rows:
         # Late rows are no longer merged into sessions.
-        metadata = {name: value for name, value in column.metadata.items() if name != _SESSION}
+        metadata = {name: value for name, value in column.metadata.items() if name != _SESSION_METADATA}
         columns.add(column.name, column.dataType, column.nullable, metadata)
-    emits = shape.emits | {stage.late.name: columns}
-    return replace(shape, emits=emits, late={name: name for name in rows.names})
+    emits = shape.emits | {stage.late_output.name: columns}
+    return replace(shape, emits=emits, late_columns={name: name for name in rows.names})
 
 
-def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
+def _watermarks(stage: Stage, key: Sequence[str], applied: AppliedFunction) -> tuple[Watermark, ...]:
     declared = [
         (number, watermark.column, watermark.delay_ms)
-        for number, watermark in enumerate(applied.declared)
+        for number, watermark in enumerate(applied.watermarks)
         if watermark is not None
     ]
     names, single = tuple(stage.inputs), len(applied.frames) == 1
-    columns = {number: column if single or column in key else name_of(number, column) for number, column, _ in declared}
-    if declared and (single or each_output(stage, applied.frames)):
+    columns = {
+        number: column if single or column in key else tagged_name(number, column) for number, column, _ in declared
+    }
+    if declared and (single or has_frame_per_output(stage, applied.frames)):
         # The frames have the same rows, or parts of them, so inputs cannot be told apart.
         return (Watermark(tuple(columns.values()), max(delay_ms for *_, delay_ms in declared), names),)
     # All DataFrames share a key column.
@@ -197,13 +209,13 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
 
 def ddl_of(rows: StructType) -> str:
     """Return the columns of a repartition topic as DDL, the form that manifests store."""
-    return ", ".join(f"{in_backticks(field.name)} {_ddl(field.dataType)}" for field in rows)
+    return ", ".join(f"{quote_for_spark(field.name)} {_ddl(field.dataType)}" for field in rows)
 
 
 def _ddl(kind: DataType) -> str:
     match kind:
         case StructType():
-            names = [name if _WORD.fullmatch(name) else in_backticks(name) for name in kind.names]
+            names = [name if _WORD.fullmatch(name) else quote_for_spark(name) for name in kind.names]
             types = [_ddl(field.dataType) for field in kind]
             return f"struct<{','.join(f'{name}:{ddl}' for name, ddl in zip(names, types, strict=True))}>"
         case ArrayType():
@@ -213,13 +225,15 @@ def _ddl(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:
+def _derive_stage_schemas(
+    stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: AppliedFunction
+) -> StageSchemas:
     rows = [frame.schema for frame in applied.frames]
     if stage.state is None:
-        return _shape_without_state(stage, inputs, rows)
-    arrow = [arrow_of(schema) for schema in rows]
+        return _derive_stateless_schemas(stage, inputs, rows)
+    arrow = [arrow_schema_of(schema) for schema in rows]
     _check_key(stage, key, inputs, arrow)
-    state = _state(stage, stage.state, key, rows)
+    state = _session_state(stage, stage.state, key, rows)
     bound = _bound(stage, state, key, arrow, applied)
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
@@ -236,11 +250,11 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         compaction=stage.table.compaction,
         ttl=stage.table.ttl,
     )
-    return Shape(inputs, emits, key, table, bound)
+    return StageSchemas(inputs, emits, key, table, bound)
 
 
-def _shape_without_state(stage: Stage, inputs: dict[str, StructType], rows: list[StructType]) -> Shape:
-    if len(rows) > 1 and not each_output(stage, rows):
+def _derive_stateless_schemas(stage: Stage, inputs: dict[str, StructType], rows: list[StructType]) -> StageSchemas:
+    if len(rows) > 1 and not has_frame_per_output(stage, rows):
         raise Refused(
             f"stage {stage.name!r} returned {len(rows)} DataFrames, but has no state to combine them",
             hint="return their union: a.unionByName(b, allowMissingColumns=True)",
@@ -248,37 +262,41 @@ def _shape_without_state(stage: Stage, inputs: dict[str, StructType], rows: list
     sent = rows if len(rows) > 1 else rows * len(stage.writes)
     emits = {output.name: schema for output, schema in zip(stage.writes, sent, strict=True)}
     for output in stage.writes:
-        _check_output(output, arrow_of(emits[output.name]))
-    return Shape(inputs, emits, (), None, None, tuple(map(arrow_of, rows)) if len(rows) > 1 else ())
+        _check_output(output, arrow_schema_of(emits[output.name]))
+    return StageSchemas(inputs, emits, (), None, None, tuple(map(arrow_schema_of, rows)) if len(rows) > 1 else ())
 
 
-def _bound(stage: Stage, state: Kind, key: tuple[str, ...], arrow: list[pa.Schema], applied: Applied) -> Bound:
-    times = [watermark.column if watermark else None for watermark in applied.declared]
-    marked = [of_input(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
+def _bound(
+    stage: Stage, state: Kind, key: tuple[str, ...], arrow: list[pa.Schema], applied: AppliedFunction
+) -> BoundState:
+    times = [watermark.column if watermark else None for watermark in applied.watermarks]
+    marked = [with_input_metadata(*arguments) for arguments in zip(arrow, stage.inputs, times, strict=False)]
     with as_user_error(f"the state of stage {stage.name!r}"):
         bound = state.bind(marked, key)
     for schema in arrow:
         # With several DataFrames, a batch has all columns.
-        used = {name.casefold() for name in (schema.names if len(arrow) > 1 else (*key, *bound.needs))}
+        used = {name.casefold() for name in (schema.names if len(arrow) > 1 else (*key, *bound.needed_columns))}
         names = [name for name in schema.names if name.casefold() in used]
-        keys.check_columns(f"stage {stage.name!r}", names, (HASH, MARK))
+        keys.check_columns(f"stage {stage.name!r}", names, (HASH, IS_PROBE))
     return bound
 
 
 def _check_key(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], arrow: list[pa.Schema]) -> None:
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
-    read = {name: arrow_of(inputs[name]) for name in stage.channels}
+    read = {name: arrow_schema_of(inputs[name]) for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
 
 
-def _state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
+def _session_state(stage: Stage, state: Kind, key: Sequence[str], rows: Sequence[StructType]) -> Kind:
     """Return the stage's state, changed to a state of sessions if the key has a session window.
 
     Raises `Refused` for sessions that cannot be stored, or whose rows cannot be final.
     """
-    sessions = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
+    sessions = list(
+        dict.fromkeys(name for name in key for schema in rows if _SESSION_METADATA in schema[name].metadata)
+    )
     if not sessions:
         return state
     session, problem = sessions[0], f"stage {stage.name!r} has the session window {sessions[0]!r} in its key"
@@ -309,15 +327,15 @@ def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
     )
 
 
-def _emitted(stage: Stage, bound: Bound) -> dict[str, StructType]:
+def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
     """Return each output's schema. Raises `Refused` unless the state emits one for all outputs or one for each."""
-    if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
+    if len(bound.emitted_schemas) > 1 and len(bound.emitted_schemas) != len(stage.emits_to):
         raise Refused(
-            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, but writes= has "
+            f"stage {stage.name!r}: its state emits rows for {len(bound.emitted_schemas)} outputs, but writes= has "
             f"{len(stage.emits_to)}",
             hint="give emits= one schema for each of writes=, in that order, or one for all",
         )
-    schemas = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
+    schemas = bound.emitted_schemas if len(bound.emitted_schemas) > 1 else bound.emitted_schemas * len(stage.emits_to)
     emitted = list(zip(stage.emits_to, schemas, strict=True))
     for output, rows in emitted:
         _check_output(output, rows)
@@ -338,11 +356,11 @@ def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.
 
 def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
     if isinstance(output, Repartition):
-        reserved = [name for name in rows.names if _TO.fullmatch(name)]
+        reserved = [name for name in rows.names if _PARTITION_COLUMN.fullmatch(name)]
         keys.check_columns(f"repartition topic {output.name!r}", rows.names, reserved)
         _check_columns(f"repartition topic {output.name!r}", output.key, rows)
     elif output.encoding is not None:
-        outgoing.check(f"sink {output.name!r}", output.encoding, rows)
+        outgoing.check_encoding(f"sink {output.name!r}", output.encoding, rows)
 
 
 def _check_columns(owner: str, key: tuple[str, ...], rows: pa.Schema) -> None:

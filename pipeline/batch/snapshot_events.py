@@ -9,14 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from ...chandy_lamport import events as cl
 from ...chandy_lamport.process import Process
 from ...errors import Corruption
-from ...state.next_version import Outcome
+from ...state.next_version import ProtocolOutcome
 from ...state.records import Position
-from ...store.versions.manifest import Manifest, Span
+from ...store.versions.manifest import Manifest, VersionSpan
 
 
-def arrive(
+def compute_outcome(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
-) -> Outcome:
+) -> ProtocolOutcome:
     """Return the protocol's outcome of a batch that moves its inputs from `before` to `after`, by declared name.
 
     Both mappings are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are deleted.
@@ -26,7 +26,7 @@ def arrive(
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
     process = Process(channels, frozenset(head.outputs), awaited)
     forgotten = [snapshot for snapshot in head.recorded if snapshot in closed]
-    events = [*map(cl.Forgotten, forgotten), *_events(channels, before, after, set(head.recorded))]
+    events = [*map(cl.SnapshotEnded, forgotten), *_protocol_events(channels, before, after, set(head.recorded))]
     actions = [action for event in events for action in process.receive(event)]
 
     recorded = {snapshot: version for snapshot, version in head.recorded.items() if snapshot not in forgotten}
@@ -35,32 +35,32 @@ def arrive(
         match action:
             case cl.RecordState(snapshot):
                 recorded[snapshot] = head.version + 1
-            case cl.Capture(snapshot, channel, Span() as span):
+            case cl.Capture(snapshot, channel, VersionSpan() as span):
                 spans = captured.setdefault(snapshot, {})
-                earlier = spans.get(channel, Span(span.after, span.after))
+                earlier = spans.get(channel, VersionSpan(span.after, span.after))
                 if earlier.up_to != span.after:
                     raise Corruption(
                         f"channel {channel!r} was captured up to version {earlier.up_to}, but the next batch begins "
                         f"after {span.after}",
                         object_key=channel,
                     )
-                spans[channel] = Span(earlier.after, span.up_to)
-    return Outcome(
+                spans[channel] = VersionSpan(earlier.after, span.up_to)
+    return ProtocolOutcome(
         markers=tuple((action.snapshot, action.channel) for action in actions if isinstance(action, cl.SendMarker)),
         recorded=recorded,
         awaited={snapshot: tuple(sorted(channels)) for snapshot, channels in process.recorded.items() if channels},
         captured=captured,
-        changed=any(isinstance(event, cl.MarkerArrived | cl.Requested) for event in events),
+        changed=any(isinstance(event, cl.MarkerArrived | cl.SnapshotRequested) for event in events),
     )
 
 
-def _events(
+def _protocol_events(
     channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], recorded: set[str]
 ) -> Iterator[cl.Event]:
     """Yield the events in the protocol's order: all events for batches before all events for markers."""
     for name in sorted(channels & after.keys()):
         if after[name].version > before[name].version:
-            yield cl.BatchArrived(name, Span(before[name].version, after[name].version))
+            yield cl.BatchArrived(name, VersionSpan(before[name].version, after[name].version))
     for name in sorted(after):
         # A position keeps its snapshots until the input moves on: they are new only if it has moved.
         if after[name] == before[name]:
@@ -71,4 +71,4 @@ def _events(
             elif not channels and snapshot not in recorded:
                 # A stage with channels gets snapshot requests by markers, so requests at its topics are ignored.
                 recorded.add(snapshot)
-                yield cl.Requested(snapshot)
+                yield cl.SnapshotRequested(snapshot)

@@ -14,14 +14,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ...common import instants
 from ...errors import SlackwaterError, Unavailable
-from ...snapshot.change.edit import change_of, newest_active
-from ...snapshot.change.edited import edited
-from ...snapshot.under_way.runners import EDITS, EditRequest, edit_done_by
+from ...snapshot.change.edit import change_of, newest_active_cut
+from ...snapshot.change.edited import compute_edit
+from ...snapshot.under_way.runners import EDITS, EditRequest, find_edit_version
 from ...state.event_time import BatchTimes
-from ...state.next_version import Outcome, TaskReport, Written, has_rows, next_version
+from ...state.next_version import BatchResult, ProtocolOutcome, TaskReport, has_rows, next_version
 from ...state.records import Position
 from ...store.compaction import plan
-from ...store.compaction.plan import Done
+from ...store.compaction.plan import CompactionResult
 from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
@@ -29,17 +29,17 @@ from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.versions import commit
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import rejected_of
+from ...store.versions.side_tables import rejected_counts
 from ..kafka.messages import write_markers
 from ..kafka.open import open_kafka
 from ..listener import BatchReport
 from ..spark.placement import Homes
-from ..telemetry.logs import working_on
+from ..telemetry.logs import committing_version
 from ..telemetry.spans import BatchSpan
-from ..upkeep.upkeep import Delivery, Upkeep
-from .committer import Committed, Committer, Outdated, PendingVersion, StageMeter, report_of
+from ..upkeep.upkeep import SstDelivery, Upkeep
+from .committer import CommittedVersion, Committer, OutdatedBatch, PendingVersion, StageMeter, batch_report
 from .job import Batch, StageConfig, StageJob, start_query
-from .snapshot_events import arrive
+from .snapshot_events import compute_outcome
 
 
 class StageRunner:
@@ -66,8 +66,8 @@ class StageRunner:
         self.stage = config.stage
         self._config, self._meter = config, meter
         self._on_commit, self._on_move = on_commit, on_move
-        self._busy = threading.Lock()
-        self._stopping = self._settled = False
+        self._batch_lock = threading.Lock()
+        self._stopping = self._drained = False
         self._query = Future[StreamingQuery]()
         self.error: BaseException | None = None
         """Error that ended the stage; None while it runs or after a stop."""
@@ -76,9 +76,9 @@ class StageRunner:
         """Spark job group of the stage's query; empty before its start."""
         self._batch_s = 0.0
         self._span: BatchSpan | None = None
-        has_table, resources, limits = config.shape.table is not None, config.resources, config.limits
+        has_table, resources, limits = config.schemas.table is not None, config.resources, config.limits
         # Local tasks share one cache, so they need no placement.
-        self._homes = Homes() if resources.elsewhere else None
+        self._homes = Homes() if resources.has_remote_tasks else None
         spool = SpooledStore(store, Path(resources.spool)) if resources.spool else None
         cache = SstCache(*resources.cache)
         local: ObjectStore = spool or store
@@ -88,7 +88,7 @@ class StageRunner:
             meter=meter,
             spool=spool,
             max_unflushed=limits.max_unflushed,
-            failed=self._fail,
+            on_failure=self._fail,
         )
         self._job = StageJob(
             config, local, cache, self._homes, access, stopping=lambda: self._stopping, query=self._query
@@ -100,9 +100,9 @@ class StageRunner:
                 cache,
                 claimed,
                 threads=config.compaction_threads,
-                deliver=Delivery(self._homes, resources, access) if self._homes else None,
+                deliver=SstDelivery(self._homes, resources, access) if self._homes else None,
                 prefetch=config.prefetch,
-                triggers=limits.stall,
+                triggers=limits.stall_triggers,
                 tip=lambda: self.tip,
             )
 
@@ -114,43 +114,43 @@ class StageRunner:
     def tip(self) -> Manifest:
         return self._committer.tip
 
-    def forget(self, snapshots: frozenset[str]) -> None:
+    def drop_snapshots(self, snapshots: frozenset[str]) -> None:
         """Drop these recorded snapshots, whose requests were deleted, in the next version."""
         self._closed_snapshots = snapshots
 
-    def keep_in_order(self, enabled: bool) -> None:
+    def commit_synchronously(self, enabled: bool) -> None:
         """Commit each batch before the next batch starts, in spite of `max_unflushed`, while `enabled`."""
-        self._committer.in_order = enabled
+        self._committer.is_synchronous = enabled
 
     def stop(self) -> None:
         self._stopping = True
 
     @property
-    def busy(self) -> bool:
-        return self._busy.locked()
+    def is_busy(self) -> bool:
+        return self._batch_lock.locked()
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        self._wake_for(self.head)
+        self._schedule_wake_up(self.head)
         started = start_query(spark, self._config, self.head, self._on_batch, counts=self._meter.folder)
         self._query.set_result(started)
         self.job_group = str(started.runId)
         return started
 
-    def settle(self, timeout_s: float) -> None:
+    def drain(self, timeout_s: float) -> None:
         """Wait until the current batch has ended and all versions are committed; after the timeout, drop the rest.
 
         Failures after this call are not recorded in `error`.
         """
         deadline = time.monotonic() + timeout_s
-        if self._busy.acquire(timeout=timeout_s):
-            self._busy.release()
+        if self._batch_lock.acquire(timeout=timeout_s):
+            self._batch_lock.release()
             self._committer.drain(max(0.0, deadline - time.monotonic()))
-        self._settled = True
+        self._drained = True
         self._committer.close()
 
     def check_epoch(self) -> None:
         """Adopt versions that other processes committed, such as compactions. Raises `Fenced` after a take-over."""
-        self._committer.refresh()
+        self._committer.adopt_newest()
 
     def close(self) -> None:
         self._committer.close()
@@ -160,11 +160,11 @@ class StageRunner:
             self._upkeep.close()
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
-        with self._busy:
+        with self._batch_lock:
             if self._stopping:
                 return
             try:
-                with self._under_way():
+                with self._batch_context():
                     self._run(rows, batch)
             except BaseException as error:
                 # Spark reports a query's failure as text; the runner needs the error itself.
@@ -175,25 +175,25 @@ class StageRunner:
                     raise
 
     @contextmanager
-    def _under_way(self) -> Iterator[None]:
+    def _batch_context(self) -> Iterator[None]:
         app, tracing = self.head.app, self._config.tracing
         with (
-            working_on(app, self.stage.name, self.tip.version + 1),
+            committing_version(app, self.stage.name, self.tip.version + 1),
             tracing.batch(app, self.stage.name) if tracing is not None else nullcontext() as self._span,
         ):
             yield
 
     def _fail(self, error: BaseException) -> None:
-        if not self._settled:
+        if not self._drained:
             self.error = self.error or error
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         checkpoint = self._config.checkpoint
-        starts, ends = checkpoint.planned(batch - 1), checkpoint.planned(batch)
+        starts, ends = checkpoint.read_positions(batch - 1), checkpoint.read_positions(batch)
         tip = self.tip
         with_rows = any(has_rows(tip.inputs[name], end) for name, end in ends.items())
         stall_seconds = 0.0
-        if self._upkeep is not None and (with_rows or self._job.times(tip).pending):
+        if self._upkeep is not None and (with_rows or self._job.batch_times(tip).pending):
             stall_seconds = self._upkeep.stall.wait(self._batch_s, lambda: self._stopping)
         if self._stopping:
             return
@@ -210,7 +210,7 @@ class StageRunner:
             make()
         except Exception as error:
             self.check_epoch()
-            if not isinstance(error, Outdated) and self.tip.forgotten == previous.forgotten:
+            if not isinstance(error, OutdatedBatch) and self.tip.forgotten == previous.forgotten:
                 raise
             make()
 
@@ -226,57 +226,57 @@ class StageRunner:
         started = time.monotonic()
         # One base for the whole batch: a compaction may be adopted meanwhile.
         base = self.tip
-        outcome, times = arrive(base, starts, ends, self._closed_snapshots), self._job.times(base)
+        outcome, times = compute_outcome(base, starts, ends, self._closed_snapshots), self._job.batch_times(base)
         at = base.inputs
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in ends.items())
         if not moved and not outcome.changed and not times.pending:
             return
-        written = Written()
+        written = BatchResult()
         if with_rows or times.pending:
-            merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
-            written = self._job.computed(rows, merged, ends, times)
+            merged = replace(base, ssts=plan.apply_results(base.ssts, self._finished))
+            written = self._job.compute_batch(rows, merged, ends, times)
         self._submit(base, ends, outcome, written, times, started, stall_seconds, with_rows=with_rows)
 
-    def retry(self) -> None:
+    def retry_rejected(self) -> None:
         """Process the waiting rejected records as a separate batch between two batches of the query.
 
         Its version changes the table, the channels and the table of rejected records atomically. Raises what a batch
         raises, which ends the stage.
         """
-        with self._busy:
-            base, retry = self.tip, self._config.retry
-            if self._stopping or retry is None or not rejected_of(base).waiting:
+        with self._batch_lock:
+            base, retry = self.tip, self._config.retry_rejected
+            if self._stopping or retry is None or not rejected_counts(base).waiting:
                 return
             try:
-                with self._under_way():
+                with self._batch_context():
                     self._retry_if_outdated(lambda: self._retry(retry))
             except BaseException as error:
                 self._fail(error)
                 raise
 
-    def _retry(self, retry: Callable[[Batch], Written]) -> None:
+    def _retry(self, retry: Callable[[Batch], BatchResult]) -> None:
         base, started = self.tip, time.monotonic()
-        times = self._job.times(base)
-        merged = replace(base, ssts=plan.apply(base.ssts, self._finished))
+        times = self._job.batch_times(base)
+        merged = replace(base, ssts=plan.apply_results(base.ssts, self._finished))
         written = retry(Batch(self._job, merged, {}, times))
-        self._submit(base, {}, arrive(base, {}, {}, ()), written, times, started)
+        self._submit(base, {}, compute_outcome(base, {}, {}, ()), written, times, started)
 
-    def edit(self, store: ObjectStore, request: EditRequest) -> None:
+    def apply_edit(self, store: ObjectStore, request: EditRequest) -> None:
         """Apply a requested edit of rows between two batches, as a separate version, unless it is applied already.
 
         If an edit cannot be applied, the reason is written to its request. Raises what a commit raises, which ends the
         stage.
         """
-        with self._busy:
+        with self._batch_lock:
             base, job = self.tip, self._job
-            if self._stopping or edit_done_by(store, request, base) is not None:
+            if self._stopping or find_edit_version(store, request, base) is not None:
                 return
             started = time.monotonic()
             try:
                 try:
-                    cut = newest_active(store, base.app, base.stage, base)
+                    cut = newest_active_cut(store, base.app, base.stage, base)
                     change = change_of(store, base.app, request)
-                    change_set = edited(job.store, job.cache, cut, base.stage, change, request.edit)
+                    change_set = compute_edit(job.store, job.cache, cut, base.stage, change, request.edit)
                 except SlackwaterError as error:
                     if isinstance(error, Unavailable):
                         raise
@@ -288,8 +288,8 @@ class StageRunner:
                 draft = commit.successor(
                     base, kind="edit", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=instants.now_ms()
                 )
-                with self._under_way():
-                    self._commit(base, change_set.onto(draft), (), started)
+                with self._batch_context():
+                    self._commit(base, change_set.apply_to(draft), (), started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -298,8 +298,8 @@ class StageRunner:
         self,
         base: Manifest,
         after: Mapping[str, Position],
-        outcome: Outcome,
-        written: Written,
+        outcome: ProtocolOutcome,
+        written: BatchResult,
         times: BatchTimes,
         started: float,
         stall_seconds: float = 0.0,
@@ -318,7 +318,7 @@ class StageRunner:
             outcome,
             dataclasses.replace(written, markers=markers),
             merges,
-            self._config.shape.time_rules,
+            self._config.schemas.time_rules,
             times,
             with_rows=with_rows,
             now_ms=instants.now_ms(),
@@ -331,7 +331,7 @@ class StageRunner:
         self,
         base: Manifest,
         manifest: Manifest,
-        merges: tuple[Done, ...],
+        merges: tuple[CompactionResult, ...],
         started: float,
         results: tuple[TaskReport, ...] = (),
         stall_seconds: float = 0.0,
@@ -343,15 +343,15 @@ class StageRunner:
         """
         # Plan merges now: the SSTs exist, and if this version is not committed, no later one is.
         missed = (name for result in results for name in result.ranged)
-        due = self._upkeep.consider(manifest, merges, missed) if self._upkeep else ()
+        due = self._upkeep.start_merges(manifest, merges, missed) if self._upkeep else ()
         span = self._span
 
-        def on_commit(committed: Committed) -> None:
+        def on_commit(committed: CommittedVersion) -> None:
             self._on_move(self.head, self.tip)
-            report = report_of(committed, results, due, stall_seconds)
+            report = batch_report(committed, results, due, stall_seconds)
             versions = (committed.previous, committed.manifest)
             with (
-                span.committed(*versions, committed.commit_seconds, report.windows, rejected)
+                span.end_committed(*versions, committed.commit_seconds, report.windows, rejected)
                 if span is not None
                 else nullcontext()
             ):
@@ -359,18 +359,18 @@ class StageRunner:
 
         stats = sum((result.stats for result in results), Stats())
         self._committer.submit(PendingVersion(base, manifest, merges, started, on_commit, stats))
-        self._wake_for(manifest)
+        self._schedule_wake_up(manifest)
         if self._config.limits.max_unflushed:
             self._on_move(self.head, self.tip)
 
-    def _wake_for(self, manifest: Manifest) -> None:
-        if self._config.shape.due_by is None:
+    def _schedule_wake_up(self, manifest: Manifest) -> None:
+        if self._config.schemas.due_by is None:
             return
         times, at_ms = manifest.event_time, None
-        if times is not None and times.next_due_ms is not None and (times.by_clock or times.owed):
+        if times is not None and times.next_due_ms is not None and (times.by_clock or times.has_unemitted_due_rows):
             at_ms = times.next_due_ms if times.by_clock else 0
-        self._config.planners.wake(manifest.stage, manifest.version, at_ms)
+        self._config.planners.schedule_wake_up(manifest.stage, manifest.version, at_ms)
 
     @property
-    def _finished(self) -> tuple[Done, ...]:
-        return self._upkeep.finished if self._upkeep is not None else ()
+    def _finished(self) -> tuple[CompactionResult, ...]:
+        return self._upkeep.finished_merges if self._upkeep is not None else ()

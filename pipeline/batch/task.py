@@ -19,25 +19,25 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructType
 
 from ...errors import BadRecord
-from ...state.event_time import Times
+from ...state.event_time import EventTimeScan
 from ...state.failing import StateFailed
 from ...state.kinds.aggregate import num_partials, num_rows
-from ...state.multi_input import by_input
-from ...state.next_version import SentTo, TaskReport, Unsent
-from ...state.step import Made, Step
-from ...store.objects.counting import Reads, looked_up
-from ...store.read.multi_get import LookUps
+from ...state.multi_input import split_by_input
+from ...state.next_version import OversizedRecord, PartitionWrite, TaskReport
+from ...state.step import Step, StepResult
+from ...store.objects.counting import ReadCounters, look_up_stats
+from ...store.read.multi_get import TableLookUps
 from ...store.sst import sorted_runs, writer
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
-from ..kafka.messages import RowTooLarge, send, split
+from ..kafka.messages import RowTooLarge, send_messages, split_into_messages
 from ..kafka.open import open_kafka
-from ..kafka.protocol import MOST_RECORD, Kafka, TooLarge
+from ..kafka.protocol import MAX_RECORD_BYTES, Kafka, RecordTooLarge
 from ..messages import outgoing
-from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
+from ..source.worker import ERROR_TAG, ErrorTag, configure_worker
 from ..spark.worker_resources import WorkerResources
 
 RESULT_SCHEMA = StructType().add("result", BinaryType())
@@ -56,8 +56,8 @@ class OutputTopic:
     """Columns that choose the Kafka partition. Empty for a sink, whose internal topic has one partition."""
     encoding: Encoding | None = None
     """Encoding of a sink's rows as records; None for a channel, to which rows are sent as they are."""
-    published_to: str = ""
-    rejects: bool = False
+    published_topic: str = ""
+    rejects_too_large: bool = False
     """True if records too large for the topic are reported (`TaskReport.unsent`) instead of failing the batch."""
 
     def partitions_of(self, rows: pa.Table) -> Partitions:
@@ -78,48 +78,56 @@ def output_topic_of(target: Repartition | Sink, base: Manifest, published: Mappi
     topic = base.sinks[target.name].topic if target.name in base.sinks else ""
     to = published.get(target.name, target.name) if target.kind == "topic" else ""
     return OutputTopic(
-        target.name, topic, encoding=target.encoding, published_to=to, rejects=target.on_error == "reject"
+        target.name, topic, encoding=target.encoding, published_topic=to, rejects_too_large=target.on_error == "reject"
     )
 
 
-_MOST_PUBLISHED = MOST_RECORD - (64 << 10)
+_MAX_PUBLISHED_BYTES = MAX_RECORD_BYTES - (64 << 10)
 _LIMIT_S = 60.0
 _limits: TTLCache[tuple[str, str], int] = TTLCache(1_000, _LIMIT_S)
 
 
-def check_sizes(
+def separate_too_large(
     kafka: Kafka, target: OutputTopic, records: pa.Table, version: int
-) -> tuple[pa.Table, tuple[Unsent, ...]]:
+) -> tuple[pa.Table, tuple[OversizedRecord, ...]]:
     """Separate a sink's records that fit into its topic from records that are too large.
 
     Raises `BadRecord` for the first record that is too large, unless the sink rejects such records.
     """
-    sizes = outgoing.batch_bytes(records)
-    most, topic = int(sizes.max(initial=0)), (kafka.name, target.published_to)
+    sizes = outgoing.single_batch_bytes(records)
+    most, topic = int(sizes.max(initial=0)), (kafka.name, target.published_topic)
     limit = _limits.get(topic)
     if limit is None or most > limit:
         # The limit may have been raised since.
-        limit = _limits[topic] = min(_limit(kafka, target.published_to) or _MOST_PUBLISHED, _MOST_PUBLISHED)
+        limit = _limits[topic] = min(
+            _max_record_bytes(kafka, target.published_topic) or _MAX_PUBLISHED_BYTES, _MAX_PUBLISHED_BYTES
+        )
     if most <= limit:
         return records, ()
-    large, unsent = np.flatnonzero(sizes > limit), list[Unsent]()
+    large, unsent = np.flatnonzero(sizes > limit), list[OversizedRecord]()
     for row, size in zip(records.take(pa.array(large)).to_pylist(), sizes[large].tolist(), strict=True):
-        named = [(name[len(outgoing.HEADER) :], it) for name, it in row.items() if name.startswith(outgoing.HEADER)]
-        carried = [(header["key"], header["value"]) for header in row.get(outgoing.HEADERS) or ()]
+        named = [
+            (name[len(outgoing.HEADER_PREFIX) :], it)
+            for name, it in row.items()
+            if name.startswith(outgoing.HEADER_PREFIX)
+        ]
+        carried = [(header["key"], header["value"]) for header in row.get(outgoing.HEADERS_COLUMN) or ()]
         headers = tuple(header for header in (*named, *carried) if header[1] is not None)
-        reason = TooLarge(row["key"], size, limit).words
+        reason = RecordTooLarge(row["key"], size, limit).description
         unsent.append(
-            Unsent(target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {reason}")
+            OversizedRecord(
+                target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {reason}"
+            )
         )
-        if not target.rejects:
+        if not target.rejects_too_large:
             raise BadRecord(
                 f"{unsent[0].why}; nothing was committed: raise the topic's max.message.bytes, up to "
-                f'{_MOST_PUBLISHED:,}, or set such records aside with sink(..., on_error="reject")'
+                f'{_MAX_PUBLISHED_BYTES:,}, or set such records aside with sink(..., on_error="reject")'
             )
     return records.filter(pa.array(sizes <= limit)), tuple(unsent)
 
 
-def _limit(kafka: Kafka, topic: str) -> int | None:
+def _max_record_bytes(kafka: Kafka, topic: str) -> int | None:
     named = (kafka.properties.get(name, "none") for name in ("compression.type", "compression.codec"))
     # The size of a record after compression is not known in advance.
     return None if any(codec != "none" for codec in named) else kafka.max_message_bytes(topic)
@@ -133,15 +141,15 @@ class Task(ABC):
     writer: str
     version: int
     outputs: tuple[OutputTopic, ...]
-    times: Times = field(default_factory=Times, kw_only=True)
-    error_mark: ErrorMark = field(default=ERROR_MARK, kw_only=True)
+    times: EventTimeScan = field(default_factory=EventTimeScan, kw_only=True)
+    error_tag: ErrorTag = field(default=ERROR_TAG, kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task and yield one row with its report; yield nothing if there are no rows."""
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
-        with self.error_mark.own():
+        with self.error_tag.tagging():
             configure_worker()
             context = TaskContext.get()
             assert context is not None  # noqa: S101  only Spark's workers call this
@@ -149,9 +157,9 @@ class Task(ABC):
             attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
             rows = pa.Table.from_batches(filled)
             try:
-                result = replace(self._run(rows, attempt), seen=self.times.seen(rows), partials=num_partials(rows))
+                result = replace(self._run(rows, attempt), seen=self.times.scan(rows), partials=num_partials(rows))
             except StateFailed as error:
-                result = TaskReport(attempt, num_rows(rows), failed=error.told)
+                result = TaskReport(attempt, num_rows(rows), failed=error.reported)
             report = msgspec.msgpack.encode(result)
             yield pa.RecordBatch.from_pydict({"result": pa.array([report], pa.binary())})
 
@@ -160,31 +168,33 @@ class Task(ABC):
 
     def _send(
         self, parts: Iterable[tuple[OutputTopic, pa.Table, Partitions]], attempt: str
-    ) -> tuple[dict[str, dict[int, SentTo]], tuple[Unsent, ...]]:
+    ) -> tuple[dict[str, dict[int, PartitionWrite]], tuple[OversizedRecord, ...]]:
         """Send each output its rows, each row to its Kafka partition.
 
         Returns what was sent, by output and partition, and the records that are too large for a sink's topic. Raises
         `BadRecord` for a row that exceeds the size of a message, and for a too large record of a sink that does not
         reject records.
         """
-        sent, unsent = dict[str, dict[int, SentTo]](), tuple[Unsent, ...]()
+        sent, unsent = dict[str, dict[int, PartitionWrite]](), tuple[OversizedRecord, ...]()
         for target, rows, partitions in parts:
             if not target.topic:
                 continue
             kafka, patience_s = open_kafka(self.resources.kafka), self.resources.patience_s
             if target.encoding is not None:
-                rows, more = check_sizes(
-                    kafka, target, outgoing.records(rows, target.encoding, patience_s), self.version
+                rows, more = separate_too_large(
+                    kafka, target, outgoing.encode_records(rows, target.encoding, patience_s), self.version
                 )
                 unsent, partitions = (*unsent, *more), np.zeros(rows.num_rows, np.int32)
             try:
-                messages = list(split(rows, partitions))
+                messages = list(split_into_messages(rows, partitions))
             except RowTooLarge as error:
                 raise self._too_large(target, error) from None
             if messages:
-                ends = send(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
+                ends = send_messages(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
                 counts = np.bincount(partitions, minlength=target.partitions).tolist()
-                sent[target.name] = {partition: SentTo(counts[partition], end) for partition, end in ends.items()}
+                sent[target.name] = {
+                    partition: PartitionWrite(counts[partition], end) for partition, end in ends.items()
+                }
         return sent, unsent
 
     def _too_large(self, target: OutputTopic, error: RowTooLarge) -> BadRecord:
@@ -194,7 +204,8 @@ class Task(ABC):
         kind = "repartition topic" if target.encoding is None and target.key else "sink"
         return BadRecord(
             f"{kind} {target.name!r} at v{self.version}: the row{' with ' if shown else ''}{shown} has "
-            f"{error.size:,} bytes, but a message between stages has at most {MOST_RECORD:,}: drop such rows in the "
+            f"{error.size:,} bytes, but a message between stages has at most {MAX_RECORD_BYTES:,}: drop such rows "
+            f"in the "
             "function, or send only some of their columns"
         )
 
@@ -207,23 +218,23 @@ class WriteTask(Task):
     `row_schemas`, output n gets the rows with tag n, and column `_to` has their partition.
     """
 
-    rows: tuple[pa.Schema, ...] = ()
+    row_schemas: tuple[pa.Schema, ...] = ()
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
-        parts = ((target, *part) for target, part in zip(self.outputs, self._parts(rows), strict=True))
+        parts = ((target, *part) for target, part in zip(self.outputs, self._rows_by_output(rows), strict=True))
         sent, unsent = self._send(parts, attempt)
         return TaskReport(attempt, rows.num_rows, sent=sent, unsent=unsent)
 
-    def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
-        if self.rows:
+    def _rows_by_output(self, rows: pa.Table) -> list[tuple[pa.Table, Partitions]]:
+        if self.row_schemas:
             partitions = rows["_to"].to_numpy()
-            return [(part, partitions[selection]) for selection, part in by_input(rows, self.rows)]
+            return [(part, partitions[selection]) for selection, part in split_by_input(rows, self.row_schemas)]
         numbers = [f"_to_{n}" for n in range(len(self.outputs))]
         plain = rows.drop_columns(numbers)
         return [(plain, rows[name].to_numpy()) for name in numbers]
 
 
-MARK = "_is_mark"
+IS_PROBE = "_is_mark"
 """Column that is True in a probe row, which is no record: the task looks for due rows in its state partition."""
 
 
@@ -234,66 +245,70 @@ class StateTask(Task):
     step: Step
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
     ssts: tuple[Sst, ...]
-    only_checks: bool = False
-    late_to: tuple[OutputTopic, Mapping[str, str]] | None = None
+    dry_run: bool = False
+    late_output: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
 
     def _run(self, rows: pa.Table, attempt: str) -> TaskReport:
         marked: frozenset[int] = frozenset()
-        if MARK in rows.column_names:
-            is_mark = rows[MARK]
+        if IS_PROBE in rows.column_names:
+            is_mark = rows[IS_PROBE]
             hashes = rows.filter(is_mark)["_hash"].to_numpy()
             marked = frozenset(partition_of(hashes, self.step.table.ranges).tolist())
-            rows = rows.filter(pc.invert(is_mark)).drop_columns([MARK])
+            rows = rows.filter(pc.invert(is_mark)).drop_columns([IS_PROBE])
         in_time, late = self.step.split_late(rows)
-        result = self._written(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
+        result = self._merge_rows(in_time, attempt, marked) if in_time.num_rows or marked else TaskReport(attempt, 0)
         if not late.num_rows:
             return result
         sent, unsent = result.sent, result.unsent
-        if self.late_to is not None:
-            target, columns = self.late_to
+        if self.late_output is not None:
+            target, columns = self.late_output
             late_rows = late.select(list(columns)).rename_columns(list(columns.values()))
             more, large = self._send([(target, late_rows, target.partitions_of(late_rows))], attempt)
             sent, unsent = sent | more, (*unsent, *large)
         return replace(result, rows_in=num_rows(rows), sent=sent, unsent=unsent, late=num_rows(late))
 
-    def _written(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
-        table, count, reads = self.step.table, self.step.table.ranges, Reads()
+    def _merge_rows(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
+        table, count, reads = self.step.table, self.step.table.ranges, ReadCounters()
         counted, store, cache = self.resources.open()
         partitions = partition_of(rows["_hash"].to_numpy(), count)
-        steps: list[Made] = []
+        steps: list[StepResult] = []
         ssts: list[Sst] = []
         event_ms: list[int | None] = []
         # Spark's plan has one partition a task; the code works for any number.
         for partition in sorted(marked.union(np.unique(partitions).tolist())):
             part = rows if (partitions == partition).all() else rows.filter(partitions == partition)
-            existing = sorted_runs.touching(self.ssts, partition, count)
-            stored = LookUps(store, cache, table, existing, self.step.clock_ms, reads)
-            step = self.step.made(part, stored, sorted_runs.bounds(partition, count) if partition in marked else None)
-            if self.only_checks:
+            existing = sorted_runs.ssts_of_partition(self.ssts, partition, count)
+            stored = TableLookUps(store, cache, table, existing, self.step.clock_ms, reads)
+            step = self.step.apply(
+                part, stored, sorted_runs.hash_bounds(partition, count) if partition in marked else None
+            )
+            if self.dry_run:
                 continue
             steps.append(step)
             if step.new.num_rows:
                 new, latest_ms = self.step.with_expiry(step.new)
                 app, stage = self.resources.app, self.resources.stage
-                sst = writer.write(store, cache, app=app, stage=stage, table=table, partition=partition, rows=new)
+                sst = writer.write_sst(store, cache, app=app, stage=stage, table=table, partition=partition, rows=new)
                 ssts.append(sst)
                 event_ms.append(latest_ms)
         emitted = [step.emitted for step in steps if step.emitted]
-        sent, unsent = self._send(self._emitted(emitted), attempt) if self.outputs and emitted else ({}, ())
+        sent, unsent = self._send(self._rows_by_output(emitted), attempt) if self.outputs and emitted else ({}, ())
         return TaskReport(
             attempt,
             num_rows(rows),
             tuple(ssts),
             sent,
-            counted.take() + looked_up(reads),
+            counted.take_stats() + look_up_stats(reads),
             cache.ranged_objects(),
             max((at for at in event_ms if at is not None), default=None),
             unsent=unsent,
             next_due_ms=min((step.next_ms for step in steps if step.next_ms is not None), default=None),
         )
 
-    def _emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> Iterator[tuple[OutputTopic, pa.Table, Partitions]]:
+    def _rows_by_output(
+        self, parts: Sequence[tuple[pa.Table, ...]]
+    ) -> Iterator[tuple[OutputTopic, pa.Table, Partitions]]:
         tables = [pa.concat_tables(tables) for tables in zip(*parts, strict=True)]
         # A single table goes to all outputs.
         for target, rows in zip(self.outputs, tables * len(self.outputs) if len(tables) == 1 else tables, strict=True):

@@ -16,14 +16,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from ...errors import Refused
-from ...state.event_time import Times
+from ...state.event_time import EventTimeScan
 from ...state.failing import RECORD
-from ...state.multi_input import TAG, name_of
-from ...store.versions.column_types import in_backticks
+from ...state.multi_input import INPUT_COLUMN, tagged_name
+from ...store.versions.column_types import quote_for_spark
 from ..api.stage import Stage
 from ..api.topic import Topic
-from ..messages.decode import reading
-from ..spark.plans import children, first_column, kind, nodes, once, paths, plan_of
+from ..messages.decode import default_topics
+from ..spark.plans import analysed_plan, children, class_name, first_column_id, nodes, share_streams, stream_paths
 from ..spark.user_errors import as_user_error
 
 # Operators of Spark's plans that keep state between the batches of a streaming query, and the state to declare instead.
@@ -48,27 +48,27 @@ class DeclaredWatermark:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedFunction:
     """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
 
     frames: tuple[DataFrame, ...]
     """One DataFrame, or one for each input (with state) or output (without state, reading each stream only once)."""
     sources: tuple[str, ...]
     """Names of the inputs, in the order in which Spark numbers the query's sources."""
-    declared: tuple[DeclaredWatermark | None, ...] = ()
+    watermarks: tuple[DeclaredWatermark | None, ...] = ()
 
 
 @contextmanager
-def _calling(stage: Stage) -> Iterator[None]:
+def _user_code(stage: Stage) -> Iterator[None]:
     topics = [source.name for source in stage.inputs.values() if isinstance(source, Topic)]
-    with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
+    with as_user_error(f"stage {stage.name!r}", stage.transform), default_topics(topics):
         yield
 
 
-def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
+def apply_to_streams(stage: Stage, inputs: Mapping[str, DataFrame]) -> AppliedFunction:
     """Call the stage's function with streaming DataFrames. Raises `Refused` for a result that a stage cannot use."""
-    with _calling(stage):
-        frames = _frames(stage, inputs.values())
+    with _user_code(stage):
+        frames = _call_function(stage, inputs.values())
         _check_frames(stage, frames)
         for frame in frames:
             frame.schema  # noqa: B018  Spark analyses the plan here
@@ -78,23 +78,23 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
                 f"stage {stage.name!r} returned a DataFrame that is not derived from its input stream",
                 hint="derive the result from the function's argument",
             )
-        _refuse_state(stage, plan_of(frame))
-    sources = _sources(stage, inputs, frames)
-    declared = tuple(_declared(stage.name, plan_of(frame), frame.schema) for frame in frames)
-    return Applied(once(frames) if each_output(stage, frames) else frames, sources, declared)
+        _check_stateless(stage, analysed_plan(frame))
+    sources = _source_order(stage, inputs, frames)
+    declared = tuple(_declared_watermark(stage.name, analysed_plan(frame), frame.schema) for frame in frames)
+    return AppliedFunction(share_streams(frames) if has_frame_per_output(stage, frames) else frames, sources, declared)
 
 
-def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    with _calling(stage):
-        return _frames(stage, inputs)
+def apply_to_records(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
+    with _user_code(stage):
+        return _call_function(stage, inputs)
 
 
-def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
+def _call_function(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
     result = stage.transform(*inputs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def each_output(stage: Stage, frames: Sequence[object]) -> bool:
+def has_frame_per_output(stage: Stage, frames: Sequence[object]) -> bool:
     return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
 
 
@@ -102,7 +102,7 @@ def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
     for frame in frames:
         if not isinstance(frame, DataFrame):
             raise Refused(f"stage {stage.name!r} returned {type(frame).__name__}; expected a DataFrame")
-    if len(frames) == 1 or each_output(stage, frames):
+    if len(frames) == 1 or has_frame_per_output(stage, frames):
         return
     outputs = ", ".join(repr(output.name) for output in stage.writes)
     if stage.state is None and len(stage.writes) > 1:
@@ -120,11 +120,11 @@ def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
         )
 
 
-def _refuse_state(stage: Stage, plan: Any) -> None:
+def _check_stateless(stage: Stage, plan: Any) -> None:
     for node in nodes(plan):
         if not node.isStreaming():
             continue
-        if (name := kind(node)) in _STATEFUL:
+        if (name := class_name(node)) in _STATEFUL:
             raise Refused(
                 f"stage {stage.name!r} uses a streaming {name}: snapshots cannot include Spark's own state",
                 hint=f"declare state=slackwater.{_STATEFUL[name]} on the stage, or compute it from each record alone",
@@ -137,11 +137,13 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
             )
 
 
-def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
+def _source_order(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
     """Return the inputs' names in the order of the plan's streams. Raises `Refused` unless every input occurs once."""
-    names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
+    names = {first_column_id(analysed_plan(frame)): name for name, frame in inputs.items()}
     # The second use of a stream gets new column ids.
-    streams = [[names.get(first_column(stream)) for stream, *_ in paths(plan_of(frame))] for frame in frames]
+    streams = [
+        [names.get(first_column_id(stream)) for stream, *_ in stream_paths(analysed_plan(frame))] for frame in frames
+    ]
     names_used = [name for used in streams for name in used]
     for name in inputs:
         if name not in names_used:
@@ -151,7 +153,9 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
             )
     # A stream shared by several outputs is read once. A stream that one output uses twice would be read twice.
     twice = [
-        used for used in (streams if each_output(stage, frames) else [names_used]) if len(used) > len({*used} - {None})
+        used
+        for used in (streams if has_frame_per_output(stage, frames) else [names_used])
+        if len(used) > len({*used} - {None})
     ]
     if twice:
         raise Refused(
@@ -162,39 +166,39 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
     return tuple(name for name in names_used if name is not None)
 
 
-def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
+def union_tagged(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
     """Unite DataFrames, and tag each row with the position of its DataFrame. Types of key columns must be equal."""
     if len(frames) == 1:
         return frames[0]
     tagged = []
     for position, frame in enumerate(frames):
-        columns = [F.col(in_backticks(name)) for name in key]
+        columns = [F.col(quote_for_spark(name)) for name in key]
         for other, schema in enumerate(frame.schema for frame in frames):
             for field in schema:
                 if field.name not in key:
-                    value = F.col(in_backticks(field.name)) if other == position else F.lit(None)
-                    columns.append(value.cast(field.dataType).alias(name_of(other, field.name)))
-        tagged.append(frame.select(F.lit(position).alias(TAG), *columns))
+                    value = F.col(quote_for_spark(field.name)) if other == position else F.lit(None)
+                    columns.append(value.cast(field.dataType).alias(tagged_name(other, field.name)))
+        tagged.append(frame.select(F.lit(position).alias(INPUT_COLUMN), *columns))
     return reduce(lambda above, below: above.union(below), tagged)
 
 
-def for_state(
-    rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: Times, late: Iterable[str]
+def select_batch_columns(
+    rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: EventTimeScan, late: Iterable[str]
 ) -> DataFrame:
     """Select the columns of a batch that its task needs: key, hash, values, late rows, times and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
     return rows.select(
-        *(F.col(in_backticks(name)) for name in names), F.xxhash64(*map(in_backticks, key)).alias("_hash")
+        *(F.col(quote_for_spark(name)) for name in names), F.xxhash64(*map(quote_for_spark, key)).alias("_hash")
     )
 
 
-def _declared(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
+def _declared_watermark(stage: str, plan: Any, schema: StructType) -> DeclaredWatermark | None:
     """Return the watermark of a returned DataFrame, or None. Raises `Refused` for a watermark that cannot be kept."""
-    watermarks = [node for node in nodes(plan) if kind(node) == _WATERMARK]
+    watermarks = [node for node in nodes(plan) if class_name(node) == _WATERMARK]
     if not watermarks:
         return None
     for node in nodes(plan):
-        if kind(node) == "Union" and any(kind(below) == _WATERMARK for below in nodes(node)):
+        if class_name(node) == "Union" and any(class_name(below) == _WATERMARK for below in nodes(node)):
             raise Refused(
                 f"stage {stage!r} makes a union of DataFrames with watermarks of their own: their rows could not "
                 "be told apart",

@@ -19,10 +19,10 @@ from ..source import readers  # noqa: F401
 from ..spark.clock import STOPPED_AT, stop_clocks
 from . import task  # noqa: F401
 
-_AT_ONCE = getattr(socket, "TCP_QUICKACK", None)
+_TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 
 
-def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
+def ignore_hang_up(worker: Callable[..., int]) -> Callable[..., int]:
     """Wrap pyspark's worker function, so that it returns without an error when Spark closes the connection.
 
     The worker also acknowledges each TCP packet from Spark at once. Otherwise the parts of a small task would wait for
@@ -30,8 +30,8 @@ def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
     """
 
     def quiet(connection: socket.socket, *arguments: object) -> int:
-        if _AT_ONCE is not None and connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, _AT_ONCE, 1)
+        if _TCP_QUICKACK is not None and connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 1)
         try:
             return worker(connection, *arguments)
         except (BrokenPipeError, ConnectionResetError, EOFError):
@@ -41,7 +41,7 @@ def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
 
 
 if __name__ == "__main__":
-    daemon.worker = hung_up(daemon.worker)
+    daemon.worker = ignore_hang_up(daemon.worker)
     if (at_ms := os.environ.get(STOPPED_AT)) is not None:
         stop_clocks(int(at_ms))
     # Blocked, not ignored, because pyspark sets its own handler here and in each worker before each task.

@@ -11,40 +11,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...common.whole_file import locked
+from ...common.whole_file import lock_file
 from ...errors import SlackwaterError
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
-JAVA_NEEDED = 17
-_EVERY_S = 1.0
+MIN_JAVA_VERSION = 17
+_REPORT_EVERY_S = 1.0
 
 
 class MissingTool(SlackwaterError):
     """A required program is missing or too old."""
 
 
-def quiet(_line: str) -> None:
-    ...
+def ignore_progress(_line: str) -> None: ...
 
 
-def find_java(who: str) -> str:
+def find_java(program: str) -> str:
     """Return the path of Java in JAVA_HOME, else of the first Java on PATH.
 
     Raises `MissingTool`, whose message says that `program` needs Java.
     """
-    hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
+    hint = f"install Java {MIN_JAVA_VERSION} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(java_home) / "bin") if java_home else None)
     where = f"in JAVA_HOME ({java_home})" if java_home else "on PATH"
     if java is None:
-        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and there is no java {where}", hint=hint)
+        raise MissingTool(f"{program} needs Java {MIN_JAVA_VERSION} or newer, and there is no java {where}", hint=hint)
     printed = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
     match = re.search(r'version "(?:1\.)?(\d+)', printed.stderr + printed.stdout)
     version = 0 if printed.returncode or match is None else int(match[1])
-    if version < JAVA_NEEDED:
+    if version < MIN_JAVA_VERSION:
         but = f"is Java {version}" if version else "does not run"
-        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} {but}", hint=hint)
+        raise MissingTool(f"{program} needs Java {MIN_JAVA_VERSION} or newer, and {java} {but}", hint=hint)
     return java
 
 
@@ -65,7 +64,7 @@ class Jars:
     folder_name: str
     pom: Path
 
-    def fetch(self, tell: Tell = quiet) -> Path:
+    def fetch(self, report: ReportProgress = ignore_progress) -> Path:
         """Return the folder with the jars, after downloading them if needed. Safe for concurrent processes.
 
         Raises `MissingTool` if Maven is missing, and `SlackwaterError` if the download fails.
@@ -74,9 +73,9 @@ class Jars:
         if not self._is_complete(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             lock = folder.with_name(f"{folder.name}.lock")
-            with locked(lock, lambda: tell(f"waiting for {self.name} to be fetched")):
+            with lock_file(lock, lambda: report(f"waiting for {self.name} to be fetched")):
                 if not self._is_complete(folder):
-                    self._fetch_into(folder, tell)
+                    self._fetch_into(folder, report)
         return folder
 
     def _is_complete(self, folder: Path) -> bool:
@@ -84,14 +83,14 @@ class Jars:
             return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
         return False
 
-    def _fetch_into(self, folder: Path, tell: Tell) -> None:
+    def _fetch_into(self, folder: Path, report: ReportProgress) -> None:
         maven = shutil.which("mvn")
         if maven is None:
             raise MissingTool(
                 f"Maven is needed to fetch {self.name}, and there is no mvn on PATH",
                 hint="install Maven (package: maven), and run this again; it is needed only once",
             )
-        tell(f"fetching {self.name} with Maven, once, into {folder}")
+        report(f"fetching {self.name} with Maven, once, into {folder}")
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
             jars_folder = Path(scratch) / "jars"
             jars_folder.mkdir()
@@ -103,8 +102,8 @@ class Jars:
                 "dependency:copy-dependencies",
                 f"-DoutputDirectory={jars_folder}",
             )
-            code, failure = _run(
-                command, jars_folder, lambda number: tell(f"fetching {self.name} with Maven: {number} files")
+            code, failure = _run_maven(
+                command, jars_folder, lambda number: report(f"fetching {self.name} with Maven: {number} files")
             )
             if code:
                 raise SlackwaterError(
@@ -117,7 +116,7 @@ class Jars:
             jars_folder.rename(folder)
 
 
-def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) -> tuple[int, str]:
+def _run_maven(command: tuple[str, ...], folder: Path, report_count: Callable[[int], None]) -> tuple[int, str]:
     failure, num_files, reported_s = "", 0, time.monotonic()
     silent, output, errors = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(
@@ -127,9 +126,9 @@ def _run(command: tuple[str, ...], folder: Path, tell: Callable[[int], None]) ->
             for line in process.stdout or ():
                 if "Downloaded from" in line:
                     num_files += 1
-                    if time.monotonic() - reported_s > _EVERY_S:
+                    if time.monotonic() - reported_s > _REPORT_EVERY_S:
                         reported_s = time.monotonic()
-                        tell(num_files)
+                        report_count(num_files)
                 elif line.startswith("[ERROR]"):
                     failure = failure or line.removeprefix("[ERROR]").strip()
         except BaseException:

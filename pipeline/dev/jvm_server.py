@@ -19,7 +19,7 @@ import psutil
 
 from ...errors import Refused, SlackwaterError, Unavailable
 from . import launch
-from .jars import Jars, Tell, find_java, quiet
+from .jars import Jars, ReportProgress, find_java, ignore_progress
 
 _POLL_S = 0.05
 
@@ -36,10 +36,10 @@ class SupervisedProcess:
             self._launcher = subprocess.Popen(
                 command, bufsize=0, stdin=pipe, stdout=pipe, stderr=out, cwd=folder, start_new_session=True
             )
-        self._orders = cast("IO[bytes]", self._launcher.stdin)
-        self._answers = cast("IO[bytes]", self._launcher.stdout)
+        self._stdin = cast("IO[bytes]", self._launcher.stdin)
+        self._stdout = cast("IO[bytes]", self._launcher.stdout)
         try:
-            pid_line = self._answers.readline()
+            pid_line = self._stdout.readline()
         except BaseException:
             self.kill()
             raise
@@ -49,7 +49,7 @@ class SupervisedProcess:
         self.pid = int(pid_line)
         """Process id of the server."""
 
-    def ended(self, patience_s: float = 0) -> int | None:
+    def poll_exit_code(self, patience_s: float = 0) -> int | None:
         """Return the server's exit code in a shell's convention, or None if it still runs after `patience_s`."""
         try:
             return self._launcher.wait(patience_s)
@@ -57,35 +57,35 @@ class SupervisedProcess:
             return None
 
     def kill(self) -> None:
-        self._orders.close()
-        self._finish()
+        self._stdin.close()
+        self._wait_and_close()
 
     def release(self) -> None:
         """Let the server outlive this process. The object must not be used afterwards."""
         # If the server has ended by itself, the pipe is closed.
         with suppress(BrokenPipeError):
-            self._orders.write(b"r")
-        self._finish()
+            self._stdin.write(b"r")
+        self._wait_and_close()
 
-    def _finish(self) -> None:
+    def _wait_and_close(self) -> None:
         self._launcher.wait()
-        self._orders.close()
-        self._answers.close()
+        self._stdin.close()
+        self._stdout.close()
 
 
-def find_process(pid: int, mark: str) -> psutil.Process | None:
+def find_process(pid: int, tag: str) -> psutil.Process | None:
     """Return the process of that id if `tag` is among its arguments, because the id may have been reused."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
+        if process.status() != psutil.STATUS_ZOMBIE and tag in process.cmdline():
             return process
     return None
 
 
-def terminate_process(pid: int, mark: str, patience_s: float) -> None:
+def terminate_process(pid: int, tag: str, patience_s: float) -> None:
     """Terminate a released server, if it runs, and wait until it has ended; kill it after `patience_s`."""
     is_terminated, deadline = False, time.monotonic() + patience_s
-    while process := find_process(pid, mark):
+    while process := find_process(pid, tag):
         with suppress(psutil.NoSuchProcess):
             if not is_terminated:
                 process.terminate()
@@ -95,14 +95,14 @@ def terminate_process(pid: int, mark: str, patience_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def logged(log: Path, since: int) -> str:
+def read_log_since(log: Path, since: int) -> str:
     with log.open("rb") as file:
         file.seek(max(since, os.fstat(file.fileno()).st_size - 65_536))
         return file.read().decode(errors="replace")
 
 
-def last_words(log: Path, since: int, num_lines: int = 6) -> str:
-    lines = logged(log, since).splitlines()
+def last_log_lines(log: Path, since: int, num_lines: int = 6) -> str:
+    lines = read_log_since(log, since).splitlines()
     relevant = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(f"  {line}" for line in relevant[-num_lines:])
 
@@ -112,8 +112,8 @@ HOST = "127.0.0.1"
 # Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A
 # client that keeps trying to reach a stopped server on one of those can end up connected to itself, and then
 # holds the port.
-_FIRST, _NUM = 20_000, 10_000
-_TRIES = 100
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+_MAX_TRIES = 100
 
 
 def is_port_open(port: int) -> bool:
@@ -140,18 +140,20 @@ def choose_port(*preferred: int) -> int:
     for port in preferred:
         if is_port_free(port):
             return port
-    for _ in range(_TRIES):
-        port = _FIRST + secrets.randbelow(_NUM)
+    for _ in range(_MAX_TRIES):
+        port = _FIRST_PORT + secrets.randbelow(_NUM_PORTS)
         if is_port_free(port):
             return port
-    raise Unavailable(f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}")
+    raise Unavailable(
+        f"no free port was found on {HOST} in {_MAX_TRIES} tries from {_FIRST_PORT} to {_FIRST_PORT + _NUM_PORTS - 1}"
+    )
 
 
 START_PATIENCE_S = 60.0
 
 
-_MOST_MOVES = 5
-_TAKEN = "Address already in use"
+_MAX_PORT_CHANGES = 5
+_PORT_TAKEN_MESSAGE = "Address already in use"
 
 JVM_FLAGS = (
     # The server shares a small machine with Spark. Using only the first compiler tier saves 40 % of a start's CPU time
@@ -174,7 +176,14 @@ class EmbeddedServer(ABC):
     jars: ClassVar[Jars]
     heap: ClassVar[str]
 
-    def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        log: Path | None = None,
+        report: ReportProgress = ignore_progress,
+    ) -> None:
         """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
         `port` None selects a free port, and a different one if that is taken before the server listens. The server's
@@ -183,10 +192,10 @@ class EmbeddedServer(ABC):
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port
-        self.may_move = port is None
+        self.may_change_port = port is None
         """True if the port may change when taken by another program; False once the server has answered."""
         self.log = log.absolute() if log else self.folder / "server.log"
-        self._tell = tell
+        self._report = report
         self._process: SupervisedProcess | None = None
         self._log_start = 0
 
@@ -195,7 +204,7 @@ class EmbeddedServer(ABC):
         return f"{HOST}:{self.port}"
 
     @property
-    def mark(self) -> str:
+    def tag(self) -> str:
         """Argument of the server's process, by which the process is recognised."""
         return f"-Dslackwater.server={self.folder}"
 
@@ -205,15 +214,14 @@ class EmbeddedServer(ABC):
         return self._process.pid if self._process else None
 
     @abstractmethod
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Return True if this folder's server answers now, whoever started it.
 
         Returns False if the server of another folder answers on the port.
         """
 
     @abstractmethod
-    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
-        ...
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]: ...
 
     def start(self) -> None:
         """Start the server and wait until it answers. After an error, no server runs.
@@ -223,18 +231,18 @@ class EmbeddedServer(ABC):
         """
         try:
             self.launch()
-            self.wait()
+            self.wait_until_answering()
         except BaseException:
             self.kill()
             raise
 
     def launch(self) -> None:
         """Start the server's process without waiting for an answer: the first half of `start`."""
-        if self._process is not None and self._process.ended() is None:
+        if self._process is not None and self._process.poll_exit_code() is None:
             return
         self.kill()
         java = find_java(self.name)
-        classpath = f"{self.jars.fetch(self._tell)}/*"
+        classpath = f"{self.jars.fetch(self._report)}/*"
         if not is_port_free(self.port) and not self._change_port():
             raise Refused(
                 f"{self.name} cannot listen on port {self.port} of {HOST}: it is taken",
@@ -245,33 +253,35 @@ class EmbeddedServer(ABC):
         self.log.touch()
         self._log_start = self.log.stat().st_size
         main = self._prepare(java, classpath)
-        argv = (java, f"-Xmx{self.heap}", *JVM_FLAGS, f"-Djava.io.tmpdir={self.folder}", self.mark, *main)
+        argv = (java, f"-Xmx{self.heap}", *JVM_FLAGS, f"-Djava.io.tmpdir={self.folder}", self.tag, *main)
         self._process = SupervisedProcess(argv, folder=self.folder, log=self.log)
 
-    def wait(self) -> None:
+    def wait_until_answering(self) -> None:
         """Wait until the server answers, possibly on another port: the second half of `start`."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not launched")
         deadline, moves = time.monotonic() + START_PATIENCE_S, 0
-        while self._process.ended() is not None or not self.answers():
-            if (code := self._process.ended(_POLL_S)) is not None:
-                if moves < _MOST_MOVES and self._has_lost_port():
+        while self._process.poll_exit_code() is not None or not self.is_answering():
+            if (code := self._process.poll_exit_code(_POLL_S)) is not None:
+                if moves < _MAX_PORT_CHANGES and self._has_lost_port():
                     moves += 1
                     self.launch()
                     continue
-                raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
+                raise self._start_error(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
-                raise self._failed(Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start")
-        self.may_move = False
+                raise self._start_error(
+                    Unavailable, f"{self.name} does not answer {START_PATIENCE_S:.0f} s after its start"
+                )
+        self.may_change_port = False
 
     def _has_lost_port(self) -> bool:
-        return not is_port_free(self.port) or _TAKEN in logged(self.log, self._log_start)
+        return not is_port_free(self.port) or _PORT_TAKEN_MESSAGE in read_log_since(self.log, self._log_start)
 
     def _change_port(self) -> bool:
-        if self.may_move:
+        if self.may_change_port:
             old_port, self.port = self.port, choose_port()
-            self._tell(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
-        return self.may_move
+            self._report(f"port {old_port} was taken by another program: {self.name} uses port {self.port}")
+        return self.may_change_port
 
     def kill(self) -> None:
         """Kill the server as a crash would (SIGKILL), and wait until it has ended."""
@@ -285,8 +295,8 @@ class EmbeddedServer(ABC):
             self._process.release()
             self._process = None
 
-    def _failed(self, kind: type[SlackwaterError], message: str) -> SlackwaterError:
-        log_lines = last_words(self.log, self._log_start)
+    def _start_error(self, kind: type[SlackwaterError], message: str) -> SlackwaterError:
+        log_lines = last_log_lines(self.log, self._log_start)
         suffix = "; the last lines of its log:" if log_lines else ", and it logged nothing"
         return kind(f"{message}{suffix}", quoted=log_lines, hint=f"the whole log is in {self.log}")
 

@@ -53,7 +53,7 @@ group.coordinator.threads=1
 # The default takes a quarter of the heap.
 log.cleaner.dedupe.buffer.size=4194304
 """
-_PREPARED = "meta.properties"
+_META_FILE = "meta.properties"
 
 
 class EmbeddedKafka(EmbeddedServer):
@@ -71,7 +71,7 @@ class EmbeddedKafka(EmbeddedServer):
     def bootstrap(self) -> str:
         return self.address
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         cluster = self._cluster_id()
         if not cluster or not is_port_open(self.port):
             return False
@@ -91,7 +91,7 @@ class EmbeddedKafka(EmbeddedServer):
 
     def _cluster_id(self) -> str:
         with suppress(FileNotFoundError):
-            match = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _PREPARED).read_text(), re.MULTILINE)
+            match = re.search(r"^cluster\.id=(.+)$", (self.folder / "log" / _META_FILE).read_text(), re.MULTILINE)
             return match[1].strip().replace("\\", "") if match else ""
         return ""
 
@@ -101,7 +101,7 @@ class EmbeddedKafka(EmbeddedServer):
         text = _SETTINGS.format(host=HOST, port=self.port, controller_port=choose_port())
         settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
-        if not (self.folder / "log" / _PREPARED).exists():
+        if not (self.folder / "log" / _META_FILE).exists():
             # 22 characters of base64 that never start with a dash, which would be parsed as an option.
             cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
             tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")
@@ -109,5 +109,5 @@ class EmbeddedKafka(EmbeddedServer):
             with self.log.open("ab") as out:
                 done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
             if done.returncode:
-                raise self._failed(SlackwaterError, f"Kafka could not prepare {self.folder}")
+                raise self._start_error(SlackwaterError, f"Kafka could not prepare {self.folder}")
         return ("-Dorg.apache.logging.log4j.level=WARN", "-cp", classpath, "kafka.Kafka", settings.name)

@@ -18,13 +18,13 @@ def main() -> None:
     server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
     sys.stdout.write(f"{server.pid}\n")
     sys.stdout.flush()
-    threading.Thread(target=_obey, args=(server,), daemon=True).start()
+    threading.Thread(target=_wait_for_release, args=(server,), daemon=True).start()
     code = server.wait()
     # Not sys.exit, which would wait for the other thread's read.
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _obey(server: "subprocess.Popen[bytes]") -> None:
+def _wait_for_release(server: "subprocess.Popen[bytes]") -> None:
     if os.read(0, 1):
         os._exit(0)
     server.kill()

@@ -21,7 +21,7 @@ from .jvm_server import HOST, EmbeddedServer
 BUCKET = "slackwater"
 ACCESS_KEY = SECRET_KEY = "slackwater"  # noqa: S105  of a server that only this machine reaches
 """The only credentials that the server accepts."""
-_MARKS = "slackwater-dev"
+_ID_BUCKET = "slackwater-dev"
 """Bucket with a single object, whose name identifies the folder's server."""
 
 _SETTINGS = """\
@@ -60,12 +60,12 @@ class EmbeddedS3(EmbeddedServer):
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def answers(self) -> bool:
-        mark_name = self._mark_name()
+    def is_answering(self) -> bool:
+        mark_name = self._server_id()
         return (
             bool(mark_name)
             and self._returns(f"/{BUCKET}?list-type=2&max-keys=1", b"<ListBucketResult")
-            and (self._returns(f"/{_MARKS}/{mark_name}", mark_name.encode()))
+            and (self._returns(f"/{_ID_BUCKET}/{mark_name}", mark_name.encode()))
         )
 
     def _returns(self, path: str, expected: bytes) -> bool:
@@ -83,8 +83,8 @@ class EmbeddedS3(EmbeddedServer):
         finally:
             connection.close()
 
-    def _mark_name(self) -> str:
-        marks = self.folder / "objects" / _MARKS
+    def _server_id(self) -> str:
+        marks = self.folder / "objects" / _ID_BUCKET
         return next((path.name for path in sorted(marks.glob("*"))), "")
 
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
@@ -95,11 +95,11 @@ class EmbeddedS3(EmbeddedServer):
         )
         objects = self.folder / "objects"
         # s3proxy stores a bucket as a folder.
-        for bucket in (BUCKET, _MARKS):
+        for bucket in (BUCKET, _ID_BUCKET):
             (objects / bucket).mkdir(parents=True, exist_ok=True)
-        if not self._mark_name():
+        if not self._server_id():
             mark_name = uuid.uuid4().hex
-            (objects / _MARKS / mark_name).write_text(mark_name, encoding="ascii")
+            (objects / _ID_BUCKET / mark_name).write_text(mark_name, encoding="ascii")
         for path in objects.rglob("*-*-*-*-*"):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()

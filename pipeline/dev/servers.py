@@ -17,9 +17,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from ...common import instants
-from ...common.whole_file import locked, whole_file
+from ...common.whole_file import atomic_file, lock_file
 from ...errors import Refused, Unavailable
-from .jars import Tell, quiet
+from .jars import ReportProgress, ignore_progress
 from .jvm_server import (
     HOST,
     START_PATIENCE_S,
@@ -34,13 +34,13 @@ from .s3 import EmbeddedS3
 
 _POLL_S = 0.05
 _STOP_PATIENCE_S = 20.0
-_IGNORE = ".gitignore"
+_GITIGNORE = ".gitignore"
 _Server = TypeVar("_Server", bound=EmbeddedServer)
 
 KAFKA_PORT = 9092
 S3_PORT = 9000
 
-State = Literal["running", "silent", "stopped"]
+ServerState = Literal["running", "silent", "stopped"]
 """State of a server; `silent` if its process runs but does not answer, because it is starting or has a problem."""
 
 
@@ -49,7 +49,7 @@ class ServerStatus:
     """Current status of a server."""
 
     name: str
-    state: State
+    state: ServerState
     address: str
     """Current address, or the last one of a stopped server; empty before the first start."""
     pid: int | None
@@ -60,14 +60,14 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Purged:
+class PurgedFolder:
     """Folder that a purge deletes."""
 
     path: str
     bytes: int
 
 
-class _Memory(msgspec.Struct, frozen=True):
+class _ProcessRecord(msgspec.Struct, frozen=True):
     """Stored record of a server's process. After a stop, `pid` is 0 and the port stays recorded."""
 
     pid: int
@@ -79,15 +79,15 @@ class _Memory(msgspec.Struct, frozen=True):
 class DevServers:
     """Kafka and S3 of a folder. All methods are safe for concurrent use by threads and processes."""
 
-    def __init__(self, folder: Path, *, tell: Tell = quiet) -> None:
+    def __init__(self, folder: Path, *, report: ReportProgress = ignore_progress) -> None:
         """Configure the servers of `folder`, which the first start creates; `report` receives progress messages."""
         self.folder = folder.absolute()
-        self._control = self.folder / "dev"
-        self._tell = tell
+        self._control_folder = self.folder / "dev"
+        self._report = report
 
     @property
     def env_file(self) -> Path:
-        return self._control / "env.sh"
+        return self._control_folder / "env.sh"
 
     def up(self, *, kafka_port: int | None = None, s3_port: int | None = None) -> tuple[str, ...]:
         """Start the servers that do not run, and wait until both answer. Returns the names of the started servers.
@@ -98,29 +98,32 @@ class DevServers:
         requested, or if the folder cannot be written, and the errors of `EmbeddedServer.start`.
         """
         try:
-            self._control.mkdir(parents=True, exist_ok=True)
+            self._control_folder.mkdir(parents=True, exist_ok=True)
             # The folder is not part of a repository.
-            (self.folder / _IGNORE).write_text("*\n", encoding="ascii")
+            (self.folder / _GITIGNORE).write_text("*\n", encoding="ascii")
         except OSError as error:
             hint = "name another one with --folder"
             raise Refused(f"{self.folder} cannot be written: {error.strerror}", hint=hint) from None
         with self._locked():
-            both = (self._at(EmbeddedKafka, kafka_port, KAFKA_PORT), self._at(EmbeddedS3, s3_port, S3_PORT))
-            new = tuple(server for server in both if self._running(server) is None)
+            both = (
+                self._server_on_port(EmbeddedKafka, kafka_port, KAFKA_PORT),
+                self._server_on_port(EmbeddedS3, s3_port, S3_PORT),
+            )
+            new = tuple(server for server in both if self._running_record(server) is None)
             try:
                 for server in new:
                     server.launch()
-                    self._remember(server, server.pid or 0)
-                    self._tell(f"starting {server.name} on port {server.port}")
+                    self._write_record(server, server.pid or 0)
+                    self._report(f"starting {server.name} on port {server.port}")
                 for server in both:
                     if server in new:
-                        server.wait()
+                        server.wait_until_answering()
                         # The server may have moved to another port, in a new process.
-                        self._remember(server, server.pid or 0)
+                        self._write_record(server, server.pid or 0)
                     else:
-                        self._await(server)
+                        self._wait_for(server)
                 exports = (f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
-                with whole_file(self.env_file, "--folder") as written:
+                with atomic_file(self.env_file, "--folder") as written:
                     written.write_text("".join(exports))
                 for server in new:
                     server.release()
@@ -133,33 +136,33 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self) -> tuple[str, ...]:
-        if not self._control.exists():
+        if not self._control_folder.exists():
             return ()
         with self._locked():
             return self._stop(self._servers())
 
-    def purge(self) -> tuple[Purged, ...]:
+    def purge(self) -> tuple[PurgedFolder, ...]:
         if not self.folder.exists():
             return ()
-        self._control.mkdir(exist_ok=True)
+        self._control_folder.mkdir(exist_ok=True)
         with self._locked():
             self._stop(self._servers())
-            deleted = self.purgeable()
+            deleted = self.list_purgeable()
             for purged in deleted:
                 shutil.rmtree(purged.path)
-        if [path.name for path in self.folder.iterdir()] == [_IGNORE]:
+        if [path.name for path in self.folder.iterdir()] == [_GITIGNORE]:
             shutil.rmtree(self.folder)
         return deleted
 
-    def purgeable(self) -> tuple[Purged, ...]:
-        folders = (*(server.folder for server in self._servers()), self._control)
-        return tuple(Purged(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
+    def list_purgeable(self) -> tuple[PurgedFolder, ...]:
+        folders = (*(server.folder for server in self._servers()), self._control_folder)
+        return tuple(PurgedFolder(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
 
     def status(self) -> tuple[ServerStatus, ...]:
         statuses = []
         for server in self._servers():
-            memory = self._running(server)
-            state: State = "stopped" if memory is None else "running" if server.answers() else "silent"
+            memory = self._running_record(server)
+            state: ServerState = "stopped" if memory is None else "running" if server.is_answering() else "silent"
             address, data = server.address if server.port else "", server.folder
             pid, started_ms = (memory.pid, memory.started_ms) if memory else (None, None)
             size, log = _size_bytes(data), str(server.log)
@@ -171,21 +174,21 @@ class DevServers:
         return {"SLACKWATER_STORE": bucket.store_root, "SLACKWATER_KAFKA": kafka.bootstrap, **bucket.environment}
 
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
-        return self._recorded(EmbeddedKafka), self._recorded(EmbeddedS3)
+        return self._recorded_server(EmbeddedKafka), self._recorded_server(EmbeddedS3)
 
-    def _recorded(self, kind: type[_Server], port: int = 0) -> _Server:
+    def _recorded_server(self, kind: type[_Server], port: int = 0) -> _Server:
         key = kind.name.lower()
-        if not port and (memory := self._memory(key)):
+        if not port and (memory := self._read_record(key)):
             port = memory.port
-        return kind(self.folder / key, port=port, log=self._control / f"{key}.log", tell=self._tell)
+        return kind(self.folder / key, port=port, log=self._control_folder / f"{key}.log", report=self._report)
 
-    def _at(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
+    def _server_on_port(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
         """Return the server with the port on which it runs, else with the port to start on.
 
         Raises `Refused` if that is taken.
         """
-        recorded = self._recorded(kind)
-        if self._running(recorded):
+        recorded = self._recorded_server(kind)
+        if self._running_record(recorded):
             if port not in (None, recorded.port):
                 raise Refused(
                     f"{recorded.name} runs already, on port {recorded.port} and not on {port}",
@@ -194,24 +197,24 @@ class DevServers:
             return recorded
         if port is None:
             port = choose_port(*filter(None, (recorded.port, usual_port)))
-            server = self._recorded(kind, port)
-            server.may_move = True
+            server = self._recorded_server(kind, port)
+            server.may_change_port = True
             return server
         if not is_port_free(port):
             raise Refused(
                 f"{recorded.name} cannot listen on port {port} of {HOST}: it is taken",
                 hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
             )
-        return self._recorded(kind, port)
+        return self._recorded_server(kind, port)
 
-    def _running(self, server: EmbeddedServer) -> _Memory | None:
-        memory = self._memory(server.folder.name)
+    def _running_record(self, server: EmbeddedServer) -> _ProcessRecord | None:
+        memory = self._read_record(server.folder.name)
         return memory if memory and find_process(memory.pid, memory.mark) else None
 
-    def _await(self, server: EmbeddedServer) -> None:
+    def _wait_for(self, server: EmbeddedServer) -> None:
         deadline = time.monotonic() + START_PATIENCE_S
-        while not server.answers():
-            running = self._running(server)
+        while not server.is_answering():
+            running = self._running_record(server)
             if running is None or time.monotonic() > deadline:
                 raise Unavailable(
                     f"{server.name} runs on port {server.port} and does not answer"
@@ -224,27 +227,29 @@ class DevServers:
     def _stop(self, servers: Iterable[EmbeddedServer], patience_s: float = _STOP_PATIENCE_S) -> tuple[str, ...]:
         stopped = []
         for server in servers:
-            memory = self._running(server)
+            memory = self._running_record(server)
             if memory:
-                self._tell(f"stopping {server.name}")
+                self._report(f"stopping {server.name}")
                 terminate_process(memory.pid, memory.mark, patience_s)
                 stopped.append(server.name)
-            self._remember(server, 0)
+            self._write_record(server, 0)
         return tuple(stopped)
 
-    def _memory(self, key: str) -> _Memory | None:
+    def _read_record(self, key: str) -> _ProcessRecord | None:
         try:
-            return msgspec.json.decode((self._control / f"{key}.json").read_bytes(), type=_Memory)
+            return msgspec.json.decode((self._control_folder / f"{key}.json").read_bytes(), type=_ProcessRecord)
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def _remember(self, server: EmbeddedServer, pid: int) -> None:
-        memory = _Memory(pid=pid, mark=server.mark, port=server.port, started_ms=instants.now_ms() if pid else 0)
-        with whole_file(self._control / f"{server.folder.name}.json", "--folder") as written:
+    def _write_record(self, server: EmbeddedServer, pid: int) -> None:
+        memory = _ProcessRecord(pid=pid, mark=server.tag, port=server.port, started_ms=instants.now_ms() if pid else 0)
+        with atomic_file(self._control_folder / f"{server.folder.name}.json", "--folder") as written:
             written.write_bytes(msgspec.json.encode(memory))
 
     def _locked(self) -> AbstractContextManager[None]:
-        return locked(self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end"))
+        return lock_file(
+            self._control_folder / "lock", lambda: self._report("waiting for another `slackwater dev` to end")
+        )
 
 
 def _size_bytes(folder: Path) -> int:

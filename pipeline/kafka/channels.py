@@ -20,20 +20,28 @@ from ...errors import NotFound, Refused
 from ...snapshot.change.first_versions import offset_syncs
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.replicas import Anchor
-from ...snapshot.cut.stored import ADDRESS
+from ...snapshot.cut.stored import ADDRESS_COLUMNS
 from ...snapshot.query.log import Remaining, RemainingOf
-from ...state.records import Range, TopicState, are_two
+from ...state.records import Range, TopicState, is_other_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
-from .archived import ArchivedKafka, archived
-from .columns import Columns
-from .messages import decode_addressed, header_of, marker_of, of_attempts, read_rows, send, split
+from .archived import ArchivedKafka, with_archives
+from .columns import MessageColumns
+from .messages import (
+    decode_addressed,
+    filter_by_attempts,
+    header_value,
+    read_rows,
+    send_messages,
+    snapshot_of_marker,
+    split_into_messages,
+)
 from .open import end_offsets
-from .protocol import FOR_EVER, Kafka, Message, Offsets, another_read
+from .protocol import UNLIMITED_RETENTION, Kafka, Message, Offsets, topic_recreated_error
 
-_GAPS = 4
+_OFFSETS_PER_RECORD = 4
 """Offsets to read at first for each wanted record: control records and compaction leave offsets without records."""
-_STATE_S = 5.0
+_STATE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +52,12 @@ class KafkaChannels:
     patience_s: float = 60
 
     def with_archives(self, store: ObjectStore, app: str) -> KafkaChannels:
-        return replace(self, kafka=archived(self.kafka, store, app))
+        return replace(self, kafka=with_archives(self.kafka, store, app))
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
-        current = self.kafka.state(topic)
-        if are_two(topic_id, current.id):
-            raise another_read(topic, topic_id, current.id)
+        current = self.kafka.topic_state(topic)
+        if is_other_topic(topic_id, current.id):
+            raise topic_recreated_error(topic, topic_id, current.id)
         if len(current.ends) != len(offsets):
             raise Refused(
                 f"topic {topic!r} has {len(current.ends)} partitions; the source has read {len(offsets)}",
@@ -65,7 +73,7 @@ class KafkaChannels:
 
     def state(self, topic: str, /) -> TopicState | None:
         try:
-            return self.kafka.state(topic, timeout_s=_STATE_S)
+            return self.kafka.topic_state(topic, timeout_s=_STATE_TIMEOUT_S)
         except NotFound:
             return None
 
@@ -73,8 +81,8 @@ class KafkaChannels:
         return end_offsets(self.kafka, topic)
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        ends = self.kafka.offsets(topic)[1]
-        offsets = self.kafka.offsets_since(topic, [time_ms] * len(ends))
+        ends = self.kafka.offset_bounds(topic)[1]
+        offsets = self.kafka.offsets_for_times(topic, [time_ms] * len(ends))
         return tuple(end if offset < 0 else offset for offset, end in zip(offsets, ends, strict=True))
 
     def topic_id(self, topic: str, /) -> str:
@@ -82,7 +90,7 @@ class KafkaChannels:
 
     def records(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[pa.Table]:
         for chunk in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s):
-            yield pa.Table.from_batches([Columns(chunk).records()])
+            yield pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()])
 
     def held(self) -> RemainingOf:
         """Return a function that finds the earliest existing offsets of an input. It caches requests by topic."""
@@ -90,12 +98,14 @@ class KafkaChannels:
 
         def held_of(source: Input) -> Remaining:
             current = state(source.topic)
-            is_another = current is not None and are_two(source.topic_id, current.id)
+            is_another = current is not None and is_other_topic(source.topic_id, current.id)
             if current is not None and not is_another:
                 return Remaining(current.earliest)
             kafka = self.kafka
             earliest_archived = (
-                kafka.kept(source.topic, source.topic_id, source.offsets) if isinstance(kafka, ArchivedKafka) else ()
+                kafka.earliest_archived(source.topic, source.topic_id, source.offsets)
+                if isinstance(kafka, ArchivedKafka)
+                else ()
             )
             return Remaining(earliest_archived, is_another)
 
@@ -103,7 +113,7 @@ class KafkaChannels:
 
     def starts(self, topic: str, /) -> tuple[int, ...] | None:
         try:
-            return self.kafka.offsets(topic)[0]
+            return self.kafka.offset_bounds(topic)[0]
         except NotFound:
             return None
 
@@ -118,23 +128,23 @@ class KafkaChannels:
             part = Range(partition, *where)
             yield from read_rows(self.kafka, topic, part, decoded, patience_s=self.patience_s, topic_id=topic_id)
 
-    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
-        self.kafka.commit_offsets(group_of(app, stage), positions)
+    def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        self.kafka.commit_offsets(consumer_group(app, stage), positions)
 
-    def internal(self, topic: str, /) -> tuple[int, str]:
-        self.kafka.create_topics({topic: 1}, config=FOR_EVER)
-        current = self.kafka.state(topic)
+    def create_internal_topic(self, topic: str, /) -> tuple[int, str]:
+        self.kafka.create_topics({topic: 1}, config=UNLIMITED_RETENTION)
+        current = self.kafka.topic_state(topic)
         return current.ends[0], current.id
 
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        earliest, ends = self.kafka.offsets(topic)
+    def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
+        earliest, ends = self.kafka.offset_bounds(topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
         chunks = self.kafka.read(topic, partition, offset, offset + 1, patience_s=self.patience_s)
-        return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
+        return next((snapshot_of_marker(header_value(message)) for chunk in chunks for message in chunk), None)
 
-    def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
-        first, span = self.kafka.offsets(topic)[0][partition], _GAPS * count
+    def records_before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
+        first, span = self.kafka.offset_bounds(topic)[0][partition], _OFFSETS_PER_RECORD * count
         while True:
             start = max(first, offset - span)
             anchors = tuple(self.anchors(topic, partition, start, offset)) if start < offset else ()
@@ -143,17 +153,17 @@ class KafkaChannels:
             span *= 8
 
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
-        for messages in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s, gone=[]):
-            yield from map(anchor, messages)
+        for messages in self.kafka.read(topic, partition, start, end, patience_s=self.patience_s, deletion_errors=[]):
+            yield from map(anchor_of, messages)
 
-    def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[Sync]]:
+    def offset_syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[OffsetSync]]:
         syncs_topic = offset_syncs(alias)
-        syncs: dict[int, list[Sync]] = {}
+        syncs: dict[int, list[OffsetSync]] = {}
         current = self.state(syncs_topic)
         for start, end in zip(current.earliest, current.ends, strict=True) if current is not None else ():
-            for messages in self.kafka.read(syncs_topic, 0, start, end, patience_s=self.patience_s, gone=[]):
+            for messages in self.kafka.read(syncs_topic, 0, start, end, patience_s=self.patience_s, deletion_errors=[]):
                 for message in messages:
-                    if (sync := offset_sync(message.key(), message.value())) is not None and sync[0] == topic:
+                    if (sync := parse_offset_sync(message.key(), message.value())) is not None and sync[0] == topic:
                         syncs.setdefault(sync[1], []).append(sync[2])
         return syncs
 
@@ -161,12 +171,12 @@ class KafkaChannels:
         self, in_flight: InFlight, topic: str, app: str, /, captured: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.kafka.create_topics({topic: len(in_flight.ends)})
-        starts = self.kafka.offsets(topic)[1]
+        starts = self.kafka.offset_bounds(topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # Copy chunk by chunk, since in-flight records may not fit into memory.
         for messages in self._messages(in_flight) if captured is None else map(_to_same_partitions, captured):
-            sent = send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
+            sent = send_messages(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts
@@ -177,37 +187,37 @@ class KafkaChannels:
             for chunk in self.kafka.read(
                 in_flight.topic, partition, *where, patience_s=self.patience_s, topic_id=in_flight.topic_id
             ):
-                yield [(partition, message.value() or b"") for message in of_attempts(chunk, attempts)]
+                yield [(partition, message.value() or b"") for message in filter_by_attempts(chunk, attempts)]
 
 
 def _to_same_partitions(rows: pa.Table) -> Iterator[tuple[int, bytes]]:
-    return split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy())
+    return split_into_messages(rows.drop_columns(list(ADDRESS_COLUMNS)), rows["_partition"].to_numpy())
 
 
-def group_of(app: str, stage: str) -> str:
+def consumer_group(app: str, stage: str) -> str:
     return f"slackwater-{app}-{stage}"
 
 
 @dataclass(frozen=True, slots=True)
-class Announcer:
+class GroupOffsetCommitter:
     """Commits the stages' offsets to their consumer groups, without waiting for the brokers."""
 
     kafka: Kafka
     app: str
-    _announced: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
+    _committed: dict[str, Mapping[str, Offsets]] = field(default_factory=dict)
 
-    def announce_moved(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
+    def commit_changed(self, positions: Mapping[str, Mapping[str, Offsets]]) -> None:
         for stage, topics in positions.items():
-            if self._announced.get(stage) != topics:
-                self.kafka.commit_offsets(group_of(self.app, stage), topics, wait=False)
-                self._announced[stage] = topics
+            if self._committed.get(stage) != topics:
+                self.kafka.commit_offsets(consumer_group(self.app, stage), topics, wait=False)
+                self._committed[stage] = topics
 
 
-Sync = tuple[int, int]
+OffsetSync = tuple[int, int]
 """Offset in the source topic, and offset of the corresponding record in the mirrored topic."""
 
 
-def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync] | None:
+def parse_offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, OffsetSync] | None:
     """Parse a record of MirrorMaker's topic of offset syncs to topic, partition and offsets; None for other records."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
@@ -227,7 +237,7 @@ def offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, Sync]
     )
 
 
-def anchor(message: Message) -> Anchor:
+def anchor_of(message: Message) -> Anchor:
     key, value = message.key(), message.value()
     digest = xxhash.xxh3_128()
     for part in (key, value):

@@ -16,31 +16,36 @@ from functools import cache, cached_property
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from ...common.silence import SILENT_S, address_of, on_silence, warn_of
+from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Gone, Refused, Unavailable
 from .protocol import (
-    MESSAGE_BYTES,
-    SETTING,
-    Broken,
+    KAFKA_SETTING,
+    MAX_MESSAGE_BYTES,
     Headers,
-    Overtaken,
     Patience,
+    ProducerFenced,
     Properties,
-    TooLarge,
+    RecordTooLarge,
+    TransactionFailed,
     TransactionSettings,
-    gone_error,
-    topic_gone,
+    records_deleted_error,
+    topic_deleted_error,
 )
 
 POLL_S = 0.25
-QUIET: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
+QUIET_PROPERTIES: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None}
 """Properties that keep librdkafka from logging each lost connection to stderr; `Patience` reports an outage once."""
-GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
-_FATAL = (*GONE, *_UNAUTHORISED, KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
+NO_TOPIC_CODES = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_UNAUTHORISED_CODES = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+_FATAL_CODES = (
+    *NO_TOPIC_CODES,
+    *_UNAUTHORISED_CODES,
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+)
 _CHUNK = 10_000
 
-_READING = {
+_CONSUMER_PROPERTIES = {
     "group.id": "slackwater",  # required by librdkafka; never joined, no offsets are committed to it
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -61,7 +66,7 @@ class Clients:
     """Kafka clients of one process that have equal properties. A client is created on its first use."""
 
     def __init__(self, kafka: Properties) -> None:
-        self._properties: dict[str, object] = {**QUIET, **kafka}
+        self._properties: dict[str, object] = {**QUIET_PROPERTIES, **kafka}
         self._producers: dict[float, Producer] = {}
         self._idle: list[Consumer] = []
         self._groups: dict[str, Consumer] = {}
@@ -72,7 +77,7 @@ class Clients:
 
     def producer(self, patience_s: float) -> Producer:
         if patience_s not in self._producers:
-            ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": MESSAGE_BYTES}
+            ours = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES}
             ours["message.timeout.ms"] = int(patience_s * 1000)
             self._producers[patience_s] = Producer({**self._properties, **ours})
         return self._producers[patience_s]
@@ -91,14 +96,14 @@ class Clients:
         try:
             consumer = self._idle.pop()
         except IndexError:  # every consumer is in use by another thread
-            consumer = Consumer({**self._properties, **_READING})
+            consumer = Consumer({**self._properties, **_CONSUMER_PROPERTIES})
         try:
             yield consumer
         finally:
             consumer.unassign()
             self._idle.append(consumer)
 
-    def committer(self, group: str) -> Consumer:
+    def group_consumer(self, group: str) -> Consumer:
         """Return a consumer that only commits a group's offsets. Raises `KafkaException` if not authorised."""
         if group not in self._groups:
             # Without the right Read on the group, `commit` and `close` would block forever.
@@ -117,7 +122,7 @@ class Clients:
         self._groups.clear()
 
 
-def clients(kafka: Properties) -> Clients:
+def process_clients(kafka: Properties) -> Clients:
     return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
 
@@ -128,56 +133,64 @@ def _clients(pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
     return new_clients
 
 
-def server(kafka: Properties) -> str:
+def server_name(kafka: Properties) -> str:
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
-def asking(kafka: Properties) -> AbstractContextManager[None]:
-    return on_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", SETTING))
-
-
-def unavailable(kafka: Properties, error: KafkaException) -> Unavailable:
-    return Unavailable(
-        f"{server(kafka)} does not answer: {error.args[0].str()}",
-        hint=f"{address_of(SETTING)}; `slackwater dev up` starts one for development",
+def warn_on_silence(kafka: Properties) -> AbstractContextManager[None]:
+    return call_on_silence(
+        lambda: warn_silent(f"{server_name(kafka)} has not answered for {SILENCE_S:.0f} s", KAFKA_SETTING)
     )
 
 
-def lacking(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
+def unavailable_error(kafka: Properties, error: KafkaException) -> Unavailable:
+    return Unavailable(
+        f"{server_name(kafka)} does not answer: {error.args[0].str()}",
+        hint=f"{address_hint(KAFKA_SETTING)}; `slackwater dev up` starts one for development",
+    )
+
+
+def missing_right_error(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
     """Return an error if the broker denied a right of Kafka's ACLs, such as `Read`; None for any other answer."""
-    if error is None or error.code() not in _UNAUTHORISED:
+    if error is None or error.code() not in _UNAUTHORISED_CODES:
         return None
     return Refused(
-        f"{server(kafka)} denies this user the right {right} on topic {topic!r}",
+        f"{server_name(kafka)} denies this user the right {right} on topic {topic!r}",
         hint=f"kafka-acls --bootstrap-server {kafka['bootstrap.servers']} --add --allow-principal User:NAME "
         f"--operation {right} --topic {topic}; docs/operating.md lists all rights that an app needs",
     )
 
 
 def read_range(
-    kafka: Properties, topic: str, partition: int, at: int, end: int, patience: Patience, gone: list[Gone] | None
+    kafka: Properties,
+    topic: str,
+    partition: int,
+    at: int,
+    end: int,
+    patience: Patience,
+    deletion_errors: list[Gone] | None,
 ) -> Iterator[Sequence[Message]]:
     position = TopicPartition(topic, partition, at)
-    with clients(kafka).consumer() as consumer:
+    with process_clients(kafka).consumer() as consumer:
         if at < end:
             consumer.assign([position])
         while at < end:
             chunk = consumer.consume(min(_CHUNK, end - at), timeout=POLL_S)
             if not chunk:
-                patience.waited()
+                patience.record_silence()
             errors = [message for message in chunk if message.error() is not None]
             for message in errors:
                 error = message.error()
                 if error.code() == KafkaError._PARTITION_EOF:
                     at = max(at, message.offset())
                 elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                    at = _skip_deleted(consumer, position, at, end, gone)
-                elif error.code() in _FATAL:
+                    at = _skip_deleted(consumer, position, at, end, deletion_errors)
+                elif error.code() in _FATAL_CODES:
                     refused = Refused(f"{topic}[{partition}] cannot be read: {error.str()}")
-                    raise lacking(kafka, error, "Read", topic) or refused
+                    raise missing_right_error(kafka, error, "Read", topic) or refused
                 elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                     # librdkafka looks up the group's coordinator although the group is not used; reads work without it.
-                    patience.waited(error.str())
+                    patience.record_silence(error.str())
             messages = [message for message in chunk if message.error() is None] if errors else chunk
             if messages:
                 # An end-of-partition event in the same chunk may be further on, after transaction markers.
@@ -185,11 +198,13 @@ def read_range(
             if at > end:
                 messages = [message for message in messages if message.offset() < end]
             if messages:
-                patience.answered()
+                patience.record_answer()
                 yield messages
 
 
-def _skip_deleted(consumer: Consumer, position: TopicPartition, at: int, end: int, allowed: list[Gone] | None) -> int:
+def _skip_deleted(
+    consumer: Consumer, position: TopicPartition, at: int, end: int, deletion_errors: list[Gone] | None
+) -> int:
     """Assign the consumer to the first existing offset and return that offset.
 
     The deletion is appended as an error to the list `deletion_errors`, or raised as `Gone` if there is no list.
@@ -198,18 +213,18 @@ def _skip_deleted(consumer: Consumer, position: TopicPartition, at: int, end: in
         first = int(consumer.get_watermark_offsets(position, timeout=10)[0])
     except KafkaException:
         first = at
-    gone = gone_error(position.topic, position.partition, at, first, end)
-    if allowed is None or first <= at:
+    gone = records_deleted_error(position.topic, position.partition, at, first, end)
+    if deletion_errors is None or first <= at:
         raise gone
-    allowed.append(gone)
+    deletion_errors.append(gone)
     if first < end:
         consumer.assign([TopicPartition(position.topic, position.partition, first)])
     return first
 
 
-_QUEUED_BYTES_KB = 256 << 10
+_QUEUE_KB = 256 << 10
 _BATCH_BYTES = 1_000_000
-_WAIT_S = 10.0
+_OPEN_TIMEOUT_S = 10.0
 _FULL_QUEUE_POLL_S = 0.1
 _FLUSH_S = 0.005
 _RETRY_MS = 500
@@ -225,13 +240,13 @@ _FENCING_CODES = (
     KafkaError.INVALID_PRODUCER_ID_MAPPING,
     KafkaError.INVALID_TXN_STATE,
 )
-_UNAUTHORISED_IN_TRANSACTION = (
+_UNAUTHORISED_TRANSACTION_CODES = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
 
 
-class KafkaTransactions:
+class LibrdKafkaProducer:
     """Implements `TransactionalProducer` with confluent-kafka."""
 
     def __init__(
@@ -244,37 +259,37 @@ class KafkaTransactions:
         """Error of the first record that was not delivered. The transaction's own error gives no cause."""
         self._too_large: Message | None = None
         """The first record that was larger than the topic allows."""
-        self._repeated: tuple[int, str] | None = None
+        self._maybe_resent_commit: tuple[int, str] | None = None
         """The last commit, if a duplicate request of that commit may still be in flight; else None."""
 
     def open(self) -> tuple[int, str] | None:
         self.close()
-        self._undelivered = self._repeated = self._too_large = None
+        self._undelivered = self._maybe_resent_commit = self._too_large = None
         own_properties = {
             "transactional.id": self._settings.transactional_id,
             "transaction.timeout.ms": self._settings.timeout_s * 1000,
             "message.timeout.ms": int(min(self._settings.patience_s, 0.9 * self._settings.timeout_s) * 1000),
             "linger.ms": 5,
-            "message.max.bytes": MESSAGE_BYTES,
+            "message.max.bytes": MAX_MESSAGE_BYTES,
             # librdkafka does not split a batch that exceeds the topic's max.message.bytes, so limit batches to that.
             "batch.size": min(_BATCH_BYTES, self._max_bytes(self._topic) or _BATCH_BYTES),
             "queue.buffering.max.messages": 1_000_000,
-            "queue.buffering.max.kbytes": _QUEUED_BYTES_KB,
+            "queue.buffering.max.kbytes": _QUEUE_KB,
             # The default of Java clients, and so of Spark's sink.
             "partitioner": "murmur2_random",
-            "on_delivery": self._delivered,
+            "on_delivery": self._on_delivery,
             "delivery.report.only.error": True,
             "retry.backoff.ms": _RETRY_MS,
             "retry.backoff.max.ms": 2 * _RETRY_MS,
             # With one broker, rebootstrapping would forget the coordinators during a transaction, and wait for them.
             "metadata.recovery.strategy": "none",
         }
-        with self._translating():
-            self._producer = Producer({**QUIET, **self._kafka, **own_properties})
-            self._producer.init_transactions(_WAIT_S)
+        with self._translated_errors():
+            self._producer = Producer({**QUIET_PROPERTIES, **self._kafka, **own_properties})
+            self._producer.init_transactions(_OPEN_TIMEOUT_S)
             consumer_properties = {"group.id": self._settings.group, "isolation.level": "read_committed"}
-            self._consumer = Consumer({**QUIET, **self._kafka, **consumer_properties})
-            (committed,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_WAIT_S)
+            self._consumer = Consumer({**QUIET_PROPERTIES, **self._kafka, **consumer_properties})
+            (committed,) = self._consumer.committed([TopicPartition(self._settings.source, 0)], timeout=_OPEN_TIMEOUT_S)
             if committed.error is not None:
                 raise KafkaException(committed.error)
         return (committed.offset, committed.metadata or "") if committed.offset >= 0 else None
@@ -282,16 +297,16 @@ class KafkaTransactions:
     def begin(self) -> None:
         # Another producer may have committed since. `open` would fence that producer, and this one would continue from
         # a place that is out of date.
-        if (last := self._repeated) is not None and self.open() != last:
-            raise Overtaken("another producer has committed")
-        with self._translating():
-            self._open.begin_transaction()
+        if (last := self._maybe_resent_commit) is not None and self.open() != last:
+            raise ProducerFenced("another producer has committed")
+        with self._translated_errors():
+            self._open_producer.begin_transaction()
 
-    def add(
+    def write(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        producer, topic = self._open, self._topic
-        with self._translating():
+        producer, topic = self._open_producer, self._topic
+        with self._translated_errors():
             # One call per record is faster than `produce_batch`, which needs a dict per record.
             if headers is None:
                 for key, value in zip(keys, values, strict=True):
@@ -312,8 +327,8 @@ class KafkaTransactions:
         transaction half-way, and TxnOffsetCommit would move the published position back. So after a commit that took
         long enough for such a second copy, the next transaction begins under a new epoch.
         """
-        producer = self._open
-        with self._translating():
+        producer = self._open_producer
+        with self._translated_errors():
             # Resent records need no check: brokers deduplicate them by sequence number. `flush` is not used, since its
             # callbacks run with an exception pending after this producer was fenced.
             while len(producer) and self._undelivered is None:
@@ -326,7 +341,7 @@ class KafkaTransactions:
             position = TopicPartition(self._settings.source, 0, offset, text)
             producer.send_offsets_to_transaction([position], group, self._settings.timeout_s / 2)
             producer.commit_transaction(self._settings.timeout_s)
-            self._repeated = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
+            self._maybe_resent_commit = (offset, text) if time.monotonic() - began >= _SENT_ONCE_S else None
 
     def close(self) -> None:
         """Close the clients. An open transaction is aborted by the next producer with this id, or by a timeout.
@@ -343,28 +358,28 @@ class KafkaTransactions:
             self._consumer = None
 
     @property
-    def _open(self) -> Producer:
+    def _open_producer(self) -> Producer:
         if self._producer is None:
-            raise Broken("the producer is closed")
+            raise TransactionFailed("the producer is closed")
         return self._producer
 
     def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         """Write one record. While librdkafka's queue is full, wait: deliveries and delivery timeouts make room."""
         while True:
             try:
-                self._open.produce(self._topic, value, key, headers=list(headers))
+                self._open_producer.produce(self._topic, value, key, headers=list(headers))
                 return
             except BufferError:
-                self._open.poll(_FULL_QUEUE_POLL_S)
+                self._open_producer.poll(_FULL_QUEUE_POLL_S)
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._undelivered is None:
             self._undelivered = error
         if error is not None and self._too_large is None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             self._too_large = message
 
     @contextmanager
-    def _translating(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except KafkaException as error:
@@ -374,19 +389,19 @@ class KafkaTransactions:
         if not error.fatal() and error.code() not in _FENCING_CODES:
             error = self._undelivered or error
         code = error.code()
-        prefix = f"{server(self._kafka)} rejects records for {self._topic!r}"
-        if refused := lacking(self._kafka, error, "Write", self._topic):
+        prefix = f"{server_name(self._kafka)} rejects records for {self._topic!r}"
+        if refused := missing_right_error(self._kafka, error, "Write", self._topic):
             return refused
-        if code in GONE:
-            return topic_gone(server(self._kafka), self._topic)
+        if code in NO_TOPIC_CODES:
+            return topic_deleted_error(server_name(self._kafka), self._topic)
         if code == KafkaError.MSG_SIZE_TOO_LARGE:
             large = self._too_large
             key, size = (large.key(), len(large) + len(large.key() or b"")) if large is not None else (None, 0)
             return Refused(
-                f"{prefix}: {TooLarge(key, size, self._max_bytes(self._topic)).words}",
+                f"{prefix}: {RecordTooLarge(key, size, self._max_bytes(self._topic)).description}",
                 hint="raise max.message.bytes of the topic; nothing is lost",
             )
-        if code in _UNAUTHORISED_IN_TRANSACTION:
+        if code in _UNAUTHORISED_TRANSACTION_CODES:
             return Refused(
                 f"{prefix} in transactions of {self._settings.transactional_id!r}: {error.str()}",
                 hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
@@ -398,5 +413,5 @@ class KafkaTransactions:
                 hint=f"raise the broker's transaction.max.timeout.ms to at least {timeout_ms}",
             )
         if code in _FENCING_CODES or error.fatal():
-            return Overtaken(error.str())
-        return Broken(error.str())
+            return ProducerFenced(error.str())
+        return TransactionFailed(error.str())

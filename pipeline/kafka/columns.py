@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...store.archive.columns import HEADERS, SCHEMA, TIME
 from .protocol import Headers, Message
 
-SOURCE = pa.schema(
+SPARK_SOURCE_SCHEMA = pa.schema(
     {
         "key": pa.binary(),
         "value": pa.binary(),
@@ -26,7 +26,7 @@ SOURCE = pa.schema(
 """Columns of Structured Streaming's Kafka source, in order. Its option `includeHeaders` adds `headers`."""
 
 
-class Columns:
+class MessageColumns:
     """Arrow columns of one or more messages of one partition. A column is built on its first use."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -36,7 +36,9 @@ class Columns:
             columns = zip(messages.records.column_names, messages.records.columns, strict=True)
             self._built = {name: column.combine_chunks() for name, column in columns}
 
-    def source(self, schema: pa.Schema = SOURCE, needed: Collection[str] | None = None) -> pa.RecordBatch:
+    def to_spark_batch(
+        self, schema: pa.Schema = SPARK_SOURCE_SCHEMA, needed: Collection[str] | None = None
+    ) -> pa.RecordBatch:
         """Return one row per message, with the columns of `SPARK_SOURCE_SCHEMA`, or of that schema and `headers`.
 
         Columns that `needed` does not name are null, which saves up to a third of a read's time; None needs all
@@ -51,15 +53,15 @@ class Columns:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Columns:
+    def take(self, rows: npt.NDArray[np.int64]) -> MessageColumns:
         if isinstance(self._messages, ArchivedMessages):
-            return Columns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
-        return Columns([self._messages[row] for row in rows.tolist()])
+            return MessageColumns(ArchivedMessages(self._messages.records.take(pa.array(rows))))
+        return MessageColumns([self._messages[row] for row in rows.tolist()])
 
-    def records(self) -> pa.RecordBatch:
-        return self.of(SCHEMA)
+    def to_archive_batch(self) -> pa.RecordBatch:
+        return self.to_batch(SCHEMA)
 
-    def of(self, schema: pa.Schema) -> pa.RecordBatch:
+    def to_batch(self, schema: pa.Schema) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([self._get(name) for name in schema.names], schema=schema)
 
     def _get(self, name: str) -> pa.Array:
@@ -118,20 +120,20 @@ class ArchivedMessage:
         self._records, self._row = records, row
 
     def topic(self) -> str:
-        return str(self._of("topic"))
+        return str(self._column_value("topic"))
 
     def partition(self) -> int:
-        return int(self._of("partition"))
+        return int(self._column_value("partition"))
 
     def offset(self) -> int:
-        return int(self._of("offset"))
+        return int(self._column_value("offset"))
 
     def key(self) -> bytes | None:
-        key: bytes | None = self._of("key")
+        key: bytes | None = self._column_value("key")
         return key
 
     def value(self) -> bytes | None:
-        value: bytes | None = self._of("value")
+        value: bytes | None = self._column_value("value")
         return value
 
     def headers(self) -> Headers | None:
@@ -140,9 +142,9 @@ class ArchivedMessage:
 
     def timestamp(self) -> tuple[int, int]:
         # librdkafka's kinds are Kafka's plus one.
-        return int(self._of("timestampType")) + 1, int(self._records["timestamp"][self._row].value)
+        return int(self._column_value("timestampType")) + 1, int(self._records["timestamp"][self._row].value)
 
-    def _of(self, column: str) -> Any:
+    def _column_value(self, column: str) -> Any:
         return self._records[column][self._row].as_py()
 
 

@@ -1,4 +1,4 @@
-"""`Kafka` by librdkafka: topics, offsets, writes and consumer groups; `clients` has reads and transactions."""
+"""`Kafka` by librdkafka: topics, offsets, writes and consumer groups; `process_clients` has reads and transactions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,30 @@ from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, Offset
 
 from ...errors import Gone, NotFound, Refused
 from ...state.records import TopicState, id_of_epochs
-from .clients import GONE, POLL_S, Clients, KafkaTransactions, asking, clients, lacking, read_range, server, unavailable
+from .clients import (
+    NO_TOPIC_CODES,
+    POLL_S,
+    Clients,
+    LibrdKafkaProducer,
+    missing_right_error,
+    process_clients,
+    read_range,
+    server_name,
+    unavailable_error,
+    warn_on_silence,
+)
 from .protocol import (
-    MESSAGE_BYTES,
-    NotTaken,
+    MAX_MESSAGE_BYTES,
     Offsets,
     Properties,
     Record,
+    SendFailed,
     TransactionSettings,
-    check_read,
-    patience_with,
+    check_topic_id,
+    kafka_patience,
 )
 
-_NO_LEADER = (
+_NO_LEADER_CODES = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -34,8 +45,8 @@ _NO_LEADER = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-_TIMEOUTS = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
-_METADATA_S = 10.0
+_TIMEOUT_CODES = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
+_METADATA_TIMEOUT_S = 10.0
 _NO_ID = str(Uuid(0, 0))
 """Id of every topic on brokers without topic ids (before Kafka 2.8)."""
 _Answer = TypeVar("_Answer")
@@ -43,79 +54,82 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class LibrdKafka:
-    """Implements `Kafka` with confluent-kafka. Holds only properties: `clients` has the process's connections."""
+    """Implements `Kafka` with confluent-kafka.
+
+    Holds only properties: `process_clients` has the process's connections.
+    """
 
     properties: Properties = field(repr=False)
 
     @property
     def name(self) -> str:
-        return server(self.properties)
+        return server_name(self.properties)
 
     @property
     def _clients(self) -> Clients:
-        return clients(self.properties)
+        return process_clients(self.properties)
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
         try:
-            with asking(self.properties):
+            with warn_on_silence(self.properties):
                 topics = self._clients.admin.list_topics(timeout=timeout_s).topics
         except KafkaException as error:
-            raise unavailable(self.properties, error) from None
+            raise unavailable_error(self.properties, error) from None
         return {name: len(meta.partitions) for name, meta in topics.items()}
 
-    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+    def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         def ask(remaining_s: float) -> TopicState:
-            count, topic_id = self._describe(topic, remaining_s)
-            earliest, _ = self._list(topic, [OffsetSpec.earliest()] * count, remaining_s)
-            ends, epochs = self._list(topic, [OffsetSpec.latest()] * count, remaining_s)
+            count, topic_id = self._describe_topic(topic, remaining_s)
+            earliest, _ = self._list_offsets(topic, [OffsetSpec.earliest()] * count, remaining_s)
+            ends, epochs = self._list_offsets(topic, [OffsetSpec.latest()] * count, remaining_s)
             return TopicState(earliest, ends, topic_id or id_of_epochs(epochs))
 
-        return self._until_led(ask, timeout_s)
+        return self._retry_until_leader(ask, timeout_s)
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.state(topic, timeout_s=timeout_s)[:2]
+    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
-    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+    def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         specs = [OffsetSpec.for_timestamp(time_ms) for time_ms in times_ms]
-        return self._until_led(lambda remaining_s: self._list(topic, specs, remaining_s)[0], 10)
+        return self._retry_until_leader(lambda remaining_s: self._list_offsets(topic, specs, remaining_s)[0], 10)
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         if not topics:
             return {}
         futures = self._clients.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
         absent = {name for name, _ in self._failures(futures, ())}
-        return {name: _id_of(future.result()) for name, future in futures.items() if name not in absent}
+        return {name: _topic_id(future.result()) for name, future in futures.items() if name not in absent}
 
     def topic_id(self, topic: str) -> str:
         return self.topic_ids([topic]).get(topic, "")
 
-    def _until_led(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
+    def _retry_until_leader(self, request: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call `request` with the seconds left; repeat it while partitions have no leader, until the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                with asking(self.properties):
-                    return ask(max(0.1, deadline - time.monotonic()))
+                with warn_on_silence(self.properties):
+                    return request(max(0.1, deadline - time.monotonic()))
             except KafkaException as error:
                 # A new topic has no leaders yet, nor have the partitions of a broker that is starting.
-                if error.args[0].code() not in _NO_LEADER or time.monotonic() > deadline:
-                    raise unavailable(self.properties, error) from None
+                if error.args[0].code() not in _NO_LEADER_CODES or time.monotonic() > deadline:
+                    raise unavailable_error(self.properties, error) from None
             time.sleep(POLL_S)
 
-    def _describe(self, topic: str, timeout_s: float) -> tuple[int, str]:
+    def _describe_topic(self, topic: str, timeout_s: float) -> tuple[int, str]:
         admin = self._clients.admin
         try:
             description = admin.describe_topics(TopicCollection([topic]), request_timeout=timeout_s)[topic].result()
         except KafkaException as error:
-            if refused := lacking(self.properties, error.args[0], "Describe", topic):
+            if refused := missing_right_error(self.properties, error.args[0], "Describe", topic):
                 raise refused from None
-            if error.args[0].code() in GONE:
+            if error.args[0].code() in NO_TOPIC_CODES:
                 names = (name for name in self.partition_counts() if name[:2] != "__")
                 raise NotFound("Kafka topic", topic, names) from None
             raise
-        return len(description.partitions), _id_of(description)
+        return len(description.partitions), _topic_id(description)
 
-    def _list(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
+    def _list_offsets(self, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[Offsets, Offsets]:
         """Return each partition's requested offset, and the leader epoch of that offset (-1 if unknown)."""
         specs_by_partition = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
         committed = IsolationLevel.READ_COMMITTED
@@ -127,22 +141,22 @@ class LibrdKafka:
         return tuple(result.offset for result in results), tuple(epochs)
 
     def create_topics(
-        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
+        self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         existing = self.partition_counts()
         missing = {topic: count for topic, count in partitions.items() if topic not in existing}
         if not missing:
             return
         # -1 means the brokers' default replication. One Arrow message may hold up to a megabyte of rows.
-        large = {"max.message.bytes": str(MESSAGE_BYTES), **(config or {})}
+        large = {"max.message.bytes": str(MAX_MESSAGE_BYTES), **(config or {})}
         new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
-        futures = self._clients.admin.create_topics(new, request_timeout=30, validate_only=only_ask)
+        futures = self._clients.admin.create_topics(new, request_timeout=30, validate_only=validate_only)
         for topic, error in self._failures(futures, (KafkaError.TOPIC_ALREADY_EXISTS,)):
             refused = Refused(f"{self.name} refuses to create topic {topic!r}: {error.str()}")
-            raise lacking(self.properties, error, "Create", topic) or refused
+            raise missing_right_error(self.properties, error, "Create", topic) or refused
         # Metadata reaches the other brokers a little later; until then they would report the topic as missing.
-        deadline = time.monotonic() + _METADATA_S
-        while not only_ask and missing.keys() - self.partition_counts().keys():
+        deadline = time.monotonic() + _METADATA_TIMEOUT_S
+        while not validate_only and missing.keys() - self.partition_counts().keys():
             if time.monotonic() > deadline:
                 return
             time.sleep(POLL_S)
@@ -151,7 +165,7 @@ class LibrdKafka:
         if not names:
             return ()
         futures = self._clients.admin.delete_topics(list(names), request_timeout=30)
-        return tuple(name for name, _ in self._failures(futures, GONE))
+        return tuple(name for name, _ in self._failures(futures, NO_TOPIC_CODES))
 
     def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
         position = TopicPartition(topic, partition, offset)
@@ -159,26 +173,26 @@ class LibrdKafka:
             self._clients.admin.delete_records([position], request_timeout=10)[position].result()
 
     def retention_ms(self, topic: str) -> int | None:
-        return self._setting(topic, "retention.ms")
+        return self._topic_setting(topic, "retention.ms")
 
     def max_message_bytes(self, topic: str) -> int | None:
-        return self._setting(topic, "max.message.bytes")
+        return self._topic_setting(topic, "max.message.bytes")
 
-    def _setting(self, topic: str, name: str) -> int | None:
+    def _topic_setting(self, topic: str, name: str) -> int | None:
         futures = self._clients.admin.describe_configs([ConfigResource("topic", topic)], request_timeout=10)
         with suppress(KafkaException, KeyError, ValueError):
             return int(next(iter(futures.values())).result()[name].value)
         return None
 
-    def not_writable(self, topic: str) -> Refused | None:
+    def write_error(self, topic: str) -> Refused | None:
         topics, admin = TopicCollection([topic]), self._clients.admin
         futures = admin.describe_topics(topics, include_authorized_operations=True, request_timeout=10)
         for _, error in self._failures(futures, ()):
-            return lacking(self.properties, error, "Describe", topic)
+            return missing_right_error(self.properties, error, "Describe", topic)
         allowed = futures[topic].result().authorized_operations
         if not allowed or AclOperation.WRITE in allowed or AclOperation.ALL in allowed:
             return None
-        return lacking(self.properties, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "Write", topic)
+        return missing_right_error(self.properties, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "Write", topic)
 
     def _failures(
         self, futures: Mapping[str, Future[object]], ignored: Collection[int]
@@ -187,8 +201,8 @@ class LibrdKafka:
             try:
                 future.result()
             except KafkaException as error:
-                if error.args[0].code() in _TIMEOUTS:
-                    raise unavailable(self.properties, error) from None
+                if error.args[0].code() in _TIMEOUT_CODES:
+                    raise unavailable_error(self.properties, error) from None
                 if error.args[0].code() not in ignored:
                     yield name, error.args[0]
 
@@ -200,11 +214,13 @@ class LibrdKafka:
         end: int,
         *,
         patience_s: float,
-        gone: list[Gone] | None = None,
+        deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
-        check_read(self, topic, topic_id)
-        return read_range(self.properties, topic, partition, start, end, patience_with(self, patience_s), gone)
+        check_topic_id(self, topic, topic_id)
+        return read_range(
+            self.properties, topic, partition, start, end, kafka_patience(self, patience_s), deletion_errors
+        )
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
         producer = self._clients.producer(patience_s)
@@ -233,10 +249,10 @@ class LibrdKafka:
                         # The queue is full; delivery timeouts make room if the broker is slow.
                         producer.poll(POLL_S)
                 producer.poll(0)
-            patience = patience_with(self, patience_s + 5)
+            patience = kafka_patience(self, patience_s + 5)
             while producer.flush(1) > 0:
-                patience.waited()
-            patience.answered()
+                patience.record_silence()
+            patience.record_answer()
         except (KafkaException, SystemError) as error:
             # A producer in a fatal state also raises inside callbacks, where confluent-kafka wraps the error.
             cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
@@ -246,12 +262,12 @@ class LibrdKafka:
         if failed:
             self._clients.discard_producer(patience_s)
             passing = failed[0].retriable() or failed[0].code() in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT)
-            not_taken = NotTaken(self.name, topic, failed[0].str(), passing=passing)
-            raise lacking(self.properties, failed[0], "Write", topic) or not_taken
+            not_taken = SendFailed(self.name, topic, failed[0].str(), retriable=passing)
+            raise missing_right_error(self.properties, failed[0], "Write", topic) or not_taken
         return ends
 
-    def transactions(self, settings: TransactionSettings) -> KafkaTransactions:
-        return KafkaTransactions(self.properties, settings, self.max_message_bytes)
+    def transactional_producer(self, settings: TransactionSettings) -> LibrdKafkaProducer:
+        return LibrdKafkaProducer(self.properties, settings, self.max_message_bytes)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         # Commit through a consumer outside of the group: the admin client's call aborts the process if a broker
@@ -262,7 +278,7 @@ class LibrdKafka:
             for partition, offset in enumerate(offsets)
         ]
         with suppress(KafkaException):
-            self._clients.committer(group).commit(offsets=partitions, asynchronous=not wait)
+            self._clients.group_consumer(group).commit(offsets=partitions, asynchronous=not wait)
 
     def delete_groups(self, groups: Sequence[str]) -> None:
         if groups:
@@ -270,6 +286,6 @@ class LibrdKafka:
             tuple(self._failures(futures, ()))
 
 
-def _id_of(description: TopicDescription) -> str:
+def _topic_id(description: TopicDescription) -> str:
     topic_id = str(description.topic_id)
     return "" if topic_id == _NO_ID else topic_id

@@ -18,23 +18,23 @@ from ...common.durations import DAY_MS
 from ...errors import Gone, NotFound, Refused
 from ...state.records import TopicState, id_of_epochs
 from .protocol import (
-    MESSAGE_BYTES,
-    Broken,
+    MAX_MESSAGE_BYTES,
     Headers,
-    NotTaken,
     Offsets,
-    Overtaken,
+    ProducerFenced,
     Properties,
     Record,
+    SendFailed,
+    TransactionFailed,
     TransactionSettings,
-    check_read,
-    gone_error,
-    patience_with,
-    topic_gone,
+    check_topic_id,
+    kafka_patience,
+    records_deleted_error,
+    topic_deleted_error,
 )
 
 _CHUNK = 10_000
-_LOOK_S = 0.01
+_POLL_S = 0.01
 _CREATE_TIME = 1
 
 
@@ -42,18 +42,18 @@ _CREATE_TIME = 1
 class _Message:
     """Record with its topic, partition and offset, and the interface of a Kafka message."""
 
-    _at: tuple[str, int, int]
+    _topic_partition_offset: tuple[str, int, int]
     _record: Record
     _time_ms: int
 
     def topic(self) -> str:
-        return self._at[0]
+        return self._topic_partition_offset[0]
 
     def partition(self) -> int:
-        return self._at[1]
+        return self._topic_partition_offset[1]
 
     def offset(self) -> int:
-        return self._at[2]
+        return self._topic_partition_offset[2]
 
     def key(self) -> bytes | None:
         return self._record.key
@@ -90,9 +90,9 @@ class MemoryKafka:
         """The topics' `retention.ms`, which deletes nothing here."""
         self._max_bytes: dict[str, int] = {}
         self._ids: dict[str, str] = {}
-        self.gives_ids = True
+        self.has_topic_ids = True
         """False imitates brokers without topic ids."""
-        self.states_asked = 0
+        self.state_requests = 0
         """Number of calls of `state`."""
         self._producers: dict[str, object] = {}
         """Token of the current producer, by transactional id."""
@@ -116,18 +116,18 @@ class MemoryKafka:
         with self._lock:
             return {name: len(partitions) for name, partitions in self._topics.items()}
 
-    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
-        self.states_asked += 1
+    def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+        self.state_requests += 1
         with self._lock:
             partitions = self._partitions(topic)
             starts, ends = tuple(part.start for part in partitions), tuple(len(part.log) for part in partitions)
-            topic_id = self._ids[topic] if self.gives_ids else id_of_epochs([part.epoch for part in partitions])
+            topic_id = self._ids[topic] if self.has_topic_ids else id_of_epochs([part.epoch for part in partitions])
             return TopicState(starts, ends, topic_id)
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.state(topic, timeout_s=timeout_s)[:2]
+    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+        return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
-    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+    def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return tuple(
             next((entry.offset() for entry in part.log[part.start :] if entry and entry.timestamp()[1] >= ms), -1)
             for ms, part in zip(times_ms, self._partitions(topic), strict=True)
@@ -135,23 +135,23 @@ class MemoryKafka:
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         with self._lock:
-            return {name: self._ids[name] if self.gives_ids else "" for name in topics if name in self._topics}
+            return {name: self._ids[name] if self.has_topic_ids else "" for name in topics if name in self._topics}
 
     def topic_id(self, topic: str) -> str:
         return self.topic_ids([topic]).get(topic, "")
 
     def create_topics(
-        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
+        self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         with self._lock:
-            for name, count in partitions.items() if not only_ask else ():
+            for name, count in partitions.items() if not validate_only else ():
                 if name not in self._topics:
                     self._topics[name] = [_Partition() for _ in range(count)]
                     self._retention_ms[name] = int((config or {}).get("retention.ms", 7 * DAY_MS))
                     self._ids[name] = uuid4().hex
-                    self._max_bytes[name] = int((config or {}).get("max.message.bytes", MESSAGE_BYTES))
+                    self._max_bytes[name] = int((config or {}).get("max.message.bytes", MAX_MESSAGE_BYTES))
 
-    def elect(self, topic: str) -> None:
+    def elect_leaders(self, topic: str) -> None:
         with self._lock:
             for partition in self._partitions(topic):
                 partition.epoch += 1
@@ -180,7 +180,7 @@ class MemoryKafka:
     def max_message_bytes(self, topic: str) -> int | None:
         return self._max_bytes.get(topic) if topic in self._topics else None
 
-    def not_writable(self, topic: str) -> Refused | None:
+    def write_error(self, topic: str) -> Refused | None:
         return None
 
     def read(
@@ -191,11 +191,11 @@ class MemoryKafka:
         end: int,
         *,
         patience_s: float,
-        gone: list[Gone] | None = None,
+        deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[_Message]]:
-        check_read(self, topic, topic_id)
-        at, patience = start, patience_with(self, patience_s)
+        check_topic_id(self, topic, topic_id)
+        at, patience = start, kafka_patience(self, patience_s)
         while at < end:
             try:
                 partition_log = self._topics[topic][partition]
@@ -205,23 +205,25 @@ class MemoryKafka:
                 first, last = partition_log.start, len(partition_log.log)
                 messages_and_markers = partition_log.log[max(at, first) : min(end, max(at, first) + _CHUNK)]
             if at < first or at > last:
-                error = gone_error(topic, partition, at, first, end)
-                if gone is None or at > last:
+                error = records_deleted_error(topic, partition, at, first, end)
+                if deletion_errors is None or at > last:
                     raise error
-                gone.append(error)
+                deletion_errors.append(error)
             at = max(at, first) + len(messages_and_markers)
             if messages := [message for message in messages_and_markers if message is not None]:
                 yield messages
             elif at < end and not messages_and_markers:
-                patience.waited()
-                time.sleep(_LOOK_S)
+                patience.record_silence()
+                time.sleep(_POLL_S)
 
     def read_all(
         self, topic: str, partition: int, start: int, end: int, patience_s: float, *, lossy: bool, topic_id: str = ""
     ) -> tuple[list[Sequence[_Message]], list[Gone]]:
         gone: list[Gone] = []
         arguments = topic, partition, start, end
-        chunks = self.read(*arguments, patience_s=patience_s, gone=gone if lossy else None, topic_id=topic_id)
+        chunks = self.read(
+            *arguments, patience_s=patience_s, deletion_errors=gone if lossy else None, topic_id=topic_id
+        )
         return list(chunks), gone
 
     def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
@@ -230,10 +232,10 @@ class MemoryKafka:
             try:
                 return self._append(topic, sent)
             except (KeyError, IndexError):
-                raise NotTaken(self.name, topic, "there is no such topic or partition", passing=False) from None
+                raise SendFailed(self.name, topic, "there is no such topic or partition", retriable=False) from None
 
-    def transactions(self, settings: TransactionSettings) -> MemoryTransactions:
-        return MemoryTransactions(self, settings)
+    def transactional_producer(self, settings: TransactionSettings) -> MemoryTransactionalProducer:
+        return MemoryTransactionalProducer(self, settings)
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         with self._lock:
@@ -252,7 +254,7 @@ class MemoryKafka:
         except KeyError:
             raise NotFound("Kafka topic", topic, self._topics) from None
 
-    def _append(self, topic: str, records: Iterable[Record], *, marked: bool = False) -> dict[int, int]:
+    def _append(self, topic: str, records: Iterable[Record], *, transactional: bool = False) -> dict[int, int]:
         """Append records; if `transactional`, also a control record. The caller holds the lock."""
         partitions, ends, now_ms = self._topics[topic], dict[int, int](), time.time_ns() // 1_000_000
         for record in records:
@@ -263,51 +265,51 @@ class MemoryKafka:
                 _Message((topic, partition, len(log)), record, now_ms if record.time_ms is None else record.time_ms)
             )
             ends[partition] = len(log)
-        for partition in ends if marked else ():
+        for partition in ends if transactional else ():
             partitions[partition].log.append(None)
         return ends
 
 
-class MemoryTransactions:
+class MemoryTransactionalProducer:
     """Implements `TransactionalProducer` in memory. Buffers records until the commit."""
 
     def __init__(self, kafka: MemoryKafka, settings: TransactionSettings) -> None:
         self._kafka, self._id, self._topic = kafka, settings.transactional_id, settings.topic
-        self._group, self._place = settings.group, (settings.source, 0)
-        self._turn: object | None = None
+        self._group, self._topic_partition = settings.group, (settings.source, 0)
+        self._token: object | None = None
         self._written: list[Record] = []
 
     def open(self) -> tuple[int, str] | None:
         with self._kafka._lock:
-            self._turn = self._kafka._producers[self._id] = object()
+            self._token = self._kafka._producers[self._id] = object()
             self._written = []
-            return self._kafka.groups.get(self._group, {}).get(self._place)
+            return self._kafka.groups.get(self._group, {}).get(self._topic_partition)
 
     def begin(self) -> None:
-        self._check()
+        self._check_current()
         self._written = []
 
-    def add(
+    def write(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
-        self._check()
+        self._check_current()
         for key, value, record_headers in zip(keys, values, headers or [()] * len(keys), strict=True):
             self._written.append(Record(value, None, key, record_headers))
 
     def commit(self, offset: int, text: str) -> None:
         with self._kafka._lock:
-            self._check()
+            self._check_current()
             if self._topic not in self._kafka._topics:
-                raise topic_gone(self._kafka.name, self._topic)
-            self._kafka._append(self._topic, self._written, marked=True)
-            self._kafka.groups.setdefault(self._group, {})[self._place] = (offset, text)
+                raise topic_deleted_error(self._kafka.name, self._topic)
+            self._kafka._append(self._topic, self._written, transactional=True)
+            self._kafka.groups.setdefault(self._group, {})[self._topic_partition] = (offset, text)
             self._written = []
 
     def close(self) -> None:
-        self._turn = None
+        self._token = None
 
-    def _check(self) -> None:
-        if self._turn is None:
-            raise Broken("the producer is closed")
-        if self._kafka._producers[self._id] is not self._turn:
-            raise Overtaken("another producer has this transactional id")
+    def _check_current(self) -> None:
+        if self._token is None:
+            raise TransactionFailed("the producer is closed")
+        if self._kafka._producers[self._id] is not self._token:
+            raise ProducerFenced("another producer has this transactional id")

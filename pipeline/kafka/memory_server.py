@@ -17,25 +17,25 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, cast
 
 from ...errors import Gone, Unavailable
-from .memory import MemoryKafka, MemoryTransactions
+from .memory import MemoryKafka, MemoryTransactionalProducer
 from .protocol import Kafka, Message, Properties, TransactionSettings
 
-PLACE = "memory.place"
+SERVER_PROPERTY = "memory.place"
 """Name of the property with the server's process id, port and key."""
 _HOST = "127.0.0.1"
 
 
 @contextmanager
-def served(kafka: MemoryKafka) -> Iterator[Properties]:
+def serve(kafka: MemoryKafka) -> Iterator[Properties]:
     """Serve this Kafka to other processes during the context. Yields the properties for their calls of `open_kafka`."""
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
-        arguments = listener, _Calls(kafka), closed
-        acceptor = threading.Thread(target=_accept, args=arguments, name="memory-kafka", daemon=True)
+        arguments = listener, _RemoteObjects(kafka), closed
+        acceptor = threading.Thread(target=_accept_connections, args=arguments, name="memory-kafka", daemon=True)
         acceptor.start()
         try:
-            yield {**kafka.properties, PLACE: f"{os.getpid()} {port} {key.hex()}"}
+            yield {**kafka.properties, SERVER_PROPERTY: f"{os.getpid()} {port} {key.hex()}"}
         finally:
             closed.set()
             # `accept` has no timeout: connect once so that the thread sees `closed`.
@@ -43,29 +43,27 @@ def served(kafka: MemoryKafka) -> Iterator[Properties]:
             acceptor.join()
 
 
-def opened(properties: Properties) -> Kafka:
-    address, place = properties["bootstrap.servers"], properties.get(PLACE, "")
+def open_memory_kafka(properties: Properties) -> Kafka:
+    address, place = properties["bootstrap.servers"], properties.get(SERVER_PROPERTY, "")
     if not place or place.split()[0] == str(os.getpid()):
         return MemoryKafka.named(address)
-    return cast("Kafka", _remote(os.getpid(), address, place))
+    return cast("Kafka", _remote_client(os.getpid(), address, place))
 
 
 @lru_cache(maxsize=2)
-def _remote(_pid: int, address: str, place: str) -> RemoteMemory:
+def _remote_client(_pid: int, address: str, server: str) -> RemoteMemoryKafka:
     # Spark forks its workers; the process id in the cache key gives each worker its own connection.
-    return RemoteMemory(address, place)
+    return RemoteMemoryKafka(address, server)
 
 
-class _Calls:
+class _RemoteObjects:
     """Objects whose methods remote clients call, by number: 0 is the Kafka, others are its transactional producers."""
 
     def __init__(self, kafka: MemoryKafka) -> None:
-        self._objects: dict[int, MemoryKafka | MemoryTransactions] = {0: kafka}
+        self._objects: dict[int, MemoryKafka | MemoryTransactionalProducer] = {0: kafka}
         self._numbers = count(1)
 
-    def answer(
-        self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[str, Any]:
+    def call(self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[str, Any]:
         """Call a method of object `number`. Return a pair of outcome and result.
 
         The pair is ("returned", value), ("made", number of the new producer) or ("raised", error).
@@ -74,14 +72,14 @@ class _Calls:
             result = getattr(self._objects[number], method)(*positional, **keywords)
         except Exception as error:
             return "raised", error
-        if isinstance(result, MemoryTransactions):
+        if isinstance(result, MemoryTransactionalProducer):
             new_number = next(self._numbers)
             self._objects[new_number] = result
             return "made", new_number
         return "returned", result
 
 
-def _accept(listener: Listener, calls: _Calls, closed: threading.Event) -> None:
+def _accept_connections(listener: Listener, calls: _RemoteObjects, closed: threading.Event) -> None:
     while True:
         try:
             connection = listener.accept()
@@ -90,26 +88,26 @@ def _accept(listener: Listener, calls: _Calls, closed: threading.Event) -> None:
         if closed.is_set():
             connection.close()
             return
-        threading.Thread(target=_serve, args=(connection, calls), name="memory-kafka", daemon=True).start()
+        threading.Thread(target=_serve_connection, args=(connection, calls), name="memory-kafka", daemon=True).start()
 
 
-def _serve(connection: Connection[Any, Any], calls: _Calls) -> None:
+def _serve_connection(connection: Connection[Any, Any], calls: _RemoteObjects) -> None:
     with connection, suppress(EOFError, OSError):
         while True:
-            connection.send(calls.answer(*connection.recv()))
+            connection.send(calls.call(*connection.recv()))
 
 
-class RemoteMemory:
+class RemoteMemoryKafka:
     """Client for a `MemoryKafka` in another process; has its methods. Thread-safe."""
 
-    def __init__(self, address: str, place: str) -> None:
-        self.address, self._place = address, place
+    def __init__(self, address: str, server: str) -> None:
+        self.address, self._server = address, server
         self._lock = threading.Lock()
         self._connection: Connection[Any, Any] | None = None
 
     @property
     def properties(self) -> Properties:
-        return {"bootstrap.servers": self.address, PLACE: self._place}
+        return {"bootstrap.servers": self.address, SERVER_PROPERTY: self._server}
 
     @property
     def name(self) -> str:
@@ -126,17 +124,19 @@ class RemoteMemory:
         end: int,
         *,
         patience_s: float,
-        gone: list[Gone] | None = None,
+        deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
         arguments = topic, partition, start, end, patience_s
-        chunks, gone_errors = self._call(0, "read_all", *arguments, lossy=gone is not None, topic_id=topic_id)
-        if gone is not None:
-            gone += gone_errors
+        chunks, gone_errors = self._call(
+            0, "read_all", *arguments, lossy=deletion_errors is not None, topic_id=topic_id
+        )
+        if deletion_errors is not None:
+            deletion_errors += gone_errors
         yield from chunks
 
-    def transactions(self, settings: TransactionSettings) -> RemoteTransactions:
-        return RemoteTransactions(self._call, self._call(0, "transactions", settings))
+    def transactional_producer(self, settings: TransactionSettings) -> RemoteTransactionalProducer:
+        return RemoteTransactionalProducer(self._call, self._call(0, "transactions", settings))
 
     def _call(self, number: int, method: str, *positional: Any, **keywords: Any) -> Any:
         # Views and iterators cannot be sent.
@@ -153,13 +153,13 @@ class RemoteMemory:
 
     def _exchange(self, request: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> tuple[str, Any]:
         if self._connection is None:
-            _pid, port, key = self._place.split()
+            _pid, port, key = self._server.split()
             self._connection = Client((_HOST, int(port)), authkey=bytes.fromhex(key))
         self._connection.send(request)
         return cast("tuple[str, Any]", self._connection.recv())
 
 
-class RemoteTransactions:
+class RemoteTransactionalProducer:
     """Client for a `MemoryTransactionalProducer` in another process; has its methods."""
 
     def __init__(self, call: Callable[..., Any], number: int) -> None:

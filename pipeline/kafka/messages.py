@@ -15,21 +15,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, Gone, KeysForgotten
-from ...snapshot.cut.stored import ADDRESS
+from ...snapshot.cut.stored import ADDRESS_COLUMNS
 from ...state.records import Range
-from ...store.sst.schema import fits
-from .protocol import HEADER, MOST_RECORD, Kafka, Message, Offsets, Record
+from ...store.sst.schema import can_read_rows_of
+from .protocol import HEADER_NAME, MAX_RECORD_BYTES, Kafka, Message, Offsets, Record
 
 _MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
 _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def encode(rows: pa.RecordBatch) -> bytes:
+def encode_rows(rows: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, rows.schema, options=_IPC_OPTIONS) as writer:
         writer.write_batch(rows)
     return bytes(sink.getvalue())
 
@@ -42,19 +42,19 @@ class RowTooLarge(Exception):
         self.row, self.size = row, size
 
 
-def _encoded(rows: pa.RecordBatch) -> Iterator[bytes]:
-    value = encode(rows)
-    if len(value) <= MOST_RECORD:
+def _encode_halving(rows: pa.RecordBatch) -> Iterator[bytes]:
+    value = encode_rows(rows)
+    if len(value) <= MAX_RECORD_BYTES:
         yield value
         return
     half = rows.num_rows // 2
     if not half:
         raise RowTooLarge(rows, len(value))
-    yield from _encoded(rows.slice(0, half))
-    yield from _encoded(rows.slice(half))
+    yield from _encode_halving(rows.slice(0, half))
+    yield from _encode_halving(rows.slice(half))
 
 
-def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
+def split_into_messages(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
     """Yield (partition, value) messages of at most a few hundred KB from rows and the partition of each row.
 
     A message that holds one larger row may have up to `MAX_RECORD_BYTES`. Raises `RowTooLarge` beyond that.
@@ -70,11 +70,11 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
     for partition, count in enumerate(counts.tolist()):
         for first in range(start, start + count, step):
             for batch in sorted_rows.slice(first, min(step, start + count - first)).to_batches():
-                yield from ((partition, value) for value in _encoded(batch))
+                yield from ((partition, value) for value in _encode_halving(batch))
         start += count
 
 
-def send(
+def send_messages(
     kafka: Kafka, topic: str, messages: Iterable[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
     """Write (partition, value) messages with slackwater's header. Return the end offset of each written partition.
@@ -82,7 +82,7 @@ def send(
     After an error, readers skip the messages already written, because no manifest names their attempt. Raises
     `Refused`, `SendFailed` or `Unavailable`.
     """
-    records = (Record(value, partition, headers=((HEADER, header),)) for partition, value in messages)
+    records = (Record(value, partition, headers=((HEADER_NAME, header),)) for partition, value in messages)
     return kafka.send(topic, records, patience_s=patience_s)
 
 
@@ -93,7 +93,7 @@ def write_markers(kafka: Kafka, topic: str, partitions: int, snapshot: str, pati
     skipped. Raises `Unavailable` if the broker does not answer for longer than `patience_s`.
     """
     messages = [(partition, b"") for partition in range(partitions)]
-    ends = send(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)
+    ends = send_messages(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)
     return tuple(ends[partition] - 1 for partition in range(partitions))
 
 
@@ -101,37 +101,37 @@ def marker_header(snapshot: str) -> bytes:
     return f"{_MARKER}{snapshot}".encode()
 
 
-def marker_of(header: str) -> str:
+def snapshot_of_marker(header: str) -> str:
     return header.removeprefix(_MARKER) if header.startswith(_MARKER) else ""
 
 
-def header_of(message: Message) -> str:
+def header_value(message: Message) -> str:
     for name, value in message.headers() or ():
-        if name == HEADER and value is not None:
+        if name == HEADER_NAME and value is not None:
             return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return ""
 
 
-def of_attempts(messages: Iterable[Message], attempts: frozenset[str]) -> Iterator[Message]:
-    return (message for message in messages if header_of(message) in attempts)
+def filter_by_attempts(messages: Iterable[Message], attempts: frozenset[str]) -> Iterator[Message]:
+    return (message for message in messages if header_value(message) in attempts)
 
 
-def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def decode_rows(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the messages that these attempts wrote, in the columns of the schema.
 
     Rows sent before a migration may lack columns, which become null, or have extra columns, which are dropped. Raises
     `Corruption` for rows that cannot be converted to the schema.
     """
-    for message in of_attempts(messages, attempts):
+    for message in filter_by_attempts(messages, attempts):
         for rows in _batches(message):
             if rows.schema.names == schema.names and rows.schema.types == schema.types:
                 yield pa.RecordBatch.from_arrays(rows.columns, schema=schema)
                 continue
-            if not fits(rows.schema, schema):
+            if not can_read_rows_of(rows.schema, schema):
                 sent, expected = (", ".join(f"{col.name} {col.type}" for col in kind) for kind in (rows.schema, schema))
                 raise Corruption(
-                    f"message {_address(message)} has rows of ({sent}); expected ({expected})",
-                    object_key=_address(message),
+                    f"message {_record_location(message)} has rows of ({sent}); expected ({expected})",
+                    object_key=_record_location(message),
                     hint="the sending stage was changed while records were in flight: run its old code until they are "
                     "consumed, then the new code",
                 )
@@ -148,14 +148,14 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
 
     Raises `Corruption` for messages that are not an Arrow stream.
     """
-    for message in of_attempts(messages, attempts):
+    for message in filter_by_attempts(messages, attempts):
         rows = rows_of(message)
         address_columns = (
             pa.repeat(pa.scalar(message.partition(), pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(message.offset(), pa.int64()), rows.num_rows),
             pa.array(np.arange(rows.num_rows, dtype=np.int32)),
         )
-        for name, column in zip(ADDRESS, address_columns, strict=True):
+        for name, column in zip(ADDRESS_COLUMNS, address_columns, strict=True):
             rows = rows.append_column(name, column)
         yield rows
 
@@ -168,7 +168,7 @@ def read_rows(
     kafka: Kafka,
     topic: str,
     part: Range,
-    decoded: Callable[[Sequence[Message]], Iterator[_Rows]],
+    decode_chunk: Callable[[Sequence[Message]], Iterator[_Rows]],
     *,
     patience_s: float,
     topic_id: str = "",
@@ -182,15 +182,15 @@ def read_rows(
     num_rows = 0
     gone: list[Gone] = []
     where, lost = (topic, part.partition, part.first, part.last), None if part.rows is None else gone
-    for chunk in kafka.read(*where, patience_s=patience_s, gone=lost, topic_id=topic_id):
-        for rows in decoded(chunk):
+    for chunk in kafka.read(*where, patience_s=patience_s, deletion_errors=lost, topic_id=topic_id):
+        for rows in decode_chunk(chunk):
             num_rows += rows.num_rows
             yield rows
-    check_count(topic, part, num_rows, gone)
+    check_row_count(topic, part, num_rows, gone)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
-    address = _address(message)
+    address = _record_location(message)
     try:
         with pa.ipc.open_stream(message.value() or b"") as reader:
             batches = list(reader)
@@ -202,11 +202,11 @@ def _batches(message: Message) -> list[pa.RecordBatch]:
     return batches
 
 
-def _address(message: Message) -> str:
+def _record_location(message: Message) -> str:
     return f"{message.topic()}[{message.partition()}]@{message.offset()}"
 
 
-def check_count(topic: str, part: Range, num_rows: int, gone: Sequence[Gone]) -> None:
+def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
     """Check that a range held as many rows as its writers' manifests say, if they say it.
 
     Raises `Corruption`, or the last error in `deletion_errors`. If one of these errors says that keys were forgotten,
@@ -215,9 +215,9 @@ def check_count(topic: str, part: Range, num_rows: int, gone: Sequence[Gone]) ->
     sent = part.rows
     if sent is None or num_rows == sent:
         return
-    if lost_ranges := [error for error in gone if not isinstance(error, KeysForgotten)]:
+    if lost_ranges := [error for error in deletion_errors if not isinstance(error, KeysForgotten)]:
         raise lost_ranges[-1]
-    if not gone or num_rows > sent:
+    if not deletion_errors or num_rows > sent:
         address = f"{topic}[{part.partition}]@{part.first}..{part.last}"
         raise Corruption(
             f"{address} holds {num_rows} rows of committed attempts, but the manifests say {sent}",

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
-from ...state.records import TopicState, why_another
+from ...state.records import TopicState, explain_recreated_topic
 from ...store.versions.manifest import Input
-from .protocol import Kafka, Offsets, patience_with
+from .protocol import Kafka, Offsets, kafka_patience
 
 
 def open_kafka(at: str | Mapping[str, str]) -> Kafka:
@@ -19,31 +19,31 @@ def open_kafka(at: str | Mapping[str, str]) -> Kafka:
     Makes no request: call `wait_until_available` to see whether the brokers answer.
     """
     properties = {"bootstrap.servers": at} if isinstance(at, str) else at
-    if in_memory(properties):
-        from .memory_server import opened
+    if is_in_memory(properties):
+        from .memory_server import open_memory_kafka
 
-        return opened(properties)
+        return open_memory_kafka(properties)
     # Import late: loading librdkafka takes time, and many commands make no request to Kafka.
     from .librdkafka import LibrdKafka
 
     return LibrdKafka(properties)
 
 
-def in_memory(properties: Mapping[str, str]) -> bool:
+def is_in_memory(properties: Mapping[str, str]) -> bool:
     return properties["bootstrap.servers"].startswith("memory://")
 
 
 @contextmanager
-def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def served_to_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Yield properties by which other processes of this machine can open the given Kafka during the context.
 
     Raises `Refused` for an in-memory Kafka without topics, since other processes cannot create any.
     """
-    if not in_memory(properties):
+    if not is_in_memory(properties):
         yield properties
         return
     from .memory import MemoryKafka
-    from .memory_server import served
+    from .memory_server import serve
 
     kafka = MemoryKafka.named(properties["bootstrap.servers"])
     if not kafka.partition_counts():
@@ -52,26 +52,26 @@ def for_workers(properties: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
             hint="in a test, slackwater.testing.run(app, {TOPIC: rows}) creates one; "
             "`slackwater dev up` starts a broker",
         )
-    with served(kafka) as reachable:
+    with serve(kafka) as reachable:
         yield reachable
 
 
-def wait_for(kafka: Kafka, patience_s: float) -> None:
-    patience = patience_with(kafka, patience_s)
+def wait_until_available(kafka: Kafka, patience_s: float) -> None:
+    patience = kafka_patience(kafka, patience_s)
     while True:
         try:
             kafka.partition_counts(timeout_s=2)
         except Unavailable as error:
-            patience.waited(error.message)
+            patience.record_silence(error.message)
             time.sleep(0.2)
         else:
-            patience.answered()
+            patience.record_answer()
             return
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Offsets | None:
     try:
-        return kafka.offsets(topic, timeout_s=timeout_s)[1]
+        return kafka.offset_bounds(topic, timeout_s=timeout_s)[1]
     except NotFound:
         return None
 
@@ -82,8 +82,8 @@ class EndOffsets:
 
     kafka: Kafka
     timeout_s: float = field(kw_only=True)
-    silence: str = ""
-    another: dict[str, str] = field(default_factory=dict)
+    timeout_message: str = ""
+    missing_reasons: dict[str, str] = field(default_factory=dict)
     """Reason, by topic, why it has no end offsets: it does not exist, or was created again since it was read."""
     _states: dict[str, TopicState] = field(default_factory=dict)
 
@@ -93,17 +93,17 @@ class EndOffsets:
         Returns None if the offsets are unknown, or if the topic does not exist or was created again since it was read.
         """
         topic = source.topic
-        if not (topic in self._states or topic in self.another or self.silence):
+        if not (topic in self._states or topic in self.missing_reasons or self.timeout_message):
             try:
-                self._states[topic] = self.kafka.state(topic, timeout_s=self.timeout_s)
+                self._states[topic] = self.kafka.topic_state(topic, timeout_s=self.timeout_s)
             except NotFound:
-                self.another[topic] = f"topic {topic!r} does not exist"
+                self.missing_reasons[topic] = f"topic {topic!r} does not exist"
             except SlackwaterError as error:
-                self.silence = error.message
+                self.timeout_message = error.message
         current = self._states.get(topic)
         if current is None:
             return None
-        if reason := why_another(topic, source.topic_id, source.offsets, current):
-            self.another[topic] = reason
+        if reason := explain_recreated_topic(topic, source.topic_id, source.offsets, current):
+            self.missing_reasons[topic] = reason
             return None
         return current.ends

@@ -11,22 +11,22 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ...common.silence import address_of, warn_of
+from ...common.silence import address_hint, warn_silent
 from ...errors import AnotherTopic, Gone, Refused, SlackwaterError, Unavailable
-from ...state.records import TopicState, are_two
+from ...state.records import TopicState, is_other_topic
 
 Properties = Mapping[str, str]
 """librdkafka's client properties, at least `bootstrap.servers`; the input of `open_kafka`."""
 Headers = Sequence[tuple[str, bytes | None]]
 Offsets = tuple[int, ...]
 
-HEADER = "slackwater"
-FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+HEADER_NAME = "slackwater"
+UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
 """Properties of a sink's internal topic: only the publisher deletes records from it, Kafka itself deletes none."""
 
 
-MESSAGE_BYTES = 8 << 20
-MOST_RECORD = MESSAGE_BYTES - (64 << 10)
+MAX_MESSAGE_BYTES = 8 << 20
+MAX_RECORD_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
 """Maximum bytes of a record's value in an internal topic: leaves room for Kafka's overhead."""
 
 
@@ -40,7 +40,7 @@ class Record(NamedTuple):
     time_ms: int | None = None
 
 
-class TooLarge(NamedTuple):
+class RecordTooLarge(NamedTuple):
     """Record that exceeds its topic's maximum message size. A size of 0 is unknown."""
 
     key: bytes | None
@@ -48,14 +48,14 @@ class TooLarge(NamedTuple):
     limit: int | None
 
     @property
-    def words(self) -> str:
-        key = "no key" if self.key is None else f"key {self.key[:_SHOWN].decode(errors='backslashreplace')!r}"
+    def description(self) -> str:
+        key = "no key" if self.key is None else f"key {self.key[:_SHOWN_KEY_BYTES].decode(errors='backslashreplace')!r}"
         size = f" of {self.size:,} bytes" if self.size else ""
         limit = f" ({self.limit:,})" if self.limit is not None else ""
         return f"the record with {key}{size} exceeds the topic's max.message.bytes{limit}"
 
 
-_SHOWN = 200
+_SHOWN_KEY_BYTES = 200
 
 
 class Message(Protocol):
@@ -71,20 +71,20 @@ class Message(Protocol):
         """Return (kind, ms since 1970). Kinds are librdkafka's: Kafka's number plus one, so 1 is CreateTime."""
 
 
-class NotTaken(Unavailable):
+class SendFailed(Unavailable):
     """The brokers rejected records, or did not acknowledge them. `retriable` is True if a retry may succeed."""
 
-    def __init__(self, kafka: str, topic: str, why: str, *, passing: bool) -> None:
+    def __init__(self, kafka: str, topic: str, why: str, *, retriable: bool) -> None:
         super().__init__(f"{kafka} did not accept messages for {topic!r}: {why}")
         self.why = why
-        self.passing = passing
+        self.passing = retriable
 
 
-class Overtaken(Exception):
+class ProducerFenced(Exception):
     """A later producer with this transactional id fenced this one, or the broker aborted the transaction."""
 
 
-class Broken(Exception):
+class TransactionFailed(Exception):
     """A transaction failed with unknown outcome. The next `open` tells if it was committed.
 
     `error` is the error to show if retries keep failing; None if the brokers do not answer.
@@ -108,7 +108,7 @@ class TransactionSettings(NamedTuple):
     """Seconds after which the broker aborts an open transaction and fences its producer."""
 
 
-class Transactions(Protocol):
+class TransactionalProducer(Protocol):
     """Transactional producer. A transaction commits records of one topic together with a publisher's position.
 
     Methods raise `Refused` for permanent errors. After `ProducerFenced` or `TransactionFailed`, call `open` before the
@@ -120,7 +120,7 @@ class Transactions(Protocol):
 
     def begin(self) -> None: ...
 
-    def add(
+    def write(
         self, keys: Sequence[bytes | None], values: Sequence[bytes | None], headers: Sequence[Headers] | None = None
     ) -> None:
         """Write records, which consumers with `read_committed` see only after `commit`."""
@@ -143,21 +143,20 @@ class Kafka(Protocol):
         """Properties from which `open_kafka` opens this cluster. They may hold secrets."""
 
     @property
-    def name(self) -> str:
-        ...
+    def name(self) -> str: ...
 
     def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]: ...
 
-    def state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
+    def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's id, and the earliest offset and the `read_committed` end offset of each partition.
 
         Raises `NotFound`.
         """
 
-    def offsets(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
+    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
         """Return the earliest and the end offset of each partition. Raises `NotFound`."""
 
-    def offsets_since(self, topic: str, times_ms: Sequence[int]) -> Offsets:
+    def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         """Return, for each partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -167,7 +166,7 @@ class Kafka(Protocol):
         """Return a topic's id, which changes when the topic is deleted and created again; empty if unknown."""
 
     def create_topics(
-        self, partitions: Mapping[str, int], *, only_ask: bool = False, config: Mapping[str, str] | None = None
+        self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None
     ) -> None:
         """Create the missing topics with these partition counts; `config` holds topic properties.
 
@@ -186,7 +185,7 @@ class Kafka(Protocol):
     def max_message_bytes(self, topic: str) -> int | None:
         """Return `max.message.bytes` of a topic, the limit of one batch of records; None if unknown."""
 
-    def not_writable(self, topic: str) -> Refused | None:
+    def write_error(self, topic: str) -> Refused | None:
         """Return the error that a write to the topic would raise; None if it would succeed, or if that is unknown."""
 
     def read(
@@ -197,7 +196,7 @@ class Kafka(Protocol):
         end: int,
         *,
         patience_s: float,
-        gone: list[Gone] | None = None,
+        deletion_errors: list[Gone] | None = None,
         topic_id: str = "",
     ) -> Iterator[Sequence[Message]]:
         """Yield the messages at offsets start to end - 1 of one partition, in chunks; offsets may have gaps.
@@ -217,8 +216,7 @@ class Kafka(Protocol):
         `patience_s`; and `Unavailable` if the broker does not answer for longer than `patience_s`.
         """
 
-    def transactions(self, settings: TransactionSettings) -> Transactions:
-        ...
+    def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer: ...
 
     def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
         """Set the offsets of a consumer group, by topic. Errors are ignored."""
@@ -227,7 +225,7 @@ class Kafka(Protocol):
         """Delete existing consumer groups. Errors are ignored, except `Unavailable`."""
 
 
-def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
+def records_deleted_error(topic: str, partition: int, at: int, first: int, end: int) -> Gone:
     last = (min(first, end) if first > at else end) - 1
     return Gone(
         f"offsets {at} to {last} of {topic}[{partition}] are gone from Kafka",
@@ -235,12 +233,12 @@ def gone_error(topic: str, partition: int, at: int, first: int, end: int) -> Gon
     )
 
 
-def check_read(kafka: Kafka, topic: str, topic_id: str) -> None:
-    if topic_id and are_two(topic_id, current := kafka.topic_id(topic)):
-        raise another_read(topic, topic_id, current)
+def check_topic_id(kafka: Kafka, topic: str, topic_id: str) -> None:
+    if topic_id and is_other_topic(topic_id, current := kafka.topic_id(topic)):
+        raise topic_recreated_error(topic, topic_id, current)
 
 
-def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
+def topic_recreated_error(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
     return AnotherTopic(
         f"topic {topic!r} was deleted and created again since it was read: its id was {topic_id}, and is now "
         f"{current_id}",
@@ -249,7 +247,7 @@ def another_read(topic: str, topic_id: str, current_id: str) -> AnotherTopic:
     )
 
 
-def topic_gone(kafka: str, topic: str) -> Refused:
+def topic_deleted_error(kafka: str, topic: str) -> Refused:
     return Refused(
         f"{kafka} rejects records for {topic!r}: the topic no longer exists",
         hint="create the topic again; nothing is lost",
@@ -258,8 +256,8 @@ def topic_gone(kafka: str, topic: str) -> Refused:
 
 _log = logging.getLogger("slackwater")
 
-SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
-_QUIET_S = 4
+KAFKA_SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
+_WARN_AFTER_S = 4
 """Seconds without an answer after which a warning is logged; a busy broker occasionally takes almost as long."""
 
 
@@ -273,12 +271,12 @@ class Patience:
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
-    def answered(self) -> None:
+    def record_answer(self) -> None:
         if self._warned:
             _log.warning("%s is back", self.server)
         self._since, self._warned = None, False
 
-    def waited(self, reason: str = "") -> None:
+    def record_silence(self, reason: str = "") -> None:
         """Note that a request got no answer. Raises `Unavailable` once the server has been silent for `limit_s`."""
         now = time.monotonic()
         if self._since is None:
@@ -288,12 +286,12 @@ class Patience:
             next_step = "nothing is lost: restart when it is back, and the app resumes where it stopped"
             raise Unavailable(
                 f"{self.server} has not answered for {elapsed:.0f} s{f' ({reason})' if reason else ''}",
-                hint="; ".join(filter(None, (address_of(self.setting), next_step))),
+                hint="; ".join(filter(None, (address_hint(self.setting), next_step))),
             )
-        if not self._warned and elapsed > _QUIET_S:
+        if not self._warned and elapsed > _WARN_AFTER_S:
             self._warned = True
-            warn_of(f"{self.server} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)
+            warn_silent(f"{self.server} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)
 
 
-def patience_with(kafka: Kafka, limit_s: float) -> Patience:
-    return Patience(kafka.name, limit_s, SETTING)
+def kafka_patience(kafka: Kafka, limit_s: float) -> Patience:
+    return Patience(kafka.name, limit_s, KAFKA_SETTING)

@@ -21,14 +21,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused
-from .avro_layout import BRANCH, VALUE, Layout, as_nullable, as_numbered, has_bytes, layout
-from .avro_schema import NAMED, Node, branches, column_type, default_of, is_one_value, named, parsed
-from .registry import HEAD_BYTES, BadMessage, Reader, Schema, last_of_each_key, varint, without
+from .avro_layout import BRANCH, VALUE, Layout, build_layout, has_bytes, is_nullable_union, is_numbered_union
+from .avro_schema import (
+    NAMED_TYPES,
+    Node,
+    branches,
+    column_type,
+    default_array,
+    describe_node,
+    is_one_value,
+    parse_schema,
+)
+from .registry import HEADER_BYTES, BadMessage, Reader, Schema, drop_prefix, encode_varint, keep_last_of_each_key
 
 _SYNC = b"slackwater_block"
-_HEAD = Layout(
-    {"type": "fixed", "name": "head", "size": HEAD_BYTES},
-    pa.field("head", pa.binary(HEAD_BYTES), nullable=False, metadata={"avro.name": "head"}),
+_HEADER_LAYOUT = Layout(
+    {"type": "fixed", "name": "head", "size": HEADER_BYTES},
+    pa.field("head", pa.binary(HEADER_BYTES), nullable=False, metadata={"avro.name": "head"}),
 )
 
 
@@ -36,19 +45,19 @@ class AvroReader(Reader):
     """Reads Avro messages into the columns of one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        self._node = parsed(schema)
+        self._node = parse_schema(schema)
         self.type = column_type(self._node)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        written, laid_out = parsed(writer), _layout_of(writer)
+        written, laid_out = parse_schema(writer), _layout_for(writer)
         # Repeat the first message at the end: its number shows that the last message ended where it should.
         count = len(messages) + 1
-        bodies = without(pa.concat_arrays([messages, messages.slice(0, 1)]), HEAD_BYTES)
-        numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEAD_BYTES:].tobytes()
-        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEAD_BYTES), count, [None, pa.py_buffer(numbers)])
+        bodies = drop_prefix(pa.concat_arrays([messages, messages.slice(0, 1)]), HEADER_BYTES)
+        numbers = np.arange(count, dtype=">u8").view(np.uint8).reshape(-1, 8)[:, -HEADER_BYTES:].tobytes()
+        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(HEADER_BYTES), count, [None, pa.py_buffer(numbers)])
         records = pc.binary_join_element_wise(heads.cast(pa.binary()), bodies, b"")
         try:
-            table = _decoded(laid_out, records.buffers()[2].to_pybytes(), count)
+            table = _decode_records(laid_out, records.buffers()[2].to_pybytes(), count)
         except Exception as error:  # DataFusion raises plain Exceptions
             raise BadMessage(f"the bytes do not match the Avro schema: {_first_line(error)}") from None
         if not table["head"].combine_chunks().equals(heads):
@@ -59,18 +68,18 @@ class AvroReader(Reader):
             values = values.take(pa.array(np.arange(count)))
         return resolve(values, count, written, self._node).slice(0, count - 1)
 
-    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-        node = parsed(writer)
+    def may_be_valid(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+        node = parse_schema(writer)
         return np.fromiter(
-            (is_one_value(node, message, HEAD_BYTES) for message in messages.to_pylist()), bool, len(messages)
+            (is_one_value(node, message, HEADER_BYTES) for message in messages.to_pylist()), bool, len(messages)
         )
 
 
 @lru_cache(maxsize=256)
-def _layout_of(schema: Schema) -> Layout | None:
-    laid_out = layout(parsed(schema), _null_branch())
+def _layout_for(schema: Schema) -> Layout | None:
+    laid_out = build_layout(parse_schema(schema), _null_branch())
     try:
-        _decoded(laid_out, b"", 0)
+        _decode_records(laid_out, b"", 0)
     except Exception as error:
         raise Refused(f"the Avro schema cannot be converted to columns: {_first_line(error)}") from None
     return laid_out
@@ -78,11 +87,11 @@ def _layout_of(schema: Schema) -> Layout | None:
 
 @lru_cache(maxsize=1)
 def _null_branch() -> pa.Field:
-    union = _decoded(Layout(["null", "int", "string"], None), b"", 0).schema.field(VALUE).type
+    union = _decode_records(Layout(["null", "int", "string"], None), b"", 0).schema.field(VALUE).type
     return union.field(0)
 
 
-def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
+def _decode_records(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
     """Decode records, each preceded by `HEADER_BYTES` bytes with its number, to columns `head` and `value`.
 
     The records are written to a temporary object container file. There is no column `value` if the values have no
@@ -90,30 +99,30 @@ def _decoded(laid_out: Layout | None, records: bytes, count: int) -> pa.Table:
     """
     from datafusion import SessionConfig, SessionContext
 
-    block = b"".join((varint(count), varint(len(records)), records, _SYNC)) if count else b""
+    block = b"".join((encode_varint(count), encode_varint(len(records)), records, _SYNC)) if count else b""
     # arrow-rs loops forever if a block has bytes after its last record. A batch of exactly `count` rows stops before
     # them.
     size = max(1, count)
     config = SessionConfig().with_batch_size(size).with_target_partitions(1)
-    columns = [_HEAD.field, *([laid_out.field] if laid_out else [])]
+    columns = [_HEADER_LAYOUT.field, *([laid_out.field] if laid_out else [])]
     schema = None if laid_out and laid_out.field is None else pa.schema(columns)
     # The reader requires this suffix.
     handle, path = tempfile.mkstemp(suffix=".avro", prefix="slackwater-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_header(laid_out) + block)
+            file.write(_container_header(laid_out) + block)
         return SessionContext(config).read_avro(path, schema=schema).limit(size).to_arrow_table()
     finally:
         Path(path).unlink()
 
 
-def _header(laid_out: Layout | None) -> bytes:
+def _container_header(laid_out: Layout | None) -> bytes:
     value = [{"name": VALUE, "type": laid_out.avro}] if laid_out else []
-    fields = [{"name": "head", "type": _HEAD.avro}, *value]
+    fields = [{"name": "head", "type": _HEADER_LAYOUT.avro}, *value]
     row = json.dumps({"type": "record", "name": "slackwater_row", "fields": fields}).encode()
     meta = ((b"avro.schema", row), (b"avro.codec", b"null"))
-    entries = (varint(len(text)) + text for entry in meta for text in entry)
-    return b"".join((b"Obj\x01", varint(len(meta)), *entries, varint(0), _SYNC))
+    entries = (encode_varint(len(text)) + text for entry in meta for text in entry)
+    return b"".join((b"Obj\x01", encode_varint(len(meta)), *entries, encode_varint(0), _SYNC))
 
 
 def _first_line(error: Exception) -> str:
@@ -132,7 +141,7 @@ _PROMOTED = {
     "bytes": ("string",),
 }
 _NARROWED = {"long": ("int",), "double": ("float",)}
-_NANOS = 1000
+_NANOS_PER_MICRO = 1000
 _UNITS = {"millis": "ms", "micros": "us"}
 
 
@@ -154,24 +163,24 @@ def resolve(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     if written["type"] == "union":
         return _resolve_union(values, count, written, read)
     if read["type"] == "union":
-        return _as_branch(values, count, written, read)
-    if not _match(written, read):
-        raise Refused(f"a value written as {named(written)} cannot be read as {named(read)}")
+        return _resolve_to_union(values, count, written, read)
+    if not _is_readable_as(written, read):
+        raise Refused(f"a value written as {describe_node(written)} cannot be read as {describe_node(read)}")
     to = column_type(read)
     match read["type"]:
         case "record":
-            return pa.StructArray.from_arrays(_fields(values, count, written, read), fields=list(to))
+            return pa.StructArray.from_arrays(_resolve_fields(values, count, written, read), fields=list(to))
         case "array":
             items = resolve(values.values, len(values.values), written["items"], read["items"])
             return pa.ListArray.from_arrays(values.offsets, items, type=to)
         case "map":
             items = resolve(values.items, len(values.items), written["values"], read["values"])
-            return last_of_each_key(pa.MapArray.from_arrays(values.offsets, values.keys, items, type=to))
+            return keep_last_of_each_key(pa.MapArray.from_arrays(values.offsets, values.keys, items, type=to))
         case "enum":
-            return _symbols(values, written, read)
+            return _resolve_symbols(values, written, read)
         case "fixed" if values is None:
             return pa.array([b""] * count, to)
-    return _plain(values, written, read, to)
+    return _resolve_scalars(values, written, read, to)
 
 
 _Conversions: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -183,24 +192,26 @@ _ALL_CONVERSIONS: _Conversions = {
 """Types to which each type may be converted: none; Avro's promotions; or promotions and narrowing."""
 
 
-def _match(written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False) -> bool:
+def _is_readable_as(
+    written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
+) -> bool:
     """Compare outermost types and names of two schemas: True if values of `written` can be read as values of `read`."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
             return False
-        return read["type"] in conversions.get(kind, ()) and _logical_match(written, read)
-    if kind in NAMED and (kind != "record" or in_union) and not _same_name(written, read):
+        return read["type"] in conversions.get(kind, ()) and _is_logically_readable_as(written, read)
+    if kind in NAMED_TYPES and (kind != "record" or in_union) and not _has_matching_name(written, read):
         return False
     if in_union and kind in ("array", "map"):
         item = "items" if kind == "array" else "values"
         items = written[item], read[item]
         unions = any(node["type"] == "union" for node in items)
-        return unions or _match(*items, conversions, in_union=True)
-    return _logical_match(written, read) and (kind != "fixed" or written["size"] == read["size"])
+        return unions or _is_readable_as(*items, conversions, in_union=True)
+    return _is_logically_readable_as(written, read) and (kind != "fixed" or written["size"] == read["size"])
 
 
-def _logical_match(written: Node, read: Node) -> bool:
+def _is_logically_readable_as(written: Node, read: Node) -> bool:
     """Return True unless only one schema is a decimal, or a date would be read as a time or a time as a date."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
@@ -208,7 +219,7 @@ def _logical_match(written: Node, read: Node) -> bool:
     return not all(logical) or (logical[0] == "date") == (logical[1] == "date")
 
 
-def _same_name(written: Node, read: Node) -> bool:
+def _has_matching_name(written: Node, read: Node) -> bool:
     # Aliases may be full names, or names in the reader's own namespace.
     names = {read["name"], *(alias.rpartition(".")[2] for alias in read["aliases"] if "." not in alias)}
     return written["name"] in names or written["fullname"] in read["aliases"]
@@ -216,35 +227,42 @@ def _same_name(written: Node, read: Node) -> bool:
 
 def _resolve_union(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     choices = written["branches"]
-    if not as_numbered(written) and not as_nullable(written):
+    if not is_numbered_union(written) and not is_nullable_union(written):
         codes = np.asarray(values.type_codes)
         # In a dense union, each child holds only its own branch's values, in order.
         rows = [np.flatnonzero(codes == number) for number in range(len(choices))]
         parts = [values.field(number).take(pa.array(np.asarray(values.offsets)[at])) for number, at in enumerate(rows)]
-        return _merge(
-            [_branch(*part, written, n, read) for n, part in enumerate(zip(parts, rows, strict=True))], rows, read
+        return _merge_branches(
+            [_resolve_branch(*part, written, n, read) for n, part in enumerate(zip(parts, rows, strict=True))],
+            rows,
+            read,
         )
-    if as_nullable(written):
+    if is_nullable_union(written):
         present = np.ones(count, bool) if not values.null_count else np.asarray(values.is_valid())
         null = next(number for number, choice in enumerate(choices) if choice["type"] == "null")
         rows = [np.flatnonzero(~present), np.flatnonzero(present)]
         non_null = values if present.all() else values.filter(pa.array(present))
-        results = [_branch(None, rows[0], written, null, read), _branch(non_null, rows[1], written, 1 - null, read)]
-        return results[1] if present.all() else _merge(results, rows, read)
+        results = [
+            _resolve_branch(None, rows[0], written, null, read),
+            _resolve_branch(non_null, rows[1], written, 1 - null, read),
+        ]
+        return results[1] if present.all() else _merge_branches(results, rows, read)
     numbers = np.asarray(values.field(BRANCH))
     if count and not ((numbers >= 0) & (numbers < len(choices))).all():
         raise BadMessage("the message names a branch that its union does not have")
     rows = [np.flatnonzero(numbers == number) for number in range(len(choices))]
     value = values.field(VALUE) if values.type.num_fields > 1 else None
-    return _merge([_branch(value, at, written, number, read) for number, at in enumerate(rows)], rows, read)
+    return _merge_branches(
+        [_resolve_branch(value, at, written, number, read) for number, at in enumerate(rows)], rows, read
+    )
 
 
-def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
+def _resolve_branch(values: Values, rows: Rows, written: Node, number: int, read: Node) -> pa.Array:
     branch = written["branches"][number]
     try:
         if read["type"] == "union" and written == read and branch["type"] != "null":
             at = sum(choice["type"] != "null" for choice in written["branches"][:number])
-            return _member(values, len(rows), branch, read, at)
+            return _resolve_to_member(values, len(rows), branch, read, at)
         return resolve(values if has_bytes(branch) else None, len(rows), branch, read)
     except Refused as error:
         if len(rows):
@@ -252,7 +270,7 @@ def _branch(values: Values, rows: Rows, written: Node, number: int, read: Node) 
         return pa.nulls(0, column_type(read))
 
 
-def _merge(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
+def _merge_branches(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
     positions = np.empty(sum(map(len, rows)), np.int64)
     positions[np.concatenate(rows)] = np.arange(len(positions))
     kind = column_type(read)
@@ -261,16 +279,16 @@ def _merge(parts: list[pa.Array], rows: list[Rows], read: Node) -> pa.Array:
     )
 
 
-def _as_branch(values: Values, count: int, written: Node, read: Node) -> pa.Array:
+def _resolve_to_union(values: Values, count: int, written: Node, read: Node) -> pa.Array:
     choices = branches(read)
     for conversions in (_NO_CONVERSIONS, _PROMOTIONS, _ALL_CONVERSIONS):
         for at, branch in enumerate(choices):
-            if _match(written, branch, conversions, in_union=len(choices) > 1):
-                return _member(values, count, written, read, at)
-    raise Refused(f"a value written as {named(written)} matches no branch of {named(read)}")
+            if _is_readable_as(written, branch, conversions, in_union=len(choices) > 1):
+                return _resolve_to_member(values, count, written, read, at)
+    raise Refused(f"a value written as {describe_node(written)} matches no branch of {describe_node(read)}")
 
 
-def _member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
+def _resolve_to_member(values: Values, count: int, written: Node, read: Node, at: int) -> pa.Array:
     """Convert values to one branch of the reader's union. `at` is the branch's index, not counting the null branch."""
     choices = branches(read)
     member = resolve(values, count, written, choices[at])
@@ -281,7 +299,7 @@ def _member(values: Values, count: int, written: Node, read: Node, at: int) -> p
     return pa.StructArray.from_arrays(columns, fields=list(to))
 
 
-def _fields(values: Values, count: int, written: Node, read: Node) -> list[pa.Array]:
+def _resolve_fields(values: Values, count: int, written: Node, read: Node) -> list[pa.Array]:
     own = {field["name"] for field in read["fields"]}
     numbers = {field["name"]: number for number, field in enumerate(written["fields"])}
     laid_out = {} if values is None else {field.name: number for number, field in enumerate(values.type)}
@@ -302,26 +320,28 @@ def _fields(values: Values, count: int, written: Node, read: Node) -> list[pa.Ar
 def _default_column(field: Node, count: int) -> pa.Array:
     if "default" not in field:
         return pa.nulls(count, column_type(field["type"]))
-    return default_of(field).take(pa.array(np.zeros(count, np.int64)))
+    return default_array(field).take(pa.array(np.zeros(count, np.int64)))
 
 
-def _symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
+def _resolve_symbols(values: pa.DictionaryArray, written: Node, read: Node) -> pa.Array:
     reader_symbols, default = set(read["symbols"]), read.get("default")
     indices = np.asarray(values.indices)
     symbols = [symbol if symbol in reader_symbols else default for symbol in written["symbols"]]
     for number in () if None not in symbols else np.unique(indices).tolist():
         if symbols[number] is None:
-            raise BadMessage(f"{written['symbols'][number]!r} is not a symbol of {named(read)}, which has no default")
+            raise BadMessage(
+                f"{written['symbols'][number]!r} is not a symbol of {describe_node(read)}, which has no default"
+            )
     # arrow-rs's dictionary indices are the symbols' positions in the schema.
     return pa.array(symbols, pa.string()).take(pa.array(indices))
 
 
-def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.Array:
+def _resolve_scalars(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.Array:
     try:
         if pa.types.is_decimal(values.type):
             # A writer may encode more digits than its schema's precision.
             values.validate(full=True)
-        values = instants(values, written.get("logicalType") or read.get("logicalType") or "", to)
+        values = to_timestamps(values, written.get("logicalType") or read.get("logicalType") or "", to)
         if values.type == to:
             return values
         if pa.types.is_date(to):
@@ -337,7 +357,7 @@ def _plain(values: pa.Array, written: Node, read: Node, to: pa.DataType) -> pa.A
         raise BadMessage(str(error)) from None
 
 
-def instants(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
+def to_timestamps(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
     """Convert numbers with a logical type of time to timestamps; return them unchanged unless `to` is a timestamp.
 
     Nanoseconds are rounded down to Spark's microseconds. Raises `ArrowInvalid` for a time out of range.
@@ -346,5 +366,5 @@ def instants(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
         return numbers
     unit, numbers = logical.rpartition("-")[2], numbers.cast(pa.int64())
     if unit == "nanos":
-        return pa.array(np.asarray(numbers) // _NANOS).cast(to)
+        return pa.array(np.asarray(numbers) // _NANOS_PER_MICRO).cast(to)
     return numbers.cast(pa.timestamp(_UNITS[unit])).cast(pa.timestamp("us")).cast(pa.int64()).cast(to)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...errors import Refused
-from .avro_schema import MAX_DIGITS, SIMPLE, Node, branches
+from .avro_schema import MAX_PRECISION, PRIMITIVE_TYPES, Node, branches
 
 BRANCH, VALUE = "branch", "value"
 """Fields of the record that stands for a union with a single branch."""
@@ -37,17 +37,17 @@ def has_bytes(node: Node) -> bool:
     return node["type"] != "null" and not (node["type"] == "fixed" and node["size"] == 0)
 
 
-def as_numbered(node: Node) -> bool:
+def is_numbered_union(node: Node) -> bool:
     """Return True for a union laid out as a record with a branch number: one branch, or no branch with bytes."""
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 
 
-def as_nullable(node: Node) -> bool:
-    return not as_numbered(node) and len(node["branches"]) == 2 and len(branches(node)) == 1
+def is_nullable_union(node: Node) -> bool:
+    return not is_numbered_union(node) and len(node["branches"]) == 2 and len(branches(node)) == 1
 
 
-def layout(node: Node, null: pa.Field) -> Layout | None:
+def build_layout(node: Node, null: pa.Field) -> Layout | None:
     """Return the layout of a schema, or None if its values have no bytes.
 
     Args:
@@ -57,19 +57,19 @@ def layout(node: Node, null: pa.Field) -> Layout | None:
     Raises:
         Refused: arrow-rs cannot read the schema: items without bytes, or a branch without bytes that is not null.
     """
-    return _layout(node, VALUE, null, count())
+    return _build_layout(node, VALUE, null, count())
 
 
-def _layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout | None:
+def _build_layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout | None:
     if not has_bytes(node):
         return None
 
-    def of(type_name: str, kind: pa.DataType, **more: Any) -> Layout:
+    def plain_layout(type_name: str, kind: pa.DataType, **more: Any) -> Layout:
         return Layout({"type": type_name, **more} if more else type_name, pa.field(name, kind, nullable=False))
 
     match kind := node["type"]:
         case "record":
-            parts = [_layout(field["type"], f"f{n}", null, numbers) for n, field in enumerate(node["fields"])]
+            parts = [_build_layout(field["type"], f"f{n}", null, numbers) for n, field in enumerate(node["fields"])]
             return _record(name, [part for part in parts if part is not None], numbers)
         case "enum":
             symbols = [f"s{n}" for n in range(len(node["symbols"]))]
@@ -83,20 +83,20 @@ def _layout(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layou
             return _named_layout({"type": "fixed", "size": node["size"]}, name, pa.binary(node["size"]), numbers)
         case "array":
             items = _items(node["items"], "item", null, numbers)
-            return of("array", pa.list_(items.field), items=items.avro)
+            return plain_layout("array", pa.list_(items.field), items=items.avro)
         case "map":
             values = _items(node["values"], "value", null, numbers)
-            return of("map", pa.map_(pa.string(), values.field), values=values.avro)
+            return plain_layout("map", pa.map_(pa.string(), values.field), values=values.avro)
         case "union":
             return _union(node, name, null, numbers)
         case "bytes" if _is_decimal(node):
             avro, read_as, more = _decimal(node)
             return Layout(avro, pa.field(name, read_as, nullable=False, metadata=more))
-    return of(kind, SIMPLE[kind])
+    return plain_layout(kind, PRIMITIVE_TYPES[kind])
 
 
 def _is_decimal(node: Node) -> bool:
-    return node.get("logicalType") == "decimal" and node["precision"] <= MAX_DIGITS
+    return node.get("logicalType") == "decimal" and node["precision"] <= MAX_PRECISION
 
 
 def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
@@ -106,7 +106,7 @@ def _decimal(node: Node) -> tuple[dict[str, Any], pa.DataType, dict[str, str]]:
 
 
 def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
-    items = _layout(node, name, null, numbers)
+    items = _build_layout(node, name, null, numbers)
     if items is None:
         raise Refused("Avro arrays and maps whose items have no bytes, such as null, are not supported")
     return items
@@ -114,18 +114,18 @@ def _items(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout
 
 def _union(node: Node, name: str, null: pa.Field, numbers: count[int]) -> Layout:
     choices = node["branches"]
-    if as_numbered(node):
-        value = _layout(choices[0], VALUE, null, numbers)
+    if is_numbered_union(node):
+        value = _build_layout(choices[0], VALUE, null, numbers)
         branch = Layout("int", pa.field(BRANCH, pa.int32(), nullable=False))
         return _record(name, [branch, *([value] if value else [])], numbers)
-    if as_nullable(node):
+    if is_nullable_union(node):
         value = _items(branches(node)[0], name, null, numbers)
         return Layout(
             ["null" if choice["type"] == "null" else value.avro for choice in choices], value.field.with_nullable(True)
         )
     parts = []
     for choice in choices:
-        part = Layout("null", null) if choice["type"] == "null" else _layout(choice, "", null, numbers)
+        part = Layout("null", null) if choice["type"] == "null" else _build_layout(choice, "", null, numbers)
         if part is None:
             raise Refused("Avro unions with a branch without bytes, other than null, are not supported")
         avro = {"type": part.avro} if isinstance(part.avro, str) else part.avro

@@ -20,10 +20,10 @@ from .registry import Schema
 Node = dict[str, Any]
 """Avro schema in normal form, or a part of one: `type` is the name of a primitive type, or `record`, `union` etc."""
 
-NAMED = ("record", "enum", "fixed")
+NAMED_TYPES = ("record", "enum", "fixed")
 _NUMBER_BYTES = 10
-_SIZES = {"boolean": 1, "float": 4, "double": 8}
-SIMPLE: dict[str, pa.DataType] = {
+_FIXED_SIZES = {"boolean": 1, "float": 4, "double": 8}
+PRIMITIVE_TYPES: dict[str, pa.DataType] = {
     "null": pa.null(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -33,7 +33,7 @@ SIMPLE: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-_LOGICAL = {
+_LOGICAL_TYPES = {
     "date": ("int", pa.date32()),
     **{f"timestamp-{unit}": ("long", pa.timestamp("us", "UTC")) for unit in ("millis", "micros", "nanos")},
     **{f"local-timestamp-{unit}": ("long", pa.timestamp("us")) for unit in ("millis", "micros", "nanos")},
@@ -44,16 +44,16 @@ Decimals are handled elsewhere. As in Spark's `from_avro`, all others (uuid, tim
 logical types become columns of the type that stores them:
 https://avro.apache.org/docs/1.12.0/specification/#logical-types
 """
-MAX_DIGITS = 38
+MAX_PRECISION = 38
 
 
 @lru_cache(maxsize=256)
-def parsed(schema: Schema) -> Node:
+def parse_schema(schema: Schema) -> Node:
     """Return the schema in normal form, with the schemas that it references.
 
     Raises `Refused` for invalid JSON or Avro, and for a recursive schema.
     """
-    return _parsed(schema, {})
+    return _parse_with_references(schema, {})
 
 
 def branches(node: Node) -> list[Node]:
@@ -70,10 +70,10 @@ def column_type(node: Node) -> pa.DataType:
     kind = node["type"]
     if "logicalType" in node:
         if node["logicalType"] != "decimal":
-            return _LOGICAL[node["logicalType"]][1]
-        if node["precision"] > MAX_DIGITS:
+            return _LOGICAL_TYPES[node["logicalType"]][1]
+        if node["precision"] > MAX_PRECISION:
             raise Refused(
-                f"a decimal with {node['precision']} digits has no column type: Spark supports at most {MAX_DIGITS}"
+                f"a decimal with {node['precision']} digits has no column type: Spark supports at most {MAX_PRECISION}"
             )
         return pa.decimal128(node["precision"], node["scale"])
     match kind:
@@ -94,42 +94,42 @@ def column_type(node: Node) -> pa.DataType:
             if len(members) > 1:
                 return pa.struct([pa.field(f"member{n}", member) for n, member in enumerate(members)])
             return members[0] if members else pa.null()
-    return SIMPLE[kind]
+    return PRIMITIVE_TYPES[kind]
 
 
-def named(node: Node) -> str:
+def describe_node(node: Node) -> str:
     if "logicalType" in node:
         digits = f"({node['precision']}, {node['scale']})" if node["logicalType"] == "decimal" else ""
         return f"{node['logicalType']}{digits}"
     if node["type"] == "union":
-        return f"a union of {', '.join(map(named, node['branches']))}"
-    return f"{node['type']} {node['fullname']}" if node["type"] in NAMED else str(node["type"])
+        return f"a union of {', '.join(map(describe_node, node['branches']))}"
+    return f"{node['type']} {node['fullname']}" if node["type"] in NAMED_TYPES else str(node["type"])
 
 
-def _parsed(schema: Schema, types: dict[str, Node | None]) -> Node:
+def _parse_with_references(schema: Schema, types: dict[str, Node | None]) -> Node:
     for name, referenced in schema.references:
-        types[name] = _parsed(referenced, types)
+        types[name] = _parse_with_references(referenced, types)
     try:
         document = json.loads(schema.text)
     except ValueError as error:
         raise Refused(f"the Avro schema is not valid JSON: {error}") from None
     try:
-        return _normal(document, "", types)
+        return _normalize(document, "", types)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(
             f"the Avro schema cannot be converted to columns: a part is invalid or missing ({error})"
         ) from None
 
 
-def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
+def _normalize(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
     """Return a part of a schema in normal form. `types` has named types by full name; None marks one being read."""
     if isinstance(part, list):
-        choices = [_normal(branch, namespace, types) for branch in part]
+        choices = [_normalize(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
             raise Refused("the Avro schema cannot be converted to columns: a union is empty, or nested in a union")
         return {"type": "union", "branches": choices}
     if isinstance(part, str):
-        if part in SIMPLE:
+        if part in PRIMITIVE_TYPES:
             return {"type": part}
         node = types.get(f"{namespace}.{part}", types.get(part, {}))
         if node is None:
@@ -140,14 +140,14 @@ def _normal(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
             raise Refused(f"the Avro schema cannot be converted to columns: it defines no type {part!r}")
         return node
     kind = part["type"]
-    if not isinstance(kind, str) or kind not in (*SIMPLE, *NAMED, "error", "array", "map"):
-        return _normal(kind, namespace, types)
+    if not isinstance(kind, str) or kind not in (*PRIMITIVE_TYPES, *NAMED_TYPES, "error", "array", "map"):
+        return _normalize(kind, namespace, types)
     if kind == "array":
-        return {"type": kind, "items": _normal(part["items"], namespace, types)}
+        return {"type": kind, "items": _normalize(part["items"], namespace, types)}
     if kind == "map":
-        return {"type": kind, "values": _normal(part["values"], namespace, types)}
-    if kind in SIMPLE:
-        return {"type": kind, **_logical(kind, part, 0)}
+        return {"type": kind, "values": _normalize(part["values"], namespace, types)}
+    if kind in PRIMITIVE_TYPES:
+        return {"type": kind, **_logical_entries(kind, part, 0)}
     return _named_type(part, namespace, types)
 
 
@@ -161,13 +161,13 @@ def _named_type(part: Any, namespace: str, types: dict[str, Node | None]) -> Nod
     if kind == "enum":
         node |= {"symbols": list(part["symbols"])} | {key: part[key] for key in ("default",) if key in part}
     elif kind == "fixed":
-        node |= {"size": int(part["size"]), **_logical(kind, part, int(part["size"]))}
+        node |= {"size": int(part["size"]), **_logical_entries(kind, part, int(part["size"]))}
     else:
         optional_keys = ("name", "aliases", "default")
         node["fields"] = [
             {
                 **{key: field[key] for key in optional_keys if key in field},
-                "type": _normal(field["type"], namespace, types),
+                "type": _normalize(field["type"], namespace, types),
             }
             for field in part["fields"]
         ]
@@ -175,7 +175,7 @@ def _named_type(part: Any, namespace: str, types: dict[str, Node | None]) -> Nod
     return node
 
 
-def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
+def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
     """Return the entries that a valid logical type adds to a node; empty for an invalid or unknown one."""
     logical = part.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
@@ -184,7 +184,7 @@ def _logical(kind: str, part: Any, size: int) -> dict[str, Any]:
         # The precision must be such that every number of that many digits fits into the bytes.
         if valid and (kind == "bytes" or precision < len(str((1 << max(8 * size - 1, 0)) - 1))):
             return {"logicalType": logical, "precision": precision, "scale": scale}
-    if isinstance(logical, str) and logical in _LOGICAL and _LOGICAL[logical][0] == kind:
+    if isinstance(logical, str) and logical in _LOGICAL_TYPES and _LOGICAL_TYPES[logical][0] == kind:
         return {"logicalType": logical}
     return {}
 
@@ -197,27 +197,27 @@ def is_one_value(node: Node, data: bytes, at: int) -> bool:
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
     try:
-        return _end(node, data, at) == len(data)
+        return _value_end(node, data, at) == len(data)
     except (IndexError, ValueError):
         return False
 
 
-def _end(node: Node, data: bytes, at: int) -> int:
+def _value_end(node: Node, data: bytes, at: int) -> int:
     match node["type"]:
         case "union":
             return _union_end(node, data, at)
         case "null":
             return at
         case "int" | "long":
-            return _long(data, at)[1]
+            return _read_long(data, at)[1]
         case "enum":
-            number, at = _long(data, at)
+            number, at = _read_long(data, at)
             if not 0 <= number < len(node["symbols"]):
                 raise ValueError("no symbol")
             return at
         case "record":
             for field in node["fields"]:
-                at = _end(field["type"], data, at)
+                at = _value_end(field["type"], data, at)
             return at
         case "array":
             return _blocks_end(node["items"], data, at)
@@ -229,22 +229,22 @@ def _end(node: Node, data: bytes, at: int) -> int:
 
 def _union_end(node: Node, data: bytes, at: int) -> int:
     choices = node["branches"]
-    number, at = _long(data, at)
+    number, at = _read_long(data, at)
     if len(choices) == 2 and len(branches(node)) == 1:
         # arrow-rs treats every branch number other than null's as the value.
         null = next(n for n, choice in enumerate(choices) if choice["type"] == "null")
-        return at if number == null else _end(choices[1 - null], data, at)
+        return at if number == null else _value_end(choices[1 - null], data, at)
     if number < 0:
         raise ValueError("no branch")
-    return _end(choices[number], data, at)
+    return _value_end(choices[number], data, at)
 
 
 def _bytes_end(node: Node, data: bytes, at: int) -> int:
     kind = node["type"]
     if kind in ("bytes", "string"):
-        size, at = _long(data, at)
+        size, at = _read_long(data, at)
     else:
-        size = node["size"] if kind == "fixed" else _SIZES[kind]
+        size = node["size"] if kind == "fixed" else _FIXED_SIZES[kind]
     if size < 0 or at + size > len(data):
         raise ValueError("beyond the end")
     if kind == "string":
@@ -254,19 +254,19 @@ def _bytes_end(node: Node, data: bytes, at: int) -> int:
 
 def _blocks_end(item: Node, data: bytes, at: int) -> int:
     while True:
-        count, at = _long(data, at)
+        count, at = _read_long(data, at)
         if count < 0:
             # A negative count is followed by the block's size in bytes.
-            count, at = -count, _long(data, at)[1]
+            count, at = -count, _read_long(data, at)[1]
         if not count:
             return at
         for _ in range(count):
-            start, at = at, _end(item, data, at)
+            start, at = at, _value_end(item, data, at)
             if at == start:
                 break  # items of no bytes, however many
 
 
-def _long(data: bytes, at: int) -> tuple[int, int]:
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for index in range(_NUMBER_BYTES):
         byte = data[at + index]
@@ -281,7 +281,7 @@ _MICROSECONDS: dict[str, Callable[[int], int]] = {
     "micros": int,
     "nanos": lambda number: number // 1000,
 }
-_KINDS: dict[str, Any] = {
+_JSON_TYPES: dict[str, Any] = {
     "boolean": bool,
     "int": int,
     "long": int,
@@ -299,14 +299,14 @@ _KINDS: dict[str, Any] = {
 _BITS = {"int": 31, "long": 63}
 
 
-def default_of(field: Node) -> pa.Array:
+def default_array(field: Node) -> pa.Array:
     """Return the default value of a field of the reader's schema, as an array with one element.
 
     Raises `Refused` if the default does not have the field's type.
     """
     kind = column_type(field["type"])
     try:
-        value = _value(field["default"], field["type"])
+        value = _default_value(field["default"], field["type"])
         default = pa.array([value], kind)
         default.validate(full=True)
     except (ValueError, TypeError, KeyError, OverflowError, ArithmeticError, pa.ArrowException) as error:
@@ -316,23 +316,23 @@ def default_of(field: Node) -> pa.Array:
     return default
 
 
-def _value(default: Any, node: Node) -> Any:
+def _default_value(default: Any, node: Node) -> Any:
     kind = node["type"]
     if kind == "union":
-        return _union_value(default, node)
+        return _union_default(default, node)
     _check_json_type(default, kind)
-    if "logicalType" in node and (logical := _logical_value(default, node)) is not None:
+    if "logicalType" in node and (logical := _logical_default(default, node)) is not None:
         return logical
     match kind:
         case "record":
             return {
-                f["name"]: _value(default[f["name"]] if f["name"] in default else f["default"], f["type"])
+                f["name"]: _default_value(default[f["name"]] if f["name"] in default else f["default"], f["type"])
                 for f in node["fields"]
             }
         case "map":
-            return [(key, _value(item, node["values"])) for key, item in default.items()]
+            return [(key, _default_value(item, node["values"])) for key, item in default.items()]
         case "array":
-            return [_value(item, node["items"]) for item in default]
+            return [_default_value(item, node["items"]) for item in default]
         case "float" | "double":
             return float(default)
         case "enum" if default not in node["symbols"]:
@@ -350,13 +350,13 @@ def _check_json_type(default: Any, kind: str) -> None:
         if default is not None:
             raise ValueError(f"{default!r} is not null")
         return
-    if not isinstance(default, _KINDS[kind]) or (isinstance(default, bool) and kind != "boolean"):
+    if not isinstance(default, _JSON_TYPES[kind]) or (isinstance(default, bool) and kind != "boolean"):
         raise ValueError(f"{default!r} is not of type {kind}")
     if kind in _BITS and not -(1 << _BITS[kind]) <= default < 1 << _BITS[kind]:
         raise ValueError(f"{default} does not fit {kind}")
 
 
-def _logical_value(default: Any, node: Node) -> Any:
+def _logical_default(default: Any, node: Node) -> Any:
     logical = node["logicalType"]
     if logical == "decimal":
         unscaled = int.from_bytes(default.encode("latin-1"), "big", signed=True)
@@ -364,10 +364,10 @@ def _logical_value(default: Any, node: Node) -> Any:
     return _MICROSECONDS[logical.rpartition("-")[2]](default) if "timestamp" in logical else None
 
 
-def _union_value(default: Any, node: Node) -> Any:
+def _union_default(default: Any, node: Node) -> Any:
     for branch in node["branches"]:
         try:
-            value = _value(default, branch)
+            value = _default_value(default, branch)
         except (ValueError, KeyError, ArithmeticError):
             continue
         choices = branches(node)

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ...common.arguments import checked
-from ...common.validation import installing
+from ...common.arguments import check_arguments
+from ...common.validation import install_hint
 from ...errors import BadRecord, NotFound, Refused, SlackwaterError, Usage
-from ..source.worker import ERROR_MARK
+from ..source.worker import ERROR_TAG
 from .avro import AvroReader
 from .json_messages import JsonReader
 from .protobuf import ProtobufReader
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from .registry import Registry
 
 
-_NEEDED = ("datafusion", "ptars", "grpc_tools")
+_REQUIRED_PACKAGES = ("datafusion", "ptars", "grpc_tools")
 Rows = npt.NDArray[np.int64]
 
 _SIDES = ("key", "value")
 _MODES = ("FAILFAST", "PERMISSIVE")
-_ADDRESS = ("topic", "partition", "offset")
+_LOCATION_COLUMNS = ("topic", "partition", "offset")
 _NO_HEADER = "it has no schema registry header (magic byte 0 and schema id)"
 
 _topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
 
 
 @contextmanager
-def reading(topics: Sequence[str]) -> Iterator[None]:
+def default_topics(topics: Sequence[str]) -> Iterator[None]:
     token = _topics.set(tuple(topics))
     try:
         yield
@@ -53,7 +53,7 @@ def reading(topics: Sequence[str]) -> Iterator[None]:
         _topics.reset(token)
 
 
-@checked
+@check_arguments
 def decode(
     column: str | Column,
     *,
@@ -94,46 +94,46 @@ def decode(
     """
     from pyspark.sql import functions as F
 
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise Refused(f"decode needs {', '.join(missing)}", hint=installing("registry"))
+    if missing := [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]:
+        raise Refused(f"decode needs {', '.join(missing)}", hint=install_hint("registry"))
     if not hasattr(F, "arrow_udf"):
         raise Refused("decode needs Arrow functions, which Spark has since 4.1", hint="use a later Spark")
     fails = _checked_mode(mode, reason) == "FAILFAST"
-    client = Registry.of(registry, patience_s)
-    subject = subject or _subject(column)
+    client = Registry.at_url(registry, patience_s)
+    subject = subject or _default_subject(column)
     schema = client.latest(subject, version)
-    kind = _spark_type(with_reason(open_reader(schema, message).type, reason))
+    kind = _spark_type(add_reason_field(open_reader(schema, message).type, reason))
     addressed = isinstance(column, str) and column in _SIDES
-    parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
+    parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _LOCATION_COLUMNS if addressed else ())]
     # `decoded` is pickled with its variables; workers open the reader themselves.
-    error_mark = ERROR_MARK
+    error_mark = ERROR_TAG
 
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
-        with error_mark.own():
+        with error_mark.tagging():
             reader = open_reader(schema, message)
-            values, bad = read_batch(messages, reader, schema.kind, client.by_id, every=not fails)
+            values, bad = read_batch(messages, reader, schema.kind, client.by_id, find_all=not fails)
             if bad and fails:
-                raise BadRecord(_sentence(bad[0], address, len(messages)))
-            return reasoned(values, bad, reason)
+                raise BadRecord(_error_message(bad[0], address, len(messages)))
+            return add_reasons(values, bad, reason)
 
-    format_json = described(registry, subject, version, message)
+    format_json = encode_arguments(registry, subject, version, message)
     decoded.__name__ = f"decode_{xxhash.xxh64_hexdigest(format_json.encode())}"
-    _formats[decoded.__name__] = format_json
+    _formats_by_function[decoded.__name__] = format_json
     struct: Column = F.arrow_udf(decoded, kind)(*parts)
     return struct
 
 
-def described(registry: str, subject: str, version: int | None, message: str) -> str:
+def encode_arguments(registry: str, subject: str, version: int | None, message: str) -> str:
     """Return the arguments of `decode` as JSON, the value of `FieldSource.format` for a decoded field."""
     arguments = {"registry": registry, "subject": subject, "version": version, "message": message}
     return json.dumps({name: value for name, value in arguments.items() if value})
 
 
-_formats: dict[str, str] = {}
+_formats_by_function: dict[str, str] = {}
 
 
 def format_of(function: str) -> str:
-    return _formats.get(function, "")
+    return _formats_by_function.get(function, "")
 
 
 def _checked_mode(mode: str, reason: str) -> str:
@@ -144,7 +144,7 @@ def _checked_mode(mode: str, reason: str) -> str:
     return mode.upper()
 
 
-def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
+def add_reason_field(kind: pa.DataType, reason: str) -> pa.DataType:
     if not reason:
         return kind
     if not pa.types.is_struct(kind):
@@ -154,7 +154,7 @@ def with_reason(kind: pa.DataType, reason: str) -> pa.DataType:
     return pa.struct([*kind, pa.field(reason, pa.string())])
 
 
-def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
+def add_reasons(values: pa.Array, bad: Sequence[BadRow], reason: str) -> pa.Array:
     """Add the reasons of bad messages to decoded values, in the field called `reason`, unless `reason` is empty."""
     if not reason:
         return values
@@ -162,7 +162,7 @@ def reasoned(values: pa.Array, bad: Sequence[Bad], reason: str) -> pa.Array:
     reasons = pa.array(
         [reasons_by_row.get(row) for row in range(len(values))] if reasons_by_row else [None] * len(values), pa.string()
     )
-    kind = with_reason(values.type, reason)
+    kind = add_reason_field(values.type, reason)
     missing = pc.and_(values.is_null(), reasons.is_null())
     return pa.StructArray.from_arrays([*values.flatten(), reasons], fields=list(kind), mask=missing)
 
@@ -178,7 +178,7 @@ def _spark_type(kind: pa.DataType) -> DataType:
         raise Refused(f"Spark has no type for a part of the schema: {error}") from None
 
 
-def _subject(column: str | Column) -> str:
+def _default_subject(column: str | Column) -> str:
     topics = _topics.get()
     is_side = isinstance(column, str) and column in _SIDES
     if not is_side or len(topics) != 1:
@@ -190,7 +190,7 @@ def _subject(column: str | Column) -> str:
     return f"{topics[0]}-{column}"
 
 
-def _sentence(bad: Bad, address: Sequence[pa.Array], count: int) -> str:
+def _error_message(bad: BadRow, address: Sequence[pa.Array], count: int) -> str:
     where = f"row {bad.row} of a batch of {count}"
     if address:
         topic, partition, offset = (part[bad.row].as_py() for part in address)
@@ -212,7 +212,7 @@ def open_reader(schema: Schema, message: str = "") -> Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRow:
     """Message that cannot be decoded: its row in the batch, and the reason."""
 
     row: int
@@ -220,8 +220,8 @@ class Bad:
 
 
 def read_batch(
-    messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, every: bool = True
-) -> tuple[pa.Array, tuple[Bad, ...]]:
+    messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, find_all: bool = True
+) -> tuple[pa.Array, tuple[BadRow, ...]]:
     """Decode all messages of a batch. Return the values, null for null and bad messages, and the bad messages.
 
     Args:
@@ -231,37 +231,37 @@ def read_batch(
         schema_of: Returns the schema with an id; raises `NotFound` if there is none.
         find_all: True to find all bad messages; False to stop at the first, in which case the values are unusable.
     """
-    batch = _BatchReading(messages.cast(pa.binary()), reader, kind, schema_of, every)
+    batch = _BatchDecoder(messages.cast(pa.binary()), reader, kind, schema_of, find_all)
     batch.read()
-    return batch.decoded(), tuple(sorted(batch.bad, key=lambda bad_message: bad_message.row))
+    return batch.values_in_order(), tuple(sorted(batch.bad, key=lambda bad_message: bad_message.row))
 
 
 @dataclass(slots=True)
-class _BatchReading:
+class _BatchDecoder:
     """Decodes a batch, one writer's schema at a time. Arguments as for `read_batch`."""
 
     messages: pa.BinaryArray
     reader: Reader
     kind: str
     schema_of: Callable[[int], Schema]
-    every: bool
-    bad: list[Bad] = field(default_factory=list)
+    find_all: bool
+    bad: list[BadRow] = field(default_factory=list)
     values: list[pa.Array] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
 
     def read(self) -> None:
         ids = schema_ids(self.messages)
         for number in np.unique(ids).tolist():
-            if self._is_over:
+            if self._should_stop:
                 return
             at = np.flatnonzero(ids == number)
             if number == NO_SCHEMA:
                 bad_rows = at[np.asarray(self.messages.is_valid())[at]].tolist()
-                self.bad += [Bad(row, _no_message(self.messages[row].as_py())) for row in bad_rows]
+                self.bad += [BadRow(row, _missing_header_reason(self.messages[row].as_py())) for row in bad_rows]
             else:
                 self._read_schema(number, at)
 
-    def decoded(self) -> pa.Array:
+    def values_in_order(self) -> pa.Array:
         positions = np.full(len(self.messages), -1)
         read_rows = np.concatenate([np.empty(0, np.int64), *self.rows])
         positions[read_rows] = np.arange(len(read_rows))
@@ -271,60 +271,60 @@ class _BatchReading:
         return values.take(pa.array(positions, mask=positions < 0))
 
     @property
-    def _is_over(self) -> bool:
-        return bool(self.bad) and not self.every
+    def _should_stop(self) -> bool:
+        return bool(self.bad) and not self.find_all
 
-    def _refuse(self, at: Rows, why: str) -> None:
-        self.bad += [Bad(row, why) for row in at.tolist()]
+    def _add_bad(self, at: Rows, why: str) -> None:
+        self.bad += [BadRow(row, why) for row in at.tolist()]
 
     def _read_schema(self, number: int, at: Rows) -> None:
         try:
             # Only an unknown id is the message's fault; other errors of the registry stop the stage.
             writer = self.schema_of(number)
         except NotFound as error:
-            self._refuse(at, error.sentence)
+            self._add_bad(at, error.sentence)
             return
         if writer.kind != self.kind:
-            self._refuse(at, f"schema id {number} is of type {writer.kind}, not {self.kind}")
+            self._add_bad(at, f"schema id {number} is of type {writer.kind}, not {self.kind}")
             return
         num_bad, num_read = len(self.bad), len(self.values)
         try:
             self._read_rows(writer, number, at, first=True)
         except Refused as error:
             del self.bad[num_bad:], self.values[num_read:], self.rows[num_read:]
-            self._refuse(at, f"schema id {number}: {error.sentence}")
+            self._add_bad(at, f"schema id {number}: {error.sentence}")
 
     def _read_rows(self, writer: Schema, number: int, at: Rows, *, first: bool) -> None:
         """Read the messages of one schema at these rows; halve the rows to isolate bad messages, which are few."""
-        if self._is_over:
+        if self._should_stop:
             return
         subset = self.messages if len(at) == len(self.messages) else self.messages.take(pa.array(at))
         try:
             self.values.append(self.reader.read(writer, subset))
             self.rows.append(at)
         except BadMessage as error:
-            likely = self.reader.likely(writer, subset) if first else np.ones(len(at), bool)
+            likely = self.reader.may_be_valid(writer, subset) if first else np.ones(len(at), bool)
             if not likely.all():
                 # The quick check found these, so the rest need no halving.
-                self._refuse(
+                self._add_bad(
                     at[~likely], f"schema id {number}: the bytes do not match the {self.kind.capitalize()} schema"
                 )
                 if likely.any():
                     self._read_rows(writer, number, at[likely], first=False)
             elif len(at) == 1:
-                self._refuse(at, f"schema id {number}: {error.sentence}")
+                self._add_bad(at, f"schema id {number}: {error.sentence}")
             else:
                 for half in np.split(at, [len(at) // 2]):
                     self._read_rows(writer, number, half, first=False)
 
 
-def _no_message(data: bytes) -> str:
+def _missing_header_reason(data: bytes) -> str:
     shown = data[:8].hex(" ")
     return f"{_NO_HEADER}: it begins with {shown}" if data else "it is empty"
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFormats:
+class RegistryDecoder:
     """Decodes stored messages by the schemas of a registry; implements `MessageDecoder`."""
 
     patience_s: float = 10.0
@@ -337,19 +337,19 @@ class StoredFormats:
         """
         try:
             arguments = json.loads(how)
-            client = Registry.of(arguments["registry"], self.patience_s)
+            client = Registry.at_url(arguments["registry"], self.patience_s)
             if subject := arguments.get("subject", ""):
                 schema = client.latest(subject, arguments.get("version"))
                 reader = open_reader(schema, arguments.get("message", ""))
                 values, bad = read_batch(messages, reader, schema.kind, client.by_id)
                 return [(values, np.arange(len(messages)))], _reasons(bad)
-            return self._by_own_schema(client, messages)
+            return self._decode_by_message_schema(client, messages)
         except ImportError as error:
-            raise Refused(f"messages cannot be decoded here: {error}", hint=installing("registry")) from None
+            raise Refused(f"messages cannot be decoded here: {error}", hint=install_hint("registry")) from None
         except (ValueError, KeyError, TypeError):
             raise Refused(f"unknown message format {how!r}") from None
 
-    def _by_own_schema(
+    def _decode_by_message_schema(
         self, client: Registry, messages: pa.Array
     ) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
         ids = schema_ids(messages.cast(pa.binary()))
@@ -369,5 +369,5 @@ class StoredFormats:
         return parts, reasons
 
 
-def _reasons(bad: tuple[Bad, ...]) -> dict[int, str]:
+def _reasons(bad: tuple[BadRow, ...]) -> dict[int, str]:
     return {bad_message.row: bad_message.why for bad_message in bad}

@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from ...common.durations import DAY_MS
-from ...common.instants import day, iso
+from ...common.instants import format_day, format_iso
 from ...errors import Refused
-from ...store.sst.arrow_types import PER_SECOND, changed_inside, escaped
-from .registry import HEAD_BYTES, BadMessage, Reader, Schema, without
+from ...store.sst.arrow_types import TICKS_PER_SECOND, escape_invalid_text, map_nested
+from .registry import HEADER_BYTES, BadMessage, Reader, Schema, drop_prefix
 
-_SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_PRIMITIVE_TYPES = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
 
 
 class JsonReader(Reader):
@@ -40,13 +40,13 @@ class JsonReader(Reader):
             root = json.loads(schema.text)
         except ValueError as error:
             raise Refused(f"the JSON Schema is not valid JSON: {error}") from None
-        self.type = _column(root, root, "#", ())
+        self.type = _column_type(root, root, "#", ())
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         count = len(messages)
         # Wrap each message in an object with its number: this detects two values in a message, and half a value.
         numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
-        lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
+        lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), drop_prefix(messages, HEADER_BYTES), b"}\n", b"")
         data = lines.buffers()[2].to_pybytes() if count else b""
         parse = arrow_json.ParseOptions(
             explicit_schema=pa.schema([("n", pa.int64()), ("v", self.type)]),
@@ -63,35 +63,35 @@ class JsonReader(Reader):
         return table["v"].combine_chunks()
 
 
-def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
+def _column_type(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
     if not isinstance(node, dict):
-        raise _refused(at, "has no type")
+        raise _no_columns_error(at, "has no type")
     if "$ref" in node:
         ref = node["$ref"]
         if ref in within:
-            raise _refused(at, f"contains itself ({ref})")
-        return _column(_referenced(ref, root, at), root, at, (*within, ref))
+            raise _no_columns_error(at, f"contains itself ({ref})")
+        return _column_type(_referenced(ref, root, at), root, at, (*within, ref))
     if keyword := next((keyword for keyword in ("oneOf", "anyOf") if keyword in node), ""):
         choices = [choice for choice in node[keyword] if choice != {"type": "null"}]
         if len(choices) != 1:
-            raise _refused(at, f"has {len(choices)} alternatives ({keyword})")
-        return _column(choices[0], root, at, within)
-    kinds = _kinds(node)
+            raise _no_columns_error(at, f"has {len(choices)} alternatives ({keyword})")
+        return _column_type(choices[0], root, at, within)
+    kinds = _declared_types(node)
     if "properties" in node and kinds in ([], ["object"]):
-        fields = ((name, _column(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
+        fields = ((name, _column_type(part, root, f"{at}/{name}", within)) for name, part in node["properties"].items())
         return pa.struct([pa.field(name, kind) for name, kind in fields])
     if sorted(kinds) == ["integer", "number"]:
         return pa.float64()
     if len(kinds) != 1:
-        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "has no type")
+        raise _no_columns_error(at, f"is one of {', '.join(kinds)}" if kinds else "has no type")
     if kinds == ["array"]:
-        return pa.list_(_column(node.get("items"), root, f"{at}/items", within))
-    if kinds[0] not in _SIMPLE:
-        raise _refused(at, f"is an {kinds[0]} without properties")
-    return _SIMPLE[kinds[0]]
+        return pa.list_(_column_type(node.get("items"), root, f"{at}/items", within))
+    if kinds[0] not in _PRIMITIVE_TYPES:
+        raise _no_columns_error(at, f"is an {kinds[0]} without properties")
+    return _PRIMITIVE_TYPES[kinds[0]]
 
 
-def _kinds(node: Any) -> list[str]:
+def _declared_types(node: Any) -> list[str]:
     declared = node.get("type") or []
     kinds = [kind for kind in (declared if isinstance(declared, list) else [declared]) if kind != "null"]
     if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
@@ -103,35 +103,35 @@ def _referenced(ref: str, root: Any, at: str) -> Any:
     node = root
     for name in ref.removeprefix("#").strip("/").split("/"):
         if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
-            raise _refused(at, f"refers to {ref!r}, which the schema does not define")
+            raise _no_columns_error(at, f"refers to {ref!r}, which the schema does not define")
         node = node[name] if name else node
     return node
 
 
-def _refused(at: str, why: str) -> Refused:
+def _no_columns_error(at: str, why: str) -> Refused:
     return Refused(f"the JSON Schema has no columns: {at} {why}", hint="use from_json on the bytes after the fifth")
 
 
 _ESCAPED = r'["\\\x00-\x1f]'
-_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+_FLOAT_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 
 
-def check(label: str, schema: pa.Schema) -> None:
+def check_columns(label: str, schema: pa.Schema) -> None:
     for field in schema:
-        if not _has_json(field.type):
+        if not _has_json_form(field.type):
             raise Refused(
                 f"{label}: column {field.name!r} is {field.type}, which has no JSON form",
                 hint="cast it in the stage's function, for example to a string",
             )
 
 
-def objects(rows: pa.Table) -> pa.Array:
+def encode_objects(rows: pa.Table) -> pa.Array:
     """Encode each row as a JSON object, in UTF-8; null fields are omitted. Invalid UTF-8 in strings is escaped."""
-    rows = escaped(rows)
+    rows = escape_invalid_text(rows)
     pieces = [
         pc.binary_join_element_wise(
-            f"{json.dumps(name, ensure_ascii=False)}:", _values(rows[name].combine_chunks()), ""
+            f"{json.dumps(name, ensure_ascii=False)}:", _to_json_texts(rows[name].combine_chunks()), ""
         )
         for name in rows.column_names
     ]
@@ -144,30 +144,32 @@ def objects(rows: pa.Table) -> pa.Array:
     return pc.binary_join_element_wise(opened, "}", "").cast(pa.binary())
 
 
-def values(column: pa.ChunkedArray) -> pa.Array:
-    return _values(escaped(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
+def encode_values(column: pa.ChunkedArray) -> pa.Array:
+    return _to_json_texts(escape_invalid_text(pa.table([column], [""])).column(0).combine_chunks()).cast(pa.binary())
 
 
-def _values(column: pa.Array) -> pa.Array:
+def _to_json_texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
         return column.cast(pa.string())
     if pa.types.is_floating(kind):
         odd = pc.invert(pc.is_finite(column))
-        return _replaced(column.cast(pa.string()), odd, column, lambda number: f'"{_NAMES[str(number)]}"')
+        return _replace_where(column.cast(pa.string()), odd, column, lambda number: f'"{_FLOAT_NAMES[str(number)]}"')
     if pa.types.is_string(kind):
         quoted = pc.binary_join_element_wise('"', column, '"', "")
         special = pc.match_substring_regex(column, _ESCAPED)
-        return _replaced(quoted, special, column, lambda text: _ENCODER.encode(text).decode())
+        return _replace_where(quoted, special, column, lambda text: _ENCODER.encode(text).decode())
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
-        return pc.binary_join_element_wise('"', _time_texts(column), '"', "")
-    column = changed_inside(column, _time_texts)
+        return pc.binary_join_element_wise('"', _format_times(column), '"', "")
+    column = map_nested(column, _format_times)
     kind = column.type
-    written = (None if value is None else _ENCODER.encode(_plain(value, kind)).decode() for value in column.to_pylist())
+    written = (
+        None if value is None else _ENCODER.encode(_to_json_value(value, kind)).decode() for value in column.to_pylist()
+    )
     return pa.array(written, pa.string())
 
 
-def _time_texts(column: pa.Array) -> pa.Array:
+def _format_times(column: pa.Array) -> pa.Array:
     """Format dates and times as Spark does by default: to the millisecond, `+10000-01-01T00:00:00.000Z`.
 
     A column of another type is returned unchanged.
@@ -175,7 +177,9 @@ def _time_texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_date32(kind):
         days = column.cast(pa.int32())
-        return _replaced(column.cast(pa.string()), _far(days, 1), days, lambda number: _signed(day(number)))
+        return _replace_where(
+            column.cast(pa.string()), _has_long_year(days, 1), days, lambda number: _add_plus_sign(format_day(number))
+        )
     if not pa.types.is_timestamp(kind):
         return column
     ticks, zone = column.cast(pa.int64()), "Z" if kind.tz else ""
@@ -186,56 +190,57 @@ def _time_texts(column: pa.Array) -> pa.Array:
     )
     text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
     text = pc.binary_join_element_wise(text, zone, "")
-    per_second = PER_SECOND[kind.unit]
+    per_second = TICKS_PER_SECOND[kind.unit]
 
     def far_text(number: int) -> str:
-        return f"{_signed(iso(number * 1_000 // per_second, 'milliseconds')).removesuffix('Z')}{zone}"
+        return f"{_add_plus_sign(format_iso(number * 1_000 // per_second, 'milliseconds')).removesuffix('Z')}{zone}"
 
-    return _replaced(text, _far(ticks, DAY_MS // 1_000 * per_second), ticks, far_text)
-
-
-_YEARS = (-719_162, 2_932_896)
+    return _replace_where(text, _has_long_year(ticks, DAY_MS // 1_000 * per_second), ticks, far_text)
 
 
-def _far(numbers: pa.Array, per_day: int) -> pa.Array:
+_FOUR_DIGIT_YEAR_DAYS = (-719_162, 2_932_896)
+
+
+def _has_long_year(numbers: pa.Array, per_day: int) -> pa.Array:
     """Return a mask of the times before the year 1 or after the year 9999, given in ticks, `per_day` ticks a day."""
-    first, last = _YEARS
+    first, last = _FOUR_DIGIT_YEAR_DAYS
     lower, upper = (
-        pa.scalar(max(min(day_number * per_day, _LARGEST), -_LARGEST), numbers.type) for day_number in (first, last + 1)
+        pa.scalar(max(min(day_number * per_day, _MAX_INT64), -_MAX_INT64), numbers.type)
+        for day_number in (first, last + 1)
     )
     return pc.or_(pc.less(numbers, lower), pc.greater_equal(numbers, upper))
 
 
-_LARGEST = (1 << 63) - 1
+_MAX_INT64 = (1 << 63) - 1
 
 
-def _signed(text: str) -> str:
+def _add_plus_sign(text: str) -> str:
     return text if text.startswith("-") or text.index("-") == 4 else f"+{text}"
 
 
-def _replaced(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
+def _replace_where(texts: pa.Array, selected: pa.Array, column: pa.Array, text_of: Callable[[Any], str]) -> pa.Array:
     if not pc.any(selected).as_py():
         return texts
     replacements = pa.array(map(text_of, column.filter(selected).to_pylist()), pa.string())
     return pc.replace_with_mask(texts, pc.fill_null(selected, False), replacements)
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
+def _to_json_value(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_struct(kind):
-        field_values = ((field.name, _plain(value[field.name], field.type)) for field in kind)
+        field_values = ((field.name, _to_json_value(value[field.name], field.type)) for field in kind)
         return {name: field_value for name, field_value in field_values if field_value is not None}
     if pa.types.is_map(kind):
-        return {str(_plain(name, kind.key_type)): _plain(item, kind.item_type) for name, item in value}
+        return {str(_to_json_value(name, kind.key_type)): _to_json_value(item, kind.item_type) for name, item in value}
     if pa.types.is_list(kind):
-        return [_plain(item, kind.value_type) for item in value]
+        return [_to_json_value(item, kind.value_type) for item in value]
     if pa.types.is_floating(kind) and not math.isfinite(value):
-        return _NAMES[str(value)]
+        return _FLOAT_NAMES[str(value)]
     return value
 
 
-def _has_json(kind: pa.DataType) -> bool:
+def _has_json_form(kind: pa.DataType) -> bool:
     if pa.types.is_nested(kind):
-        return all(_has_json(kind.field(number).type) for number in range(kind.num_fields))
+        return all(_has_json_form(kind.field(number).type) for number in range(kind.num_fields))
     return not (pa.types.is_duration(kind) or pa.types.is_interval(kind) or pa.types.is_time(kind))

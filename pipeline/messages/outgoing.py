@@ -19,16 +19,16 @@ import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
 from ...store.archive import columns
-from ...store.sst.arrow_types import escaped
+from ...store.sst.arrow_types import escape_invalid_text
 from ..api.sink import Encoding
 from . import json_messages
-from .registry import HEAD_BYTES, Registry, varint_sizes, varints
+from .registry import HEADER_BYTES, Registry, encode_varints, varint_sizes
 
-HEADER = "header "
-HEADERS = "headers"
+HEADER_PREFIX = "header "
+HEADERS_COLUMN = "headers"
 
 
-def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
+def check_encoding(label: str, encoding: Encoding, rows: pa.Schema) -> None:
     """Check, without a request to the registry, that rows of these columns can be encoded.
 
     `label` begins each error message. Raises `NotFound` for a missing column, and `Refused` for a column that cannot be
@@ -52,32 +52,32 @@ def check(label: str, encoding: Encoding, rows: pa.Schema) -> None:
                 f"{label}: its headers column {name!r} is {rows.field(name).type}; expected an array of (key, value)",
                 hint="topic(..., include_headers=True) has one: array<struct<key: string, value: binary>>",
             )
-    json_messages.check(label, pa.schema([rows.field(name) for name in encoding.key]))
+    json_messages.check_columns(label, pa.schema([rows.field(name) for name in encoding.key]))
     if not value:
-        (json_messages.check if encoding.value == "json" else check_avro)(label, _value_schema(encoding, rows))
+        (json_messages.check_columns if encoding.value == "json" else check_avro)(label, _value_schema(encoding, rows))
 
 
-def prepare(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
+def register_schema(encoding: Encoding, rows: pa.Schema, patience_s: float) -> None:
     if encoding.value == "avro":
-        registered(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
+        register_columns(encoding.registry, encoding.subject, _value_schema(encoding, rows), patience_s)
 
 
-def records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
+def encode_records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Table:
     """Encode rows to binary columns `key` and `value`, and one column for each header, or one for all headers.
 
     Raises `Refused` or `Unavailable` if the schema cannot be registered.
     """
-    fields = {"key": _key(rows, encoding.key), "value": _value(rows, encoding, patience_s)}
-    fields |= {f"{HEADER}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
+    fields = {"key": _encode_key(rows, encoding.key), "value": _encode_value(rows, encoding, patience_s)}
+    fields |= {f"{HEADER_PREFIX}{header}": rows[name].cast(pa.binary()) for header, name in encoding.headers}
     if encoding.all_headers:
-        fields[HEADERS] = rows[encoding.all_headers].cast(columns.HEADERS)
+        fields[HEADERS_COLUMN] = rows[encoding.all_headers].cast(columns.HEADERS)
     return pa.table(fields)
 
 
 _BATCH_OVERHEAD = 61
 
 
-def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
+def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
     """Return each record's uncompressed size in bytes as a batch of one, which `max.message.bytes` limits.
 
     Source: https://kafka.apache.org/documentation/#messageformat
@@ -89,46 +89,46 @@ def batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
     for name, column in zip(records.column_names, records.columns, strict=True):
         column = column.combine_chunks()
         if name in ("key", "value"):
-            body += _counted_bytes(column)
-        elif name == HEADERS:
+            body += _prefixed_sizes(column)
+        elif name == HEADERS_COLUMN:
             lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
             entries = column.flatten()
-            sizes = _counted_bytes(entries.field("key")) + _counted_bytes(entries.field("value"))
+            sizes = _prefixed_sizes(entries.field("key")) + _prefixed_sizes(entries.field("value"))
             ends = np.cumsum(lengths)
             totals = np.concatenate(([0], np.cumsum(sizes)))
             body += totals[ends] - totals[ends - lengths]
             counts += lengths
         else:
             is_set = np.asarray(column.is_valid())
-            title = pa.array([name.removeprefix(HEADER)])
-            body += np.where(is_set, _counted_bytes(title)[0] + _counted_bytes(column), 0)
+            title = pa.array([name.removeprefix(HEADER_PREFIX)])
+            body += np.where(is_set, _prefixed_sizes(title)[0] + _prefixed_sizes(column), 0)
             counts += is_set
     body += varint_sizes(counts)
     return np.asarray(_BATCH_OVERHEAD + varint_sizes(body) + body, np.int64)
 
 
-def _counted_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+def _prefixed_sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return the size of each text together with its length prefix; a null has only the prefix, which is -1."""
     lengths = pc.fill_null(pc.binary_length(column), -1).to_numpy().astype(np.int64)
     return np.asarray(varint_sizes(lengths) + np.maximum(lengths, 0), np.int64)
 
 
-def _key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
+def _encode_key(rows: pa.Table, columns: tuple[str, ...]) -> pa.Array | pa.ChunkedArray:
     if not columns:
         return pa.nulls(rows.num_rows, pa.binary())
     if len(columns) > 1:
-        return json_messages.objects(rows.select(columns))
+        return json_messages.encode_objects(rows.select(columns))
     column = rows[columns[0]]
-    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.values(column)
+    return column.cast(pa.binary()) if _is_bytes(column.type) else json_messages.encode_values(column)
 
 
-def _value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
+def _encode_value(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.Array | pa.ChunkedArray:
     if encoding.value not in ("json", "avro"):
         return rows[encoding.value].cast(pa.binary())
     valued = rows.select(_value_schema(encoding, rows.schema).names)
     if encoding.value == "json":
-        return json_messages.objects(valued)
-    number = registered(encoding.registry, encoding.subject, valued.schema, patience_s)
+        return json_messages.encode_objects(valued)
+    number = register_columns(encoding.registry, encoding.subject, valued.schema, patience_s)
     return avro_messages(valued, number)
 
 
@@ -148,7 +148,7 @@ _NULL, _NOT_NULL = b"\x00", b"\x02"
 
 def check_avro(label: str, schema: pa.Schema) -> None:
     for field in schema:
-        if not _NAME.fullmatch(field.name) or _kind(field.type) is None:
+        if not _NAME.fullmatch(field.name) or _avro_type(field.type) is None:
             reason = f"is {field.type}" if _NAME.fullmatch(field.name) else "has a name that Avro does not allow"
             raise Refused(
                 f"{label}: column {field.name!r} {reason}; Avro output supports numbers, strings, bytes, booleans, "
@@ -158,29 +158,31 @@ def check_avro(label: str, schema: pa.Schema) -> None:
 
 
 def avro_schema_of(name: str, schema: pa.Schema) -> str:
-    fields = [{"name": field.name, "type": ["null", _kind(field.type)], "default": None} for field in schema]
+    fields = [{"name": field.name, "type": ["null", _avro_type(field.type)], "default": None} for field in schema]
     return json.dumps({"type": "record", "name": re.sub(r"\W", "_", f"_{name}")[1:] or "row", "fields": fields})
 
 
 @lru_cache(maxsize=64)
-def registered(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
+def register_columns(url: str, subject: str, schema: pa.Schema, patience_s: float) -> int:
     """Return the id of the columns' schema under a subject, after registering the schema if it is new.
 
     Raises `Refused` if the registry rejects the schema, and `Unavailable` after `patience_s` without an answer.
     """
-    return Registry.of(url, patience_s).register(subject, avro_schema_of(subject, schema))
+    return Registry.at_url(url, patience_s).register(subject, avro_schema_of(subject, schema))
 
 
 def avro_messages(rows: pa.Table, number: int) -> pa.Array:
     """Encode rows in Confluent's wire format with this schema id. Strings that are not UTF-8 are escaped."""
-    head = b"\x00" + number.to_bytes(HEAD_BYTES - 1, "big")
-    return _joined(pa.repeat(head, rows.num_rows), *map(_nullable, escaped(rows).itercolumns()))
+    head = b"\x00" + number.to_bytes(HEADER_BYTES - 1, "big")
+    return _concat_elements(
+        pa.repeat(head, rows.num_rows), *map(_encode_nullable, escape_invalid_text(rows).itercolumns())
+    )
 
 
-def _kind(kind: pa.DataType) -> Any:
+def _avro_type(kind: pa.DataType) -> Any:
     t = pa.types
     if t.is_list(kind):
-        items = _kind(kind.value_type)
+        items = _avro_type(kind.value_type)
         return None if items is None or t.is_nested(kind.value_type) else {"type": "array", "items": ["null", items]}
     if t.is_timestamp(kind):
         return {"type": "long", "logicalType": "timestamp-micros" if kind.tz else "local-timestamp-micros"}
@@ -201,56 +203,58 @@ def _kind(kind: pa.DataType) -> Any:
     return None
 
 
-def _joined(*pieces: pa.Array | bytes) -> pa.Array:
+def _concat_elements(*pieces: pa.Array | bytes) -> pa.Array:
     return pc.binary_join_element_wise(*pieces, b"")
 
 
-def _nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _encode_nullable(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return pc.fill_null(_joined(_NOT_NULL, _bytes(values)), _NULL)
+    return pc.fill_null(_concat_elements(_NOT_NULL, _encode_column(values)), _NULL)
 
 
-def _bytes(column: pa.Array) -> pa.Array:
+def _encode_column(column: pa.Array) -> pa.Array:
     t, kind = pa.types, column.type
     if t.is_boolean(kind):
         return pc.if_else(column, b"\x01", b"\x00")
     if t.is_floating(kind):
         numbers = pc.fill_null(column, 0).to_numpy()
-        return _masked(_fixed(numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)), column)
+        return _restore_nulls(_to_binary_rows(numbers.view(np.uint8).reshape(len(numbers), numbers.itemsize)), column)
     if t.is_list(kind):
-        return _lists(column)
+        return _encode_lists(column)
     if t.is_decimal(kind):
         # Avro wants big-endian two's complement, Arrow's is little-endian; surplus leading bytes are allowed.
         stored = np.frombuffer(column.buffers()[1], np.uint8).reshape(-1, kind.byte_width)
-        return _counted(_masked(_fixed(stored[column.offset : column.offset + len(column), ::-1]), column))
+        return _prefix_lengths(
+            _restore_nulls(_to_binary_rows(stored[column.offset : column.offset + len(column), ::-1]), column)
+        )
     if t.is_string(kind) or t.is_binary(kind):
-        return _counted(column.cast(pa.binary()))
+        return _prefix_lengths(column.cast(pa.binary()))
     if t.is_date32(kind):
         column = column.cast(pa.int32())
     if t.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
-    return _masked(varints(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
+    return _restore_nulls(encode_varints(pc.fill_null(column.cast(pa.int64()), 0).to_numpy()), column)
 
 
-def _fixed(rows: npt.NDArray[np.uint8]) -> pa.Array:
+def _to_binary_rows(rows: npt.NDArray[np.uint8]) -> pa.Array:
     count, width = rows.shape
     fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(rows.tobytes())])
     return fixed.cast(pa.binary())
 
 
-def _counted(column: pa.Array) -> pa.Array:
+def _prefix_lengths(column: pa.Array) -> pa.Array:
     lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy()
-    return _joined(varints(lengths), column)
+    return _concat_elements(encode_varints(lengths), column)
 
 
-def _lists(column: pa.Array) -> pa.Array:
+def _encode_lists(column: pa.Array) -> pa.Array:
     """Encode lists: one block with the number of items and the items, then the empty block that ends a list."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-    items = pc.binary_join(pa.ListArray.from_arrays(offsets, _nullable(column.flatten())), b"")
-    blocks = pc.if_else(pa.array(counts == 0), _NULL, _joined(varints(counts), items, _NULL))
-    return _masked(blocks, column)
+    items = pc.binary_join(pa.ListArray.from_arrays(offsets, _encode_nullable(column.flatten())), b"")
+    blocks = pc.if_else(pa.array(counts == 0), _NULL, _concat_elements(encode_varints(counts), items, _NULL))
+    return _restore_nulls(blocks, column)
 
 
-def _masked(encoded: pa.Array, column: pa.Array) -> pa.Array:
+def _restore_nulls(encoded: pa.Array, column: pa.Array) -> pa.Array:
     return encoded if not column.null_count else pc.if_else(pc.is_valid(column), encoded, None)

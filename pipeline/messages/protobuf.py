@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import NotFound, Refused
-from .registry import HEAD_BYTES, BadMessage, Reader, Schema, last_of_each_key, varint, without
+from .registry import HEADER_BYTES, BadMessage, Reader, Schema, drop_prefix, encode_varint, keep_last_of_each_key
 
-_MAIN = "slackwater_main.proto"
+_MAIN_FILE = "slackwater_main.proto"
 
 
 class ProtobufReader(Reader):
@@ -37,39 +37,42 @@ class ProtobufReader(Reader):
         Raises `NotFound` if there is no such type, and `Refused` if protoc rejects the schema or the type has no
         columns.
         """
-        types = _message_types(_compiled(schema))
+        types = _message_types(_compile(schema))
         self._name = message or next(iter(types), "")
         if self._name not in types:
             raise NotFound("message type", self._name, types, hint="message= is its full name, with the package")
         self._message = types[self._name][1]
         self.type = column_type(self._message)
-        self._handler = _handler(self._message)
+        self._handler = _layout_reader(self._message)
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        types = _message_types(_compiled(writer))
+        types = _message_types(_compile(writer))
         if self._name not in types:
             raise BadMessage(f"its schema has no message type {self._name}")
         # A message begins with the index path of its type in the schema's file, as zigzag varints: first the length.
         # The path of the first type may also be written as a single zero.
         path = types[self._name][0]
-        prefixes = (b"".join(map(varint, (len(path), *path))), *((b"\x00",) if path == (0,) else ()))
-        payloads = without(messages, HEAD_BYTES)
+        prefixes = (b"".join(map(encode_varint, (len(path), *path))), *((b"\x00",) if path == (0,) else ()))
+        payloads = drop_prefix(messages, HEADER_BYTES)
         bodies = pc.coalesce(
-            *(pc.if_else(pc.starts_with(payloads, prefix), without(payloads, len(prefix)), None) for prefix in prefixes)
+            *(
+                pc.if_else(pc.starts_with(payloads, prefix), drop_prefix(payloads, len(prefix)), None)
+                for prefix in prefixes
+            )
         )
         if bodies.null_count:
             raise BadMessage(f"it is not of the message type {self._name}")
-        values, doubtful = self._columns(bodies)
+        values, doubtful = self._read_columns(bodies)
         if len(doubtful):
             # Protobuf's own parser respects the order on the wire, but parses one message at a time.
-            normalized = pa.array([self._plain(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
-            reread, _ = self._columns(normalized)
+            normalized = pa.array([self._reparse(bodies[row].as_py()) for row in doubtful.tolist()], pa.binary())
+            reread, _ = self._read_columns(normalized)
             source_rows = np.arange(len(values))
             source_rows[doubtful] = len(values) + np.arange(len(doubtful))
             values = pa.concat_arrays([values, reread]).take(pa.array(source_rows))
         return values
 
-    def _columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
+    def _read_columns(self, bodies: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
         """Return the messages' columns, and the rows that Protobuf's own parser must read again.
 
         Raises `BadMessage` for bytes that do not match the schema.
@@ -79,10 +82,10 @@ class ProtobufReader(Reader):
         except ValueError as error:
             raise BadMessage(f"the bytes do not match the Protobuf schema: {error}") from None
         doubtful: list[Rows] = [np.empty(0, np.int64)]
-        values = columns(batch.to_struct_array(), self._message, np.arange(len(bodies)), doubtful)
+        values = convert_messages(batch.to_struct_array(), self._message, np.arange(len(bodies)), doubtful)
         return values, np.unique(np.concatenate(doubtful))
 
-    def _plain(self, body: bytes) -> bytes:
+    def _reparse(self, body: bytes) -> bytes:
         from google.protobuf.message import DecodeError
         from google.protobuf.message_factory import GetMessageClass
 
@@ -94,13 +97,13 @@ class ProtobufReader(Reader):
         return bytes(message.SerializePartialToString())
 
 
-def _handler(message: Any) -> Any:
+def _layout_reader(message: Any) -> Any:
     from google.protobuf import descriptor_pool
     from ptars import HandlerPool, PtarsConfig
 
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(layout(message))
-    file = pool.FindFileByName(layout(message).name)
+    pool.Add(build_layout(message))
+    file = pool.FindFileByName(build_layout(message).name)
     config = PtarsConfig(list_value_nullable=True)
     return HandlerPool([file], config).get_for_message(file.message_types_by_name["M0"])
 
@@ -123,32 +126,38 @@ def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 @lru_cache(maxsize=256)
-def _compiled(schema: Schema) -> Any:
+def _compile(schema: Schema) -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool
     from grpc_tools import protoc
 
     with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
-        _write(Path(folder), _MAIN, schema)
+        _write_schema(Path(folder), _MAIN_FILE, schema)
         out = Path(folder) / "descriptors"
         with resources.as_file(resources.files("grpc_tools") / "_proto") as well_known:
-            arguments = (f"-I{folder}", f"-I{well_known}", "--include_imports", f"--descriptor_set_out={out}", _MAIN)
+            arguments = (
+                f"-I{folder}",
+                f"-I{well_known}",
+                "--include_imports",
+                f"--descriptor_set_out={out}",
+                _MAIN_FILE,
+            )
             if protoc.main(["protoc", *arguments]):
                 raise Refused("protoc rejects the Protobuf schema; its output is above")
         files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    return pool.FindFileByName(_MAIN)
+    return pool.FindFileByName(_MAIN_FILE)
 
 
-def _write(folder: Path, name: str, schema: Schema) -> None:
+def _write_schema(folder: Path, name: str, schema: Schema) -> None:
     file = (folder / name).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise Refused(f"a Protobuf schema refers to {name!r}, which is not a valid path")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(schema.text, encoding="utf-8")
     for other, referenced in schema.references:
-        _write(folder, other, referenced)
+        _write_schema(folder, other, referenced)
 
 
 Rows = npt.NDArray[np.int64]
@@ -158,8 +167,8 @@ _WRAPPERS = tuple(
     f"google.protobuf.{kind}Value"
     for kind in ("Bool", "Bytes", "Double", "Float", "Int32", "Int64", "String", "UInt32", "UInt64")
 )
-_MICROS, _NANOS = 1_000_000, 1_000
-_MAX_SECONDS = (1 << 63) // _MICROS - 4
+_MICROS_PER_SECOND, _NANOS_PER_MICRO = 1_000_000, 1_000
+_MAX_SECONDS = (1 << 63) // _MICROS_PER_SECOND - 4
 """Maximum seconds of a time that fits 64 bits in microseconds, with room for 32-bit nanoseconds: up to 3 s."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
 """The smallest Spark type that holds every unsigned 64-bit integer."""
@@ -178,10 +187,12 @@ def column_type(message: Any, within: tuple[str, ...] = ()) -> pa.StructType:
                 f"the Protobuf field {field.full_name} is a group, which is not supported",
                 hint="decode it in a function of your own",
             )
-    return pa.struct([pa.field(field.name, _type(field, (*within, message.full_name))) for field in message.fields])
+    return pa.struct(
+        [pa.field(field.name, _field_type(field, (*within, message.full_name))) for field in message.fields]
+    )
 
 
-def layout(message: Any) -> Any:
+def build_layout(message: Any) -> Any:
     """Return the `FileDescriptorProto` of a message type's layout. The layout is the first message in it."""
     from google.protobuf import descriptor_pb2
 
@@ -206,7 +217,7 @@ def layout(message: Any) -> Any:
     return file
 
 
-def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
+def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
     """Convert messages that ptars read by their layout to `column_type`.
 
     Args:
@@ -229,19 +240,19 @@ def columns(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Row
         for field in oneof.fields:
             num_set += np.asarray(children[f"f{field.number}"].is_valid())
         doubtful.append(rows[num_set > 1])
-    built = [_column(children[f"f{field.number}"], field, rows, doubtful) for field in message.fields]
+    built = [_convert_field(children[f"f{field.number}"], field, rows, doubtful) for field in message.fields]
     if not built:
-        return pa.StructArray.from_arrays([], fields=[]) if not len(values) else _empty(present)
+        return pa.StructArray.from_arrays([], fields=[]) if not len(values) else _structs_without_fields(present)
     mask = pc.invert(present) if values.null_count else None
     fields = [pa.field(field.name, column.type) for field, column in zip(message.fields, built, strict=True)]
     return pa.StructArray.from_arrays(built, fields=fields, mask=mask)
 
 
-def _empty(present: pa.BooleanArray) -> pa.StructArray:
+def _structs_without_fields(present: pa.BooleanArray) -> pa.StructArray:
     return pa.array([{} if is_present else None for is_present in present.to_pylist()], pa.struct([]))
 
 
-def _type(field: Any, within: tuple[str, ...]) -> pa.DataType:
+def _field_type(field: Any, within: tuple[str, ...]) -> pa.DataType:
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
         key, value = message.fields
@@ -283,43 +294,43 @@ def _scalar_type(field: Any) -> pa.DataType:
     return pa.binary() if field.type == field.TYPE_BYTES else pa.string()
 
 
-def _column(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> pa.Array:
+def _convert_field(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows]) -> pa.Array:
     if not field.is_repeated:
-        return _single(values, field, rows, doubtful, fill=not field.has_presence)
+        return _convert_values(values, field, rows, doubtful, fill=not field.has_presence)
     offsets, items = np.asarray(values.offsets), values.flatten()
     sizes = np.asarray(pc.fill_null(values.value_lengths(), 0)).astype(np.int64)
     offsets = pa.array(np.concatenate(([0], np.cumsum(sizes))), pa.int32())
     inside = np.repeat(rows, sizes)
     message = field.message_type
     if message is None or not message.GetOptions().map_entry:
-        items = _single(items, field, inside, doubtful, fill=False)
+        items = _convert_values(items, field, inside, doubtful, fill=False)
         return pa.ListArray.from_arrays(offsets, items, type=pa.list_(items.type))
     key, value = message.fields
     entries = {child.name: column for child, column in zip(items.type, items.flatten(), strict=True)}
-    keys = _single(entries["f1"], key, inside, doubtful, fill=True)
+    keys = _convert_values(entries["f1"], key, inside, doubtful, fill=True)
     if value.message_type is not None:
         doubtful.append(inside[np.asarray(entries["f2"].is_null())])
-    items_by_key = _single(entries["f2"], value, inside, doubtful, fill=True)
-    return last_of_each_key(
+    items_by_key = _convert_values(entries["f2"], value, inside, doubtful, fill=True)
+    return keep_last_of_each_key(
         pa.MapArray.from_arrays(offsets, keys, items_by_key, type=pa.map_(keys.type, items_by_key.type))
     )
 
 
-def _single(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
+def _convert_values(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
     message = field.message_type
     if message is not None:
         if message.full_name in (_TIMESTAMP, _DURATION):
-            return _instants(values, message.full_name)
+            return _convert_times(values, message.full_name)
         if message.full_name in _WRAPPERS:
-            inner = _scalars(values.flatten()[0], message.fields[0], fill=True)
+            inner = _convert_scalars(values.flatten()[0], message.fields[0], fill=True)
             return pc.if_else(values.is_valid(), inner, None) if values.null_count else inner
-        return columns(values, message, rows, doubtful)
+        return convert_messages(values, message, rows, doubtful)
     if field.enum_type is None:
-        return _scalars(values, field, fill=fill)
-    return _symbols(values, field, rows, doubtful, fill=fill)
+        return _convert_scalars(values, field, fill=fill)
+    return _convert_symbols(values, field, rows, doubtful, fill=fill)
 
 
-def _scalars(values: pa.Array, field: Any, *, fill: bool) -> pa.Array:
+def _convert_scalars(values: pa.Array, field: Any, *, fill: bool) -> pa.Array:
     kind = _scalar_type(field)
     if fill and values.null_count:
         zero = {pa.string(): "", pa.binary(): b"", pa.bool_(): False}.get(kind, 0)
@@ -327,7 +338,7 @@ def _scalars(values: pa.Array, field: Any, *, fill: bool) -> pa.Array:
     return values if values.type == kind else values.cast(kind)
 
 
-def _symbols(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
+def _convert_symbols(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, fill: bool) -> pa.Array:
     enum = field.enum_type
     if fill and values.null_count:
         values = pc.fill_null(values, enum.values[0].number)
@@ -344,12 +355,12 @@ def _symbols(values: pa.Array, field: Any, rows: Rows, doubtful: list[Rows], *, 
     return pc.if_else(unknown, values.cast(pa.string()), symbols)
 
 
-def _instants(values: pa.StructArray, name: str) -> pa.Array:
+def _convert_times(values: pa.StructArray, name: str) -> pa.Array:
     present = values.is_valid()
     seconds, nanos = (np.asarray(pc.fill_null(part, 0)).astype(np.int64) for part in values.flatten())
     if ((seconds > _MAX_SECONDS) | (seconds < -_MAX_SECONDS)).any():
         raise BadMessage(f"a {name} is out of range for a column of microseconds")
     # Both parts of a duration have the same sign; round to microseconds towards zero, as Protobuf does.
-    micros = nanos // _NANOS if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS)
+    micros = nanos // _NANOS_PER_MICRO if name == _TIMESTAMP else np.sign(nanos) * (np.abs(nanos) // _NANOS_PER_MICRO)
     kind = pa.timestamp("us", "UTC") if name == _TIMESTAMP else pa.duration("us")
-    return pa.array(seconds * _MICROS + micros, mask=~np.asarray(present)).cast(kind)
+    return pa.array(seconds * _MICROS_PER_SECOND + micros, mask=~np.asarray(present)).cast(kind)

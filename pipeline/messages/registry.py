@@ -24,7 +24,7 @@ import urllib3
 from ...errors import NotFound, Refused, SlackwaterError, Usage
 from ..kafka.protocol import Patience
 
-HEAD_BYTES = 5
+HEADER_BYTES = 5
 """Size in bytes of a message's header: a byte 0, and four bytes with the schema id, big-endian."""
 NO_SCHEMA = -1
 
@@ -57,7 +57,7 @@ class Reader(ABC):
         reader's.
         """
 
-    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+    def may_be_valid(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
         """Return, for each message, False if it is certainly bad: a quick check for batches with bad messages.
 
         By default True for all messages, for formats in which a check is no faster than a read.
@@ -68,22 +68,22 @@ class Reader(ABC):
 def schema_ids(messages: pa.BinaryArray) -> npt.NDArray[np.int64]:
     """Return the schema id of each message; `NO_SCHEMA` for a null and for bytes without a header."""
     ids = np.full(len(messages), NO_SCHEMA, np.int64)
-    heads = pc.binary_slice(messages, 0, HEAD_BYTES)
-    headed = np.asarray(pc.fill_null(pc.equal(pc.binary_length(heads), HEAD_BYTES), False))
+    heads = pc.binary_slice(messages, 0, HEADER_BYTES)
+    headed = np.asarray(pc.fill_null(pc.equal(pc.binary_length(heads), HEADER_BYTES), False))
     if headed.any():
         joined = pc.binary_join(pa.ListArray.from_arrays([0, headed.sum()], heads.filter(pa.array(headed))), b"")
-        numbers = np.frombuffer(joined[0].as_py(), np.uint8).reshape(-1, HEAD_BYTES).astype(np.int64)
+        numbers = np.frombuffer(joined[0].as_py(), np.uint8).reshape(-1, HEADER_BYTES).astype(np.int64)
         weights = 1 << np.arange(24, -1, -8)
         ids[headed] = np.where(numbers[:, 0] == 0, numbers[:, 1:] @ weights, NO_SCHEMA)
     return ids
 
 
-def without(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
+def drop_prefix(messages: pa.BinaryArray, num_bytes: int) -> pa.BinaryArray:
     # Without an explicit end, Arrow's size estimate of the result overflows.
     return pc.binary_slice(messages, num_bytes, 1 << 31)
 
 
-def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
+def keep_last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
     """Return maps without duplicate keys: the last entry of a key stays, as in a dict.
 
     `maps` has no nulls and is no slice. Spark, DuckDB and Arrow all reject maps with duplicate keys, but only later.
@@ -104,15 +104,15 @@ def last_of_each_key(maps: pa.MapArray) -> pa.MapArray:
     return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=maps.type)
 
 
-def varint(number: int) -> bytes:
-    return bytes(varints(np.array([number]))[0].as_py())
+def encode_varint(number: int) -> bytes:
+    return bytes(encode_varints(np.array([number]))[0].as_py())
 
 
-_LARGER = np.array([1 << 7 * num_sevens for num_sevens in range(1, 10)], np.uint64)
+_SIZE_BOUNDS = np.array([1 << 7 * num_sevens for num_sevens in range(1, 10)], np.uint64)
 
 
 def varint_sizes(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    return np.asarray(np.searchsorted(_LARGER, _zigzag(numbers), side="right") + 1, np.int64)
+    return np.asarray(np.searchsorted(_SIZE_BOUNDS, _zigzag(numbers), side="right") + 1, np.int64)
 
 
 def _zigzag(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
@@ -120,7 +120,7 @@ def _zigzag(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
     return (signed << 1 ^ signed >> 63).view(np.uint64)
 
 
-def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
+def encode_varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
     """Encode numbers as zigzag varints: seven bits a byte, lowest first, the eighth bit set in all but the last."""
     zigzag, sizes = _zigzag(numbers), varint_sizes(numbers)
     offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int32))).astype(np.int32)
@@ -132,17 +132,17 @@ def varints(numbers: npt.NDArray[np.integer]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(zigzag), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
 
 
-USER_INFO = "SLACKWATER_REGISTRY_USER_INFO"
+USER_INFO_VARIABLE = "SLACKWATER_REGISTRY_USER_INFO"
 
 _TIMEOUT_S = 10.0
-_PAUSE_S = 0.5
+_RETRY_PAUSE_S = 0.5
 _MAX_DEPTH = 32
-_NOT_FOUND = 404
+_NOT_FOUND_STATUS = 404
 _NOT_FOUND_CODES = (40401, 40402, 40403)
 """Registry error codes for a missing subject, version or schema; the 404 of a proxy has none of them."""
-_RETRIED = (408, 429)
-_FORBIDDEN = (401, 403)
-_INCOMPATIBLE = (409, 422)
+_RETRIED_STATUSES = (408, 429)
+_FORBIDDEN_STATUSES = (401, 403)
+_INCOMPATIBLE_STATUSES = (409, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Registry:
     patience_s: float = 60.0
 
     @staticmethod
-    def of(url: str, patience_s: float) -> Registry:
+    def at_url(url: str, patience_s: float) -> Registry:
         """Return the registry at a URL, with the environment's credentials. Raises `Usage` for an invalid URL."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -165,9 +165,9 @@ class Registry:
         if "@" in parts.netloc:
             raise Usage(
                 f"the URL of the registry at {parts.hostname} contains credentials, which messages would show",
-                hint=f"set {USER_INFO}=user:password instead",
+                hint=f"set {USER_INFO_VARIABLE}=user:password instead",
             )
-        return Registry(url.rstrip("/"), os.environ.get(USER_INFO, ""), patience_s)
+        return Registry(url.rstrip("/"), os.environ.get(USER_INFO_VARIABLE, ""), patience_s)
 
     @lru_cache(maxsize=256)  # noqa: B019  a process has few registries
     def latest(self, subject: str, version: int | None) -> Schema:
@@ -177,12 +177,12 @@ class Registry:
         `patience_s`.
         """
         name = f"{subject}, version {version}" if version else subject
-        return self._schema(self._ask(_path(subject, version or "latest"), "subject", name))
+        return self._parse_schema(self._request(_subject_path(subject, version or "latest"), "subject", name))
 
     @lru_cache(maxsize=4096)  # noqa: B019
     def by_id(self, number: int) -> Schema:
         """Return the schema with an id; it never changes. Raises `NotFound`, `Refused` or `Unavailable`."""
-        return self._schema(self._ask(f"/schemas/ids/{number}", "schema id", str(number)))
+        return self._parse_schema(self._request(f"/schemas/ids/{number}", "schema id", str(number)))
 
     def register(self, subject: str, text: str) -> int:
         """Register an Avro schema under a subject and return its id. A schema that exists already keeps its id.
@@ -190,12 +190,12 @@ class Registry:
         Raises `Refused` if the schema is incompatible with earlier ones or access is denied, and `Unavailable` after
         `patience_s`.
         """
-        answer = self._ask(_path(subject), "subject", subject, {"schema": text, "schemaType": "AVRO"})
+        answer = self._request(_subject_path(subject), "subject", subject, {"schema": text, "schemaType": "AVRO"})
         if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), int):
             raise Refused(f"the registry at {self.url} returned no id for the schema of {subject!r}")
         return int(answer["id"])
 
-    def _ask(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
+    def _request(self, path: str, kind: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
         headers = {"accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self.user_info:
             headers |= urllib3.make_headers(basic_auth=self.user_info)
@@ -207,24 +207,25 @@ class Registry:
             try:
                 answer = _pool(os.getpid()).request(method, f"{self.url}{path}", body=body, headers=headers)
             except urllib3.exceptions.HTTPError as error:
-                patience.waited(type(error).__name__)
+                patience.record_silence(type(error).__name__)
             else:
-                status, content = answer.status, _content(answer.data)
+                status, content = answer.status, _parse_json(answer.data)
                 is_registry_404 = isinstance(content, Mapping) and content.get("error_code") in _NOT_FOUND_CODES
-                if is_registry_404 if status == _NOT_FOUND else status < 500 and status not in _RETRIED:
-                    return self._checked(status, content, kind, name)
-                patience.waited(f"status {status}")
-            time.sleep(min(_PAUSE_S, self.patience_s))
+                if is_registry_404 if status == _NOT_FOUND_STATUS else status < 500 and status not in _RETRIED_STATUSES:
+                    return self._check_answer(status, content, kind, name)
+                patience.record_silence(f"status {status}")
+            time.sleep(min(_RETRY_PAUSE_S, self.patience_s))
 
-    def _checked(self, status: int, content: Any, kind: str, name: str) -> Any:
-        if status == _NOT_FOUND:
+    def _check_answer(self, status: int, content: Any, kind: str, name: str) -> Any:
+        if status == _NOT_FOUND_STATUS:
             raise NotFound(kind, name, found=f"the schema registry at {self.url} does not know it")
-        if status in _FORBIDDEN:
+        if status in _FORBIDDEN_STATUSES:
             raise Refused(
                 f"the schema registry at {self.url} denies this user access (status {status})",
-                hint=f"set {USER_INFO}=user:password; it must be allowed to read subjects, and to write those of sinks",
+                hint=f"set {USER_INFO_VARIABLE}=user:password; it must be allowed to read subjects, and to write "
+                f"those of sinks",
             )
-        if status in _INCOMPATIBLE:
+        if status in _INCOMPATIBLE_STATUSES:
             has_message = isinstance(content, Mapping) and "message" in content
             explanation = " ".join(str(content["message"]).split())[:300] if has_message else "no reason given"
             raise Refused(
@@ -238,28 +239,30 @@ class Registry:
             )
         return content
 
-    def _schema(self, answer: Any, depth: int = 0) -> Schema:
+    def _parse_schema(self, answer: Any, depth: int = 0) -> Schema:
         if not isinstance(answer, Mapping) or not isinstance(answer.get("schema"), str) or depth > _MAX_DEPTH:
             raise Refused(f"the schema registry at {self.url} returned no valid schema")
         references = []
         for reference in answer.get("references") or ():
-            referenced = self._ask(_path(reference["subject"], reference["version"]), "subject", reference["subject"])
-            references.append((reference["name"], self._schema(referenced, depth + 1)))
+            referenced = self._request(
+                _subject_path(reference["subject"], reference["version"]), "subject", reference["subject"]
+            )
+            references.append((reference["name"], self._parse_schema(referenced, depth + 1)))
         return Schema(answer.get("schemaType") or "AVRO", answer["schema"], tuple(references))
 
 
-def _path(subject: str, *version: str | int) -> str:
+def _subject_path(subject: str, *version: str | int) -> str:
     return "/".join(("/subjects", quote(subject, safe=""), "versions", *map(str, version)))
 
 
-def _content(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except ValueError:
         return None
 
 
-def forget_latest() -> None:
+def clear_latest_schemas() -> None:
     Registry.latest.cache_clear()
 
 

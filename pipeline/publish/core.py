@@ -18,20 +18,20 @@ from msgspec.structs import replace
 
 from ...errors import Corruption
 from ...store.versions.manifest import Manifest, Sink
-from ...store.versions.published import Place
+from ...store.versions.published import PublishedPosition
 
-_AHEAD = 1_000
+_MAX_VERSIONS_IN_MEMORY = 1_000
 """Maximum number of committed versions kept in memory; later ones are read from the store."""
-_READ = 100
+_VERSIONS_PER_READ = 100
 
 
-class Share(NamedTuple):
+class PublishRange(NamedTuple):
     """Range of messages of the internal topic that is published next."""
 
     start: int
     end: int
     attempts: frozenset[str]
-    place: Place
+    position: PublishedPosition
 
 
 class Target(Protocol):
@@ -44,7 +44,7 @@ class Target(Protocol):
     def max_rows(self) -> int:
         """Approximate maximum number of rows of a transaction of several versions; 0 for one version at a time."""
 
-    def open(self) -> Place:
+    def open(self) -> PublishedPosition:
         """Fence the previous publisher, and return the position that it stored last. Raises `TransactionFailed`."""
 
     def begin(self, version: int) -> None:
@@ -53,7 +53,7 @@ class Target(Protocol):
     def add(self, rows: pa.Table) -> None:
         """Add rows, which readers do not see before `commit`. Raises `ProducerFenced` or `TransactionFailed`."""
 
-    def commit(self, place: Place) -> None:
+    def commit(self, place: PublishedPosition) -> None:
         """Publish the added rows and store the position after them, atomically.
 
         Raises `ProducerFenced` or `TransactionFailed`.
@@ -63,7 +63,7 @@ class Target(Protocol):
         """Abort the open transaction, if any."""
 
 
-Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
+ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 """Yields rows of these attempts' messages, from one offset up to another (exclusive), with the next offset."""
 
 
@@ -72,8 +72,8 @@ class Backlog:
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
-        self._after = after
-        self._offered: deque[tuple[int, Sink | None]] = deque(maxlen=_AHEAD)
+        self._read_after = after
+        self._offered: deque[tuple[int, Sink | None]] = deque(maxlen=_MAX_VERSIONS_IN_MEMORY)
         self._unpublished: deque[tuple[int, Sink]] = deque()
         self._up_to = self._newest = 0
         """Versions up to `_up_to` are in `_unpublished`, published, or without rows; `_newest` is the newest one."""
@@ -86,17 +86,17 @@ class Backlog:
         """Add a committed version. Thread-safe. Versions that were not offered are read from the store."""
         self._offered.append((committed.version, committed.sinks.get(self._sink)))
 
-    def share(self, place: Place, max_rows: int) -> Share | None:
+    def next_range(self, place: PublishedPosition, max_rows: int) -> PublishRange | None:
         """Return the range to publish after a position; None if all committed rows are published."""
         while self._offered:
             version, sink = self._offered.popleft()
             self._newest = max(self._newest, version)
-            if version == self._up_to + 1 and len(self._unpublished) < _AHEAD:
+            if version == self._up_to + 1 and len(self._unpublished) < _MAX_VERSIONS_IN_MEMORY:
                 self._add(version, sink)
         while self._unpublished and self._unpublished[0][0] <= place.version:
             self._unpublished.popleft()
         while not self._unpublished and self._up_to < self._newest:
-            for manifest in islice(self._after(self._up_to), _READ):
+            for manifest in islice(self._read_after(self._up_to), _VERSIONS_PER_READ):
                 self._add(manifest.version, manifest.sinks.get(self._sink))
         if not self._unpublished:
             return None
@@ -109,9 +109,9 @@ class Backlog:
             versions.append((version, sink))
         version, last = versions[-1]
         attempts = frozenset(attempt for _, sink in versions for attempt in sink.attempts)
-        return Share(place.offset, last.end, attempts, Place(version, last.end, last.sent))
+        return PublishRange(place.offset, last.end, attempts, PublishedPosition(version, last.end, last.sent))
 
-    def passed(self, place: Place) -> Place:
+    def advance_over_empty(self, place: PublishedPosition) -> PublishedPosition:
         return place if self._unpublished else replace(place, version=max(place.version, self._up_to))
 
     def _add(self, version: int, sink: Sink | None) -> None:
@@ -123,60 +123,60 @@ class Backlog:
 class Publisher:
     """Publishes one sink, in one transaction for each step. The published position is known after `open`."""
 
-    def __init__(self, name: str, backlog: Backlog, target: Target, read: Read) -> None:
-        self.place = Place(1, 0, 0)
+    def __init__(self, name: str, backlog: Backlog, target: Target, read: ReadRows) -> None:
+        self.position = PublishedPosition(1, 0, 0)
         self._name = name
         self._backlog = backlog
         self._target = target
         self._read = read
 
     def open(self) -> None:
-        self.place = self._target.open()
-        self._backlog.restart(self.place.version)
+        self.position = self._target.open()
+        self._backlog.restart(self.position.version)
 
-    def step(self) -> bool:
+    def publish_next(self) -> bool:
         """Publish the next range; return False if all committed rows are published.
 
         After `ProducerFenced` or `TransactionFailed`, the step had no effect or its whole effect; `open` tells which.
         Raises `Corruption` if the internal topic does not have the rows that manifests name, and another
         `SlackwaterError` if the rows cannot be read or published.
         """
-        share = self._backlog.share(self.place, self._target.max_rows)
+        share = self._backlog.next_range(self.position, self._target.max_rows)
         if share is None:
-            self.place = self._backlog.passed(self.place)
+            self.position = self._backlog.advance_over_empty(self.position)
             return False
-        self._target.begin(share.place.version)
-        rows, most = self.place.rows, max(1, self._target.max_rows)
+        self._target.begin(share.position.version)
+        rows, most = self.position.rows, max(1, self._target.max_rows)
         for offset, part in self._read(share.start, share.end, share.attempts):
             self._target.add(part)
             rows += part.num_rows
-            if self._target.max_rows and rows - self.place.rows >= most and rows < share.place.rows:
+            if self._target.max_rows and rows - self.position.rows >= most and rows < share.position.rows:
                 # Publish a version that exceeds the size of a transaction in several.
-                self._commit(Place(self.place.version, offset, rows))
-                self._target.begin(share.place.version)
-        if rows != share.place.rows:
+                self._commit(PublishedPosition(self.position.version, offset, rows))
+                self._target.begin(share.position.version)
+        if rows != share.position.rows:
             raise Corruption(
                 f"the internal topic of {self._name} has {rows:,} rows up to offset {share.end}; the manifests up to "
-                f"v{share.place.version} have {share.place.rows:,}",
+                f"v{share.position.version} have {share.position.rows:,}",
                 object_key=self._name,
                 hint="check if another program wrote to it, or if records were deleted",
             )
-        self._commit(share.place)
+        self._commit(share.position)
         return True
 
-    def pass_over(self) -> int:
+    def skip_version(self) -> int:
         """Skip the next version, whose rows Kafka has lost; return the number of skipped rows.
 
         Raises the errors of `publish_next`.
         """
-        share = self._backlog.share(self.place, 0)
+        share = self._backlog.next_range(self.position, 0)
         if share is None:
             return 0
-        lost = share.place.rows - self.place.rows
-        self._target.begin(share.place.version)
-        self._commit(share.place)
+        lost = share.position.rows - self.position.rows
+        self._target.begin(share.position.version)
+        self._commit(share.position)
         return lost
 
-    def _commit(self, place: Place) -> None:
+    def _commit(self, place: PublishedPosition) -> None:
         self._target.commit(place)
-        self.place = place
+        self.position = place

@@ -14,25 +14,25 @@ from ...errors import Gone, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import AppInfo, Manifest
-from ...store.versions.published import Place
+from ...store.versions.published import PublishedPosition
 from ..api.sink import FunctionSink, Sink
 from ..api.stage import Stage
-from ..kafka.channels import group_of
-from ..kafka.messages import of_attempts, rows_of
-from ..kafka.protocol import Broken, Kafka, Overtaken, Patience, TransactionSettings
+from ..kafka.channels import consumer_group
+from ..kafka.messages import filter_by_attempts, rows_of
+from ..kafka.protocol import Kafka, Patience, ProducerFenced, TransactionFailed, TransactionSettings
 from ..listener import Listener
 from .core import Backlog, Publisher, Target
-from .targets import Book, ToFunction, ToTopic
+from .targets import FunctionTarget, SinkProgress, TopicTarget
 
 _log = logging.getLogger("slackwater")
 
-_LOOK_S = 1.0
-_SOON_S = 0.01
-_AGAIN_S = (0.2, 5.0)
-_NOTE_S = 5.0
-_DECIDED_S = 0.1
-_PURGE_S = 60.0
-_END_S = 5.0
+_POLL_S = 1.0
+_SHORT_POLL_S = 0.01
+_REOPEN_PAUSES_S = (0.2, 5.0)
+_STORE_EVERY_S = 5.0
+_DECISION_POLL_S = 0.1
+_PURGE_EVERY_S = 60.0
+_JOIN_TIMEOUT_S = 5.0
 
 
 class SinkThread(threading.Thread):
@@ -42,59 +42,63 @@ class SinkThread(threading.Thread):
     function, may fail.
     """
 
-    def __init__(self, kafka: Kafka, book: Book, target: Target, *, accept_loss: bool, patience_s: float) -> None:
+    def __init__(
+        self, kafka: Kafka, book: SinkProgress, target: Target, *, accept_loss: bool, patience_s: float
+    ) -> None:
         claimed = book.claimed
         self.stage, self.sink = claimed.stage, book.name
         super().__init__(name=f"sink-{self.stage}-{self.sink}", daemon=True)
         self.error: BaseException | None = None
         """Error that ended publishing; None while it runs."""
-        self._kafka, self._book, self._destination = kafka, book, target
+        self._kafka, self._progress, self._destination = kafka, book, target
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._purged = 0
-        self._note_due = self._purge_due = 0.0
-        self._hurry = False
-        self._backlog = Backlog(self.sink, lambda version: history.after(book.store, claimed.app, self.stage, version))
+        self._store_due = self._purge_due = 0.0
+        self._store_promptly = False
+        self._backlog = Backlog(
+            self.sink, lambda version: history.iter_after(book.store, claimed.app, self.stage, version)
+        )
         self._publisher = Publisher(book.title, self._backlog, target, self._read)
         self._opened = self._stop_requested = self._withdrawn = False
         self._head = claimed
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._backlog.offer(claimed)
 
     def offer(self, head: Manifest) -> None:
-        with self._news:
+        with self._changed:
             self._head = head
             self._backlog.offer(head)
-            self._news.notify()
+            self._changed.notify()
 
     @property
-    def since(self) -> int:
-        return self._book.sink.since
+    def first_version(self) -> int:
+        return self._progress.sink.since
 
     @property
-    def place(self) -> Place | None:
-        return self._publisher.place if self._opened else None
+    def position(self) -> PublishedPosition | None:
+        return self._publisher.position if self._opened else None
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """True if all committed rows are published, or never will be, because the sink's promotion was withdrawn."""
-        place = self.place
+        place = self.position
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
-    def hurry(self, *, hurried: bool) -> None:
+    def set_prompt_storing(self, *, enabled: bool) -> None:
         """If `enabled`, store the position after each step, since somebody waits for it, not every few seconds."""
-        with self._news:
-            self._hurry = hurried
-            self._news.notify()
+        with self._changed:
+            self._store_promptly = enabled
+            self._changed.notify()
 
     def stop(self) -> None:
-        with self._news:
+        with self._changed:
             self._stop_requested = True
-            self._news.notify()
+            self._changed.notify()
 
     def run(self) -> None:
         """Publish until stopped, or until an error that a retry cannot fix."""
-        patience = Patience(f"what {self._book.title} publishes to", self._patience_s)
-        pause_s = _AGAIN_S[0]
+        patience = Patience(f"what {self._progress.title} publishes to", self._patience_s)
+        pause_s = _REOPEN_PAUSES_S[0]
         try:
             self._await_decision(patience)
             while not self._stop_requested:
@@ -103,29 +107,29 @@ class SinkThread(threading.Thread):
                     self._publisher.open()
                     self._opened = True
                     while not self._stop_requested:
-                        more = self._step()
-                        patience.answered()
-                        self._keep_up()
+                        more = self._publish_next()
+                        patience.record_answer()
+                        self._store_and_purge()
                         if not more:
-                            self._wait(_LOOK_S)
-                except Overtaken:
+                            self._wait(_POLL_S)
+                except ProducerFenced:
                     # The broker also aborts transactions that are open for too long: then the stage is still ours.
-                    self._book.check_epoch()
-                    _log.warning("%s: its transaction was aborted, and is repeated", self._book.title)
-                except Broken as error:
+                    self._progress.check_epoch()
+                    _log.warning("%s: its transaction was aborted, and is repeated", self._progress.title)
+                except TransactionFailed as error:
                     if error.error is not None:
                         _log.warning("%s", error.error.message)
                     try:
-                        patience.waited(str(error))
+                        patience.record_silence(str(error))
                     except Unavailable as away:
                         raise error.error or away from error
                     self._wait(pause_s)
                     # Opening the target again fences its owner, which must not be the stage's next runner.
-                    self._book.check_epoch()
-                    pause_s = min(2 * pause_s, _AGAIN_S[1])
+                    self._progress.check_epoch()
+                    pause_s = min(2 * pause_s, _REOPEN_PAUSES_S[1])
                 else:
-                    pause_s = _AGAIN_S[0]
-            self._note_now()
+                    pause_s = _REOPEN_PAUSES_S[0]
+            self._store_position()
         except BaseException as error:
             self.error = error
         finally:
@@ -134,62 +138,62 @@ class SinkThread(threading.Thread):
     def _await_decision(self, patience: Patience) -> None:
         while not self._stop_requested:
             try:
-                decided = self._book.decided()
+                decided = self._progress.may_publish()
             except Unavailable as error:
-                patience.waited(error.message)
+                patience.record_silence(error.message)
                 decided = None
             if decided:
                 return
             self._withdrawn = self._stop_requested = decided is False
-            with self._news:
-                self._news.wait(_DECIDED_S)
+            with self._changed:
+                self._changed.wait(_DECISION_POLL_S)
 
-    def _step(self) -> bool:
+    def _publish_next(self) -> bool:
         try:
-            return self._publisher.step()
+            return self._publisher.publish_next()
         except Gone as error:
             # A newer runner of the stage may have published and deleted these records: then nothing is lost.
-            self._book.check_epoch()
+            self._progress.check_epoch()
             if not self._accept_loss:
                 raise Gone(
-                    f"{self._book.title} cannot go on: {error.message}, and were not published",
+                    f"{self._progress.title} cannot go on: {error.message}, and were not published",
                     hint="they were committed, but only Kafka had them; to continue without them: --accept-loss",
                 ) from error
         # Abort the transaction that was begun.
         self._publisher.open()
-        lost = self._publisher.pass_over()
-        _log.warning("%s continues without %s rows that are gone from Kafka", self._book.title, f"{lost:,}")
+        lost = self._publisher.skip_version()
+        _log.warning("%s continues without %s rows that are gone from Kafka", self._progress.title, f"{lost:,}")
         return True
 
     def _wait(self, seconds: float) -> None:
-        with self._news:
+        with self._changed:
             if not self._stop_requested:
                 # Versions committed since the last look may have been offered before this wait.
-                self._news.wait(_SOON_S if self._opened and not self.done else seconds)
+                self._changed.wait(_SHORT_POLL_S if self._opened and not self.is_done else seconds)
 
     def _read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
-        for messages in self._kafka.read(self._book.sink.topic, 0, start, end, patience_s=self._patience_s):
-            for message in of_attempts(messages, attempts):
+        for messages in self._kafka.read(self._progress.sink.topic, 0, start, end, patience_s=self._patience_s):
+            for message in filter_by_attempts(messages, attempts):
                 yield message.offset() + 1, rows_of(message)
 
-    def _keep_up(self) -> None:
+    def _store_and_purge(self) -> None:
         now = time.monotonic()
-        if now >= self._note_due or self._hurry:
-            self._note_due = now + _NOTE_S
-            self._note_now()
+        if now >= self._store_due or self._store_promptly:
+            self._store_due = now + _STORE_EVERY_S
+            self._store_position()
         if now >= self._purge_due:
-            self._purge_due = now + _PURGE_S
-            noted = self._book.noted
+            self._purge_due = now + _PURGE_EVERY_S
+            noted = self._progress.stored_position
             if noted is not None and noted.offset > self._purged:
-                self._kafka.delete_records(self._book.sink.topic, noted.offset)
+                self._kafka.delete_records(self._progress.sink.topic, noted.offset)
                 self._purged = noted.offset
 
-    def _note_now(self) -> None:
-        place = self.place
-        if place is not None and place != self._book.noted:
+    def _store_position(self) -> None:
+        place = self.position
+        if place is not None and place != self._progress.stored_position:
             # Best effort: required notes are written by the target itself, and the next note replaces this one.
             with suppress(Unavailable):
-                self._book.note(place)
+                self._progress.store_position(place)
 
 
 class Publishers(Listener):
@@ -211,34 +215,34 @@ class Publishers(Listener):
         patience_s: float,
     ) -> None:
         def thread(sink: Sink, head: Manifest) -> SinkThread:
-            book = Book(store, head, sink.name)
+            book = SinkProgress(store, head, sink.name)
             target: Target
             if isinstance(sink, FunctionSink):
-                target = ToFunction(sink.function, book)
+                target = FunctionTarget(sink.function, book)
             else:
                 settings = TransactionSettings(
                     transactional_id=f"slackwater-{head.app}-{head.stage}-{sink.name}",
-                    group=group_of(head.app, head.stage),
+                    group=consumer_group(head.app, head.stage),
                     source=book.sink.topic,
-                    topic=(apps.publishes(store, info, head.promotion) or {}).get(sink.name, sink.name),
+                    topic=(apps.published_sinks(store, info, head.promotion) or {}).get(sink.name, sink.name),
                     patience_s=patience_s,
                 )
                 app_id = info.created_ms if info else 0
-                target = ToTopic(kafka.transactions(settings), book, app_id, accept_loss)
+                target = TopicTarget(kafka.transactional_producer(settings), book, app_id, accept_loss)
             return SinkThread(kafka, book, target, accept_loss=accept_loss, patience_s=patience_s)
 
-        self._make = thread
+        self._new_thread = thread
         self._sinks = [(stage.name, sink) for stage in stages for sink in stage.sinks]
         self._threads: tuple[SinkThread, ...] = ()
-        self._hurried = False
-        self.follow(claimed)
+        self._prompt_storing = False
+        self.replace_threads(claimed)
 
     def start(self) -> None:
         for thread in self._threads:
             if thread.ident is None:
                 thread.start()
 
-    def follow(self, heads: Mapping[str, Manifest]) -> bool:
+    def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
         """Have one thread for each sink of these newest versions; return True if any thread changed.
 
         A sink that began anew gets a new thread. New threads are not started yet.
@@ -247,21 +251,21 @@ class Publishers(Listener):
         for stage, sink in self._sinks:
             head, thread = heads[stage], threads.get((stage, sink.name))
             now = head.sinks.get(sink.name)
-            if thread is not None and (now is None or now.since != thread.since):
+            if thread is not None and (now is None or now.since != thread.first_version):
                 threads.pop((stage, sink.name)).stop()
-            if now is not None and (thread is None or now.since != thread.since):
-                threads[stage, sink.name] = self._make(sink, head)
+            if now is not None and (thread is None or now.since != thread.first_version):
+                threads[stage, sink.name] = self._new_thread(sink, head)
         is_news = {*threads.values()} != {*self._threads}
         self._threads = tuple(threads.values())
         return is_news
 
-    def hurry(self, *, hurried: bool) -> None:
-        if hurried != self._hurried:
-            self._hurried = hurried
+    def set_prompt_storing(self, *, enabled: bool) -> None:
+        if enabled != self._prompt_storing:
+            self._prompt_storing = enabled
             for thread in self._threads:
-                thread.hurry(hurried=hurried)
+                thread.set_prompt_storing(enabled=enabled)
 
-    def move(self, head: Manifest, _newest: Manifest | None = None) -> None:
+    def on_version(self, head: Manifest, _newest: Manifest | None = None) -> None:
         for thread in self._threads:
             if thread.stage == head.stage:
                 thread.offer(head)
@@ -272,11 +276,11 @@ class Publishers(Listener):
                 raise thread.error
 
     @property
-    def done(self) -> bool:
-        return all(thread.done for thread in self._threads)
+    def is_done(self) -> bool:
+        return all(thread.is_done for thread in self._threads)
 
-    def places(self, stage: str) -> dict[str, Place | None]:
-        return {thread.sink: thread.place for thread in self._threads if thread.stage == stage}
+    def positions(self, stage: str) -> dict[str, PublishedPosition | None]:
+        return {thread.sink: thread.position for thread in self._threads if thread.stage == stage}
 
     def close(self) -> None:
         """Stop all threads after their current step. The next runner publishes the remaining rows."""
@@ -284,4 +288,4 @@ class Publishers(Listener):
             thread.stop()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(_END_S)
+                thread.join(_JOIN_TIMEOUT_S)

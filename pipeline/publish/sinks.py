@@ -10,23 +10,23 @@ from pyspark.sql.types import StructType
 
 from ...errors import AnotherTopic, NotFound, Refused
 from ...snapshot.cut.kafka_topics import internal_topic
-from ...state.records import TopicState, merged, why_another
+from ...state.records import TopicState, explain_recreated_topic, id_to_store
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, published
 from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
 from ..api.app import App
 from ..api.stage import Stage
-from ..kafka.protocol import FOR_EVER, Kafka
+from ..kafka.protocol import UNLIMITED_RETENTION, Kafka
 from ..messages import outgoing
-from ..source.spark_types import arrow_of
+from ..source.spark_types import arrow_schema_of
 
 _log = logging.getLogger("slackwater")
 
 _PATIENCE_S = 30.0
 
 
-def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
+def published_sinks(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
     """Yield the sinks that a stage writes: all, or, in a clone, only the sinks that the clone was told to publish."""
     return (sink for sink in stage.sinks if publishes is None or sink.name in publishes)
 
@@ -43,7 +43,7 @@ def check_targets(
     targets = {
         (publishes or {}).get(sink.name, sink.name): stage.name
         for stage in stages
-        for sink in written(stage, publishes)
+        for sink in published_sinks(stage, publishes)
         if sink.kind == "topic"
     }
     if not targets:
@@ -61,25 +61,27 @@ def check_targets(
                 "ever",
                 hint="publish to another topic",
             )
-        if refused := kafka.not_writable(topic):
+        if refused := kafka.write_error(topic):
             raise refused
 
 
-def create_internal(
-    kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
+def create_internal_topics(
+    kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, validate_only: bool
 ) -> None:
-    topics = {internal_topic(app, stage.name, sink.name): 1 for stage in stages for sink in written(stage, publishes)}
+    topics = {
+        internal_topic(app, stage.name, sink.name): 1 for stage in stages for sink in published_sinks(stage, publishes)
+    }
     if topics:
-        kafka.create_topics(topics, only_ask=only_ask, config=FOR_EVER)
+        kafka.create_topics(topics, validate_only=validate_only, config=UNLIMITED_RETENTION)
 
 
-def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
-    for sink in written(stage, publishes):
+def register_schemas(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
+    for sink in published_sinks(stage, publishes):
         if sink.encoding is not None:
-            outgoing.prepare(sink.encoding, arrow_of(emits[sink.name]), _PATIENCE_S)
+            outgoing.register_schema(sink.encoding, arrow_schema_of(emits[sink.name]), _PATIENCE_S)
 
 
-def claimed(
+def claim_sinks(
     store: ObjectStore,
     kafka: Kafka,
     stage: Stage,
@@ -92,17 +94,21 @@ def claimed(
     Sinks from a withdrawn promotion are dropped: none of their rows were to be published. Raises `Refused` if the
     program no longer has a sink of which some rows are not published; with `accept_loss`, that sink is dropped.
     """
-    declared = {sink.name: sink for sink in written(stage, publishes)}
+    declared = {sink.name: sink for sink in published_sinks(stage, publishes)}
     sinks, promotion = {}, draft.promotion
-    withdrawn = promotion is not None and promotion.to == draft.app and apps.outcome(store, promotion) is False
+    withdrawn = (
+        promotion is not None and promotion.to == draft.app and apps.is_promotion_decided(store, promotion) is False
+    )
     for name, sink in draft.sinks.items():
         if withdrawn:
             continue
         if name in declared and declared[name].kind == sink.kind:
-            same = _same(kafka, draft.stage, name, sink, accept_loss)
+            same = _continue_sink(kafka, draft.stage, name, sink, accept_loss)
             if same is not None:
                 sinks[name] = same
-        elif not accept_loss and (unpublished := published.behind(sink, published.newest(store, draft, name))):
+        elif not accept_loss and (
+            unpublished := published.unpublished_rows(sink, published.newest(store, draft, name))
+        ):
             raise Refused(
                 f"stage {draft.stage!r} no longer has the sink {name!r}, but {unpublished:,} of its rows are not "
                 "published yet",
@@ -111,38 +117,40 @@ def claimed(
             )
     for name in declared.keys() - sinks.keys():
         topic = internal_topic(draft.app, stage.name, name)
-        now = kafka.state(topic)
+        now = kafka.topic_state(topic)
         sinks[name] = Sink(topic, now.ends[0], draft.version, declared[name].kind, topic_id=now.id)
     return {name: sinks[name] for name in declared}
 
 
-def check_internal(
+def check_internal_topics(
     kafka: Kafka, stage: Stage, head: Manifest, publishes: Mapping[str, str] | None, accept_loss: bool
 ) -> None:
-    declared = {sink.name: sink.kind for sink in written(stage, publishes)}
+    declared = {sink.name: sink.kind for sink in published_sinks(stage, publishes)}
     for name, sink in head.sinks.items():
         if declared.get(name) == sink.kind:
-            _same(kafka, head.stage, name, sink, accept_loss)
+            _continue_sink(kafka, head.stage, name, sink, accept_loss)
 
 
-def _same(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
+def _continue_sink(kafka: Kafka, stage: str, name: str, sink: Sink, accept_loss: bool) -> Sink | None:
     """Return a continuing sink; None if it has to start anew because its internal topic was created again.
 
     Raises `AnotherTopic` for a topic that was created again, unless loss is accepted.
     """
     try:
-        now = kafka.state(sink.topic)
+        now = kafka.topic_state(sink.topic)
     except NotFound:
         now = TopicState((0,), (0,))  # created before the claim
-    if why := why_another(sink.topic, sink.topic_id, (sink.end,), now):
+    if why := explain_recreated_topic(sink.topic, sink.topic_id, (sink.end,), now):
         if not accept_loss:
-            raise AnotherTopic(f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=another_internal())
+            raise AnotherTopic(
+                f"sink {name!r} of stage {stage!r} cannot go on: {why}", hint=recreated_internal_topic_hint()
+            )
         _log.warning("sink %r of stage %r starts over, without rows not published yet: %s", name, stage, why)
         return None
-    return replace(sink, topic_id=merged(sink.topic_id, now.id))
+    return replace(sink, topic_id=id_to_store(sink.topic_id, now.id))
 
 
-def another_internal() -> str:
+def recreated_internal_topic_hint() -> str:
     return (
         "rows committed but not published yet were lost with it: run the app with --accept-loss, which continues with "
         "new rows"

@@ -12,12 +12,12 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from ...errors import BadRecord
 from ...state.failing import Failure, StateFailed
-from ..source.worker import ERROR_MARK
+from ..source.worker import ERROR_TAG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OF_SPARK = re.compile(
+_SPARK_FAILURE = re.compile(
     r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
     r"|No space left on device"
@@ -36,20 +36,20 @@ _MAX_STACK, _CHUNK = 16_000, 4_000
 """Maximum characters of a stored stack, and of one answer from the JVM."""
 
 
-def blamed(error: BaseException) -> Failure | None:
+def record_failure(error: BaseException) -> Failure | None:
     """Return an error as a record's failure; None if the store, Kafka, Spark or a machine failed.
 
     Errors of a user's function are attributed to records, whatever their class and text. Errors of slackwater's code in
     tasks are tagged (`source.worker`). If the result is None, the batch fails without a search for records.
     """
     if isinstance(error, StateFailed):
-        return error.told.why
-    text = text_of(error)
-    own = ERROR_MARK.told(text)
+        return error.reported.why
+    text = error_text(error)
+    own = ERROR_TAG.tagged_causes(text)
     # Text after a Python traceback may quote a record, so search only the text before for Spark's own errors.
-    if None in own or _OF_SPARK.search(_QUOTED.sub("''", text.partition(_TRACEBACK)[0])):
+    if None in own or _SPARK_FAILURE.search(_QUOTED.sub("''", text.partition(_TRACEBACK)[0])):
         return None
-    text = ERROR_MARK.without(text)
+    text = ERROR_TAG.remove_tags(text)
     if own:
         return Failure(BadRecord.__name__, str(own[-1]), text[-_MAX_STACK:])
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
@@ -58,22 +58,22 @@ def blamed(error: BaseException) -> Failure | None:
     return Failure(*(first or (type(error).__name__, str(error).partition("\n")[0])), text[-_MAX_STACK:])
 
 
-def blamed_of_java(spark: SparkSession, error: Any) -> Failure:
+def java_record_failure(spark: SparkSession, error: Any) -> Failure:
     """Return a Java error of a Spark expression as a record's failure.
 
     Raises `error` as a `Py4JJavaError` if no record causes it.
     """
-    shown = _shown(spark, error)
-    if _OF_SPARK.search(_QUOTED.sub("''", shown)):
+    shown = _stack_trace(spark, error)
+    if _SPARK_FAILURE.search(_QUOTED.sub("''", shown)):
         raise Py4JJavaError("", error)
     first = _first_raised(shown.replace("Caused by: ", ""))
     kind, message = first or (str(error.getClass().getSimpleName()), str(error.getMessage()))
-    # PySpark's names of these classes have no "Spark" prefix; use the same names as `blamed`.
+    # PySpark's names of these classes have no "Spark" prefix; use the same names as `record_failure`.
     plain = kind.removeprefix("Spark")
     return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MAX_STACK:])
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     cause = getattr(error, "_origin", None) or getattr(error, "java_exception", None)
     causes: list[str] = []
     while cause is not None and len(causes) < 8:  # an error may be its own cause
@@ -86,7 +86,7 @@ def _first_raised(text: str) -> tuple[str, str] | None:
     return next((match for match in _RAISED.findall(text) if match[0] not in _WRAPPERS), None)
 
 
-def raised(target: Any, method: str, *arguments: Any) -> Any:
+def java_error_of_call(target: Any, method: str, *arguments: Any) -> Any:
     """Call a Java method, and return the error that it raises, as a JVM object; None if the call succeeds.
 
     PySpark would convert the Java error to a Python error, which takes some fifty calls more.
@@ -106,7 +106,7 @@ def raised(target: Any, method: str, *arguments: Any) -> Any:
     return None
 
 
-def _shown(spark: SparkSession, error: Any) -> str:
+def _stack_trace(spark: SparkSession, error: Any) -> str:
     """Return a Java error's stack trace with its causes, up to `_MAX_STACK` characters.
 
     Fetches it in parts: an answer of more than 8 KiB takes two packets, and the second one waits 40 ms for the first

@@ -20,45 +20,47 @@ from pyspark.core.broadcast import Broadcast
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
-from ...state.failing import RECORD, Items, NoItems, failing, one_by_one
-from ..source.worker import ERROR_MARK, ErrorMark, configure_worker
+from ...state.failing import RECORD, Items, UnrelatedFailure, find_failures, try_one_by_one
+from ..source.worker import ERROR_TAG, ErrorTag, configure_worker
 
-RECORDS = f"`{RECORD}` long, why string"
+FAILURE_COLUMNS = f"`{RECORD}` long, why string"
 
 
 @dataclass(frozen=True)
 class _Trial:
     command: bytes = field(repr=False)
-    most: int
+    max_failures: int
     """Maximum number of failing rows to find per call. If more rows fail, at least one more is returned."""
-    mark: ErrorMark = ERROR_MARK
+    error_tag: ErrorTag = ERROR_TAG
 
     @cached_property
     def function(self) -> Callable[..., Any]:
         configure_worker()
-        return _loaded(self.command)
+        return _load_function(self.command)
 
-    def _failing(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
+    def _find_failures(self, count: int, attempt: Callable[[Items], object]) -> list[str | None]:
         def checked(rows: Items) -> None:
             try:
                 attempt(rows)
             except Exception as error:
-                if None in self.mark.told("\n".join(getattr(error, "__notes__", ()))):
-                    raise NoItems from error  # slackwater's own code failed
+                if None in self.error_tag.tagged_causes("\n".join(getattr(error, "__notes__", ()))):
+                    raise UnrelatedFailure from error  # slackwater's own code failed
                 raise
 
         # Load the function outside of the trial, since no row causes a failure of that.
         _ = self.function
         errors: list[str | None] = [None] * count
-        attempts = one_by_one(checked)
+        attempts = try_one_by_one(checked)
         if count and attempts([np.arange(count)])[0] is not None:
-            for row, failure in failing(count, attempts, self.most).items():
-                errors[row] = msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
+            for row, failure in find_failures(count, attempts, self.max_failures).items():
+                errors[row] = msgspec.json.encode(
+                    replace(failure, stack=self.error_tag.remove_tags(failure.stack))
+                ).decode()
         return errors
 
 
 @cache
-def _loaded(command: bytes) -> Callable[..., Any]:
+def _load_function(command: bytes) -> Callable[..., Any]:
     # Safe to unpickle: this run's own driver serialized the command.
     deserialized = CPickleSerializer().loads(command)  # type: ignore[no-untyped-call]
     # Spark ships large commands as broadcast variables.
@@ -74,7 +76,7 @@ class _RowTrial(_Trial):
             # Nearly all rows pass, and preparing a trial of groups takes longer than many functions do.
             function(*values, **keywords)
         except Exception:
-            return self._failing(1, lambda _: function(*values, **keywords))[0]
+            return self._find_failures(1, lambda _: function(*values, **keywords))[0]
         return None
 
 
@@ -85,11 +87,11 @@ class _ColumnTrial(_Trial):
         inputs = [*columns, *keywords.values()]
 
         def attempt(rows: Items) -> None:
-            sample = _rows(inputs, rows)
+            sample = _take_rows(inputs, rows)
             result = self.function(*sample[: len(columns)], **dict(zip(keywords, sample[len(columns) :], strict=True)))
             _check_length(len(result), len(rows))
 
-        return _column(inputs, self._failing(_length(inputs), attempt))
+        return _text_column(inputs, self._find_failures(_length(inputs), attempt))
 
 
 class _BatchTrial(_Trial):
@@ -98,11 +100,11 @@ class _BatchTrial(_Trial):
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
-            errors = self._failing(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows))  # type: ignore[misc]
-            yield _column(columns, errors)
+            errors = self._find_failures(_length(columns), lambda rows, batch=batch: self._attempt(batch, rows))  # type: ignore[misc]
+            yield _text_column(columns, errors)
 
     def _attempt(self, batch: Any, rows: Items) -> None:
-        sample = _rows(batch, rows) if isinstance(batch, tuple) else _rows((batch,), rows)[0]
+        sample = _take_rows(batch, rows) if isinstance(batch, tuple) else _take_rows((batch,), rows)[0]
         _check_length(sum(len(result) for result in self.function(iter([sample]))), len(rows))
 
 
@@ -118,13 +120,13 @@ class _FrameTrial(_Trial):
                 plain, numbers = batch.select(batch.schema.names[:-1]), batch.columns[-1].to_numpy()
             else:
                 plain, numbers = batch.iloc[:, :-1], batch.iloc[:, -1].to_numpy()
-            errors = self._failing(len(numbers), lambda rows, plain=plain: self._attempt(plain, rows))  # type: ignore[misc]
+            errors = self._find_failures(len(numbers), lambda rows, plain=plain: self._attempt(plain, rows))  # type: ignore[misc]
             failed = [row for row, error in enumerate(errors) if error is not None]
-            columns = {RECORD: numbers[failed], "why": _column((plain,), [errors[row] for row in failed])}
+            columns = {RECORD: numbers[failed], "why": _text_column((plain,), [errors[row] for row in failed])}
             yield pa.record_batch(columns) if isinstance(batch, pa.RecordBatch) else pd.DataFrame(columns)
 
     def _attempt(self, plain: Any, rows: Items) -> None:
-        for _ in self.function(iter(_rows((plain,), rows))):
+        for _ in self.function(iter(_take_rows((plain,), rows))):
             pass
 
 
@@ -138,7 +140,7 @@ _BY_KIND = {
     "MAP_PANDAS_ITER": _FrameTrial,
     "MAP_ARROW_ITER": _FrameTrial,
 }
-STANDS_IN: Mapping[int, type[_Trial]] = {
+TRIAL_BY_EVAL_TYPE: Mapping[int, type[_Trial]] = {
     number: tries
     for kind, tries in _BY_KIND.items()
     # Spark 4.0 has no scalar functions of Arrow.
@@ -150,7 +152,7 @@ def _length(columns: Sequence[Any]) -> int:
     return len(columns[0]) if columns else 0
 
 
-def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
+def _take_rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
     return tuple(
         column.iloc[rows].reset_index(drop=True)
         if isinstance(column, pd.Series | pd.DataFrame)
@@ -159,7 +161,7 @@ def _rows(columns: Sequence[Any], rows: Items) -> tuple[Any, ...]:
     )
 
 
-def _column(columns: Sequence[Any], texts: list[str | None]) -> Any:
+def _text_column(columns: Sequence[Any], texts: list[str | None]) -> Any:
     if columns and not isinstance(columns[0], pd.Series | pd.DataFrame):
         return pa.array(texts, pa.string())
     return pd.Series(texts, dtype=object)

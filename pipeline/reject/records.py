@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import Gone
-from ...snapshot.cut.stored import ADDRESS
+from ...snapshot.cut.stored import ADDRESS_COLUMNS
 from ...state.failing import Failure
 from ...state.records import Position, Range, ranges
 from ...store.archive.columns import HEADERS
 from ...store.versions.manifest import Input
-from ..kafka.columns import Columns
-from ..kafka.messages import check_count, decode, decode_addressed, encode
+from ..kafka.columns import MessageColumns
+from ..kafka.messages import check_row_count, decode_addressed, decode_rows, encode_rows
 from ..kafka.protocol import Kafka, Message
 from ..source.worker import configure_worker
 from ..spark.worker_resources import WorkerResources
@@ -38,14 +38,16 @@ class Numbering:
     ranges: tuple[tuple[str, Range], ...]
 
     @cached_property
-    def numbered(self) -> tuple[tuple[int, str, Range], ...]:
+    def numbered_ranges(self) -> tuple[tuple[int, str, Range], ...]:
         """Ranges, as tuples of the first message's number, the input's name, and the range."""
         starts = accumulate((entry.last - entry.first for _, entry in self.ranges), initial=0)
         return tuple((start, *entry) for start, entry in zip(starts, self.ranges, strict=False))
 
-    def at(self, message_number: int) -> tuple[str, int, int]:
+    def locate(self, message_number: int) -> tuple[str, int, int]:
         """Return the input, the Kafka partition and the offset of the message with this number."""
-        start, name, part = self.numbered[bisect_right(self.numbered, message_number, key=lambda entry: entry[0]) - 1]
+        start, name, part = self.numbered_ranges[
+            bisect_right(self.numbered_ranges, message_number, key=lambda entry: entry[0]) - 1
+        ]
         return name, part.partition, part.first + message_number - start
 
 
@@ -54,7 +56,7 @@ def numbering_of(base: Mapping[str, Input], ends: Mapping[str, Position]) -> Num
         tuple(
             (name, part)
             for name, end in ends.items()
-            for part in ranges(base[name].offsets, end.offsets, base[name].passed, end.consumed)
+            for part in ranges(base[name].offsets, end.offsets, base[name].rows_passed, end.consumed)
         )
     )
 
@@ -63,7 +65,7 @@ def record_number(message_number: int, row: int) -> int:
     return message_number << ROW_BITS | row
 
 
-def place_of(number: int) -> tuple[int, int]:
+def split_record_number(number: int) -> tuple[int, int]:
     return number >> ROW_BITS, number & ((1 << ROW_BITS) - 1)
 
 
@@ -80,7 +82,7 @@ class InputTopic:
 
 
 @dataclass(frozen=True)
-class Messages:
+class DeadLetterReader:
     """Reads the messages of rejected records again, by record number."""
 
     kafka: Kafka
@@ -88,17 +90,17 @@ class Messages:
     numbering: Numbering
     patience_s: float
 
-    def rejected(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
+    def read(self, failures: Mapping[int, Failure]) -> list[DeadLetter]:
         """Return the failed records as dead letters, in order of record number. Raises `Gone` for a lost message."""
         numbers_by_offset: dict[tuple[str, int], dict[int, list[int]]] = {}
         for number in sorted(failures):
-            name, partition, offset = self.numbering.at(place_of(number)[0])
+            name, partition, offset = self.numbering.locate(split_record_number(number)[0])
             numbers_by_offset.setdefault((name, partition), {}).setdefault(offset, []).append(number)
         letters: dict[int, DeadLetter] = {}
         for (name, partition), offsets in numbers_by_offset.items():
             for message in self._messages(self.sources[name].topic, partition, list(offsets)):
                 message_failures = {number: failures[number] for number in offsets[message.offset() or 0]}
-                letters |= zip(message_failures, self._letters(message, name, message_failures), strict=True)
+                letters |= zip(message_failures, self._dead_letters(message, name, message_failures), strict=True)
             if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in letters]:
                 topic = self.sources[name].topic
                 raise Gone(f"the message {topic}[{partition}]@{missing[0]} no longer exists")
@@ -114,22 +116,24 @@ class Messages:
                     yield from (message for message in chunk if message.offset() in chosen)
                 start = position
 
-    def _letters(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
+    def _dead_letters(self, message: Message, name: str, failures: Mapping[int, Failure]) -> Iterator[DeadLetter]:
         source = self.sources[name]
         address = (source.topic, message.partition() or 0, message.offset() or 0)
         time_ms = message.timestamp()[1]
         headers = tuple((header, value) for header, value in message.headers() or ())
         rows = None
         if source.attempts is not None:
-            rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS))
+            rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS_COLUMNS))
         for number, failure in failures.items():
             error = (failure.kind, failure.message, failure.stack)
             if rows is None:
                 yield DeadLetter(*address, message.key(), message.value(), headers, *error, name, 0, time_ms)
             else:
-                row = place_of(number)[1]
+                row = split_record_number(number)[1]
                 (record,) = rows.slice(row, 1).combine_chunks().to_batches()
-                yield DeadLetter(*address, None, encode(record), _copied_headers(record), *error, name, row, time_ms)
+                yield DeadLetter(
+                    *address, None, encode_rows(record), _copied_headers(record), *error, name, row, time_ms
+                )
 
 
 def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]:
@@ -139,7 +143,7 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaFeed:
+class NumberedRangeReader:
     """Function for `mapInArrow`: given indices of offset ranges, reads and numbers the records of these ranges."""
 
     resources: WorkerResources = field(repr=False)
@@ -159,23 +163,25 @@ class KafkaFeed:
         num_rows, gone = 0, list[Gone]()
         span = (self.topic, part.partition, part.first, part.last)
         gone_or_none = None if part.rows is None else gone
-        for messages in self.resources.open_kafka().read(*span, patience_s=self.patience_s, gone=gone_or_none):
+        for messages in self.resources.open_kafka().read(
+            *span, patience_s=self.patience_s, deletion_errors=gone_or_none
+        ):
             for offsets, row_numbers, columns in self._rows(messages):
                 num_rows += len(offsets)
                 numbers = record_number(1, 0) * (first_number + offsets - part.first) + row_numbers
                 yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers, pa.int64())], schema=self.schema)
-        check_count(self.topic, part, num_rows, gone)
+        check_row_count(self.topic, part, num_rows, gone)
 
     def _rows(self, messages: Sequence[Message]) -> Iterator[tuple[np.ndarray, np.ndarray, Sequence[pa.Array]]]:
         plain = pa.schema(list(self.schema)[:-1])
         if self.attempts is None:
-            rows = Columns(messages).source(plain)
+            rows = MessageColumns(messages).to_spark_batch(plain)
             offsets = rows["offset"].to_numpy()
             yield offsets, np.zeros(len(offsets), np.int64), rows.columns
             return
         for message in messages:
             row = 0
-            for batch in decode([message], self.attempts, plain):
+            for batch in decode_rows([message], self.attempts, plain):
                 numbers = np.arange(row, row + batch.num_rows, dtype=np.int64)
                 yield np.full(batch.num_rows, message.offset(), np.int64), numbers, batch.columns
                 row += batch.num_rows

@@ -24,28 +24,28 @@ from ulid import ULID
 
 from ...common import instants
 from ...errors import BadRecord, Refused
-from ...state.failing import RECORD, Failure, Items, StateFailed, TooMany, failing
-from ...state.next_version import SentTo, TaskReport, Written
-from ...state.records import sent
+from ...state.failing import RECORD, Failure, Items, StateFailed, TooManyFailing, find_failures
+from ...state.next_version import BatchResult, PartitionWrite, TaskReport
+from ...state.records import sent_messages
 from ...store.archive.columns import HEADERS
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, SideTable
-from ...store.versions.side_tables import REJECTED, rejected_of
+from ...store.versions.side_tables import REJECTED, rejected_counts
 from ..api.stage import Stage
 from ..batch.job import Batch
 from ..batch.rerun import Rerun
-from ..batch.schemas import Shape
-from ..batch.task import check_sizes, output_topic_of
-from ..kafka.messages import send, split
+from ..batch.schemas import StageSchemas
+from ..batch.task import output_topic_of, separate_too_large
+from ..kafka.messages import send_messages, split_into_messages
 from ..messages import outgoing
-from ..source.spark_types import arrow_of
-from ..source.worker import ERROR_MARK
+from ..source.spark_types import arrow_schema_of
+from ..source.worker import ERROR_TAG
 from ..spark.worker_resources import WorkerResources
 from ..telemetry.spans import traceparents
-from .blame import blamed
-from .operators import Failures, Operators
-from .records import InputTopic, KafkaFeed, Messages, numbering_of
-from .table import DeadLetter, RejectedTable, inputs_of, row_of, send_rejects
+from .blame import record_failure
+from .operators import Failures, OperatorSearch
+from .records import DeadLetterReader, InputTopic, NumberedRangeReader, numbering_of
+from .table import DeadLetter, RejectedTable, inputs_for_retry, rejected_row, send_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ _LOG_INTERVAL_S = 5.0
 
 
 @dataclass
-class Culprits:
+class CulpritSearch:
     """Finds the records of a batch that have to be left out so that the batch passes.
 
     Attributes:
@@ -68,9 +68,9 @@ class Culprits:
         failures: Failures of the records to leave out, by record number.
     """
 
-    records: Rerun
+    rerun: Rerun
     batch: Batch
-    most: int
+    max_failures: int
     failures: Failures = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic, init=False)
     _logged: float = field(default_factory=time.monotonic, init=False)
@@ -86,22 +86,22 @@ class Culprits:
             if error is not None:
                 if isinstance(error, StateFailed):
                     new_failures = self._state_failures(error)
-                elif blamed(error) is None:
+                elif record_failure(error) is None:
                     raise error
                 else:
-                    needed = self.records.needed(self.records.rows)
-                    new_failures = self._operator_failures(needed) or self._group_failures(needed, _compute)
+                    needed = self.rerun.select_needed_columns(self.rerun.rows)
+                    new_failures = self._operator_failures(needed) or self._group_failures(needed, _run_query)
                 # The first failure may have been transient, so one retry without exclusions is allowed.
                 if not new_failures and attempt:
                     raise error
                 self.failures |= new_failures
                 self._log_progress(len(self.failures))
-                if len(self.failures) > self.most:
-                    raise TooMany(tuple(self.failures))
+                if len(self.failures) > self.max_failures:
+                    raise TooManyFailing(tuple(self.failures))
             if self.batch.job.stopping():
                 raise error or Refused("the stage is stopping")
             try:
-                return self.batch.compute(self.records.without(self.records.rows, self.failures))
+                return self.batch.compute(self.rerun.rows_without(self.rerun.rows, self.failures))
             except Exception as new_error:
                 error = new_error
         raise error or AssertionError("nothing was tried")
@@ -112,7 +112,7 @@ class Culprits:
             self._logged = current_s
             log.warning(
                 "stage %r: a batch fails; searching for the records that cause it: %d found in %.0f s",
-                self.records.stage.name,
+                self.rerun.stage.name,
                 count,
                 current_s - self._began,
             )
@@ -126,10 +126,10 @@ class Culprits:
             self._check_not_stopping()
             self._log_progress(len(self.failures) + count)
 
-        operators = Operators(self.records.spark, self.most - len(self.failures), on_found)
+        operators = OperatorSearch(self.rerun.spark, self.max_failures - len(self.failures), on_found)
         try:
-            operators.search(self.records.without(needed, self.failures))
-        except (TooMany, Refused):
+            operators.search(self.rerun.rows_without(needed, self.failures))
+        except (TooManyFailing, Refused):
             raise
         except Exception:
             # A failure in an operator that cannot be tried apart, such as a join condition, also fails the trials above
@@ -138,26 +138,26 @@ class Culprits:
         return operators.failures
 
     def _state_failures(self, error: StateFailed) -> Failures:
-        if not error.told.keys:
+        if not error.reported.keys:
             return {}
-        rows = self.records.of_keys(error.told.keys, self.failures)
+        rows = self.rerun.rows_of_keys(error.reported.keys, self.failures)
         if rows is None:
-            return self._group_failures(self.records.rows, self.batch.check)
+            return self._group_failures(self.rerun.rows, self.batch.check)
         try:
             self.batch.check(rows)
         except StateFailed as failed:
-            return failed.told.records
+            return failed.reported.records
         return {}
 
     def _group_failures(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Failures:
-        numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.failures))]
+        numbers = self.rerun.numbers[~np.isin(self.rerun.numbers, list(self.failures))]
 
         def tried(items: Items) -> Failure | None:
             self._check_not_stopping()
             try:
-                attempt(self.records.only(rows, numbers[items]))
+                attempt(self.rerun.rows_of_records(rows, numbers[items]))
             except Exception as error:
-                if (failure := blamed(error)) is None:
+                if (failure := record_failure(error)) is None:
                     raise
                 return failure
             return None
@@ -165,13 +165,13 @@ class Culprits:
         def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
             self._log_progress(len(self.failures))
             with ThreadPoolExecutor(_PARALLEL_JOBS) as jobs:
-                return [*jobs.map(inheritable_thread_target(self.records.spark)(tried), groups)]
+                return [*jobs.map(inheritable_thread_target(self.rerun.spark)(tried), groups)]
 
-        failures = failing(len(numbers), side_by_side, self.most - len(self.failures))
+        failures = find_failures(len(numbers), side_by_side, self.max_failures - len(self.failures))
         return {int(numbers[item]): failure for item, failure in failures.items()}
 
 
-def _compute(rows: DataFrame) -> None:
+def _run_query(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -181,31 +181,33 @@ class BatchRejecter:
 
     spark: SparkSession
     stage: Stage
-    shape: Shape
+    schemas: StageSchemas
     resources: WorkerResources
-    topic: str = ""
-    published: Mapping[str, str] = field(default_factory=dict)
+    reject_topic: str = ""
+    published_topics: Mapping[str, str] = field(default_factory=dict)
 
-    def rescue(self, batch: Batch, error: Exception) -> Written:
+    def rescue(self, batch: Batch, error: Exception) -> BatchResult:
         """Compute a failed batch without the records that fail, and store them in the table of rejected records.
 
         Raises `Refused` if too many records fail, or if the topic for rejected records refuses them; and `error` if no
         record causes it.
         """
-        if blamed(error) is None:
+        if record_failure(error) is None:
             raise error
         numbering = numbering_of(batch.base.inputs, batch.after)
-        messages = Messages(self.resources.open_kafka(), self._sources(batch), numbering, self.resources.patience_s)
+        messages = DeadLetterReader(
+            self.resources.open_kafka(), self._input_topics(batch), numbering, self.resources.patience_s
+        )
         read: dict[str, int] = {}
         results, failures = self._compute_without_failing(batch, self._input_frames(messages), error, read=read)
         if not failures:
-            return Written(results, read=read)
-        rejected = messages.rejected(failures)
-        table = self._stored(batch, batch.base, rejected)
+            return BatchResult(results, read=read)
+        rejected = messages.read(failures)
+        table = self._store_rejected(batch, batch.base, rejected)
         parents = traceparents(record.headers for record in rejected)
-        return Written(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
+        return BatchResult(results, side_tables={REJECTED: table}, traceparents=parents, read=read)
 
-    def set_aside(self, batch: Batch, written: Written) -> Written:
+    def reject_too_large(self, batch: Batch, written: BatchResult) -> BatchResult:
         """Move records that are too large for a sink's topic to the table of rejected records.
 
         Raises `Refused` if too many records are rejected, or if the topic for rejected records refuses them.
@@ -216,7 +218,7 @@ class BatchRejecter:
         base = batch.base
         side_tables = {**base.side_tables, **written.side_tables}
         base, table_of_batch = replace(base, side_tables=side_tables), written.side_tables.get(REJECTED)
-        if len(unsent) > self._allowed(base):
+        if len(unsent) > self._max_new_rejected(base):
             raise self._too_many(base.app, f"{unsent[0].sink}: {unsent[0].why}")
         now_ms, version = instants.now_ms(), base.version + 1
         letters = [
@@ -228,36 +230,36 @@ class BatchRejecter:
             )
             for row, record in enumerate(unsent)
         ]
-        table = self._stored(batch, base, letters)
+        table = self._store_rejected(batch, base, letters)
         table = replace(table, rows=len(letters) + (table_of_batch.rows if table_of_batch is not None else 0))
         return dataclasses.replace(written, side_tables={**written.side_tables, REJECTED: table})
 
-    def _stored(self, batch: Batch, base: Manifest, letters: Sequence[DeadLetter]) -> SideTable:
-        if self.topic:
-            send_rejects(self.resources.open_kafka(), self.topic, letters, patience_s=self.resources.patience_s)
+    def _store_rejected(self, batch: Batch, base: Manifest, letters: Sequence[DeadLetter]) -> SideTable:
+        if self.reject_topic:
+            send_rejects(self.resources.open_kafka(), self.reject_topic, letters, patience_s=self.resources.patience_s)
         now_ms, version = instants.now_ms(), base.version + 1
-        rows = [row_of(record, version=version, now_ms=now_ms) for record in letters]
-        return self._table_of(batch).put(base, rows, version, added=len(rows), waiting=len(rows))
+        rows = [rejected_row(record, version=version, now_ms=now_ms) for record in letters]
+        return self._rejected_table(batch).upsert(base, rows, version, added=len(rows), waiting=len(rows))
 
-    def retry(self, batch: Batch) -> Written:
+    def retry(self, batch: Batch) -> BatchResult:
         """Process the waiting rejected records as a separate batch, and mark records that pass as retried.
 
         Records that were too large for a sink's topic are sent again unchanged. Raises `Refused` if the program does
         not read the input of a record.
         """
-        rows = self._table_of(batch).rows(batch.base)
+        rows = self._rejected_table(batch).read_rows(batch.base)
         waiting = rows.filter(pc.is_null(rows["retried"]))
         of_sinks = pc.is_in(waiting["input"], pa.array([sink.name for sink in self.stage.sinks], pa.string()))
         sent, published = self._republish(batch, waiting.filter(of_sinks))
         waiting = waiting.filter(pc.invert(of_sinks))
-        schemas = {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
-        inputs, ordered = inputs_of(self.stage, waiting, schemas)
+        schemas = {name: arrow_schema_of(schema) for name, schema in self.schemas.inputs.items()}
+        inputs, ordered = inputs_for_retry(self.stage, waiting, schemas)
         frames = [
-            self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
+            self.spark.createDataFrame(table, schema=_with_record_number(self.schemas.inputs[name]))
             for name, table in inputs.items()
         ]
         results, failures = (
-            self._compute_without_failing(batch, frames, None, most=len(ordered)) if ordered else ((), {})
+            self._compute_without_failing(batch, frames, None, max_failures=len(ordered)) if ordered else ((), {})
         )
         version = batch.base.version + 1
         for number, row in enumerate(ordered):
@@ -269,30 +271,34 @@ class BatchRejecter:
                 row |= {"error": failure.kind, "message": failure.message, "stack": failure.stack}
         num_retried = len(ordered) - len(failures) + sum(row["retried"] is not None for row in published)
         if not (changed := [*ordered, *published]):
-            return Written()
-        table = self._table_of(batch).put(batch.base, changed, version, added=0, waiting=-num_retried)
-        return self.set_aside(batch, Written((*results, *sent), side_tables={REJECTED: table}))
+            return BatchResult()
+        table = self._rejected_table(batch).upsert(batch.base, changed, version, added=0, waiting=-num_retried)
+        return self.reject_too_large(batch, BatchResult((*results, *sent), side_tables={REJECTED: table}))
 
     def _republish(self, batch: Batch, rejected: pa.Table) -> tuple[tuple[TaskReport, ...], list[dict[str, object]]]:
         version, kafka, patience_s = batch.base.version + 1, self.resources.open_kafka(), self.resources.patience_s
         reports, rows = list[TaskReport](), rejected.to_pylist()
         for sink in self.stage.sinks:
-            target = output_topic_of(sink, batch.base, self.published)
+            target = output_topic_of(sink, batch.base, self.published_topics)
             accepted: list[pa.Table] = []
             for row in (row for row in rows if row["input"] == sink.name and target.topic):
                 headers = [{"key": header["name"], "value": header["value"]} for header in row["headers"] or ()]
                 columns = {"key": pa.array([row["key"]], pa.binary()), "value": pa.array([row["value"]], pa.binary())}
-                record = pa.table(columns | {outgoing.HEADERS: pa.array([headers], HEADERS)})
-                fitting, unsent = check_sizes(kafka, dataclasses.replace(target, rejects=True), record, version)
+                record = pa.table(columns | {outgoing.HEADERS_COLUMN: pa.array([headers], HEADERS)})
+                fitting, unsent = separate_too_large(
+                    kafka, dataclasses.replace(target, rejects_too_large=True), record, version
+                )
                 row |= {"attempts": row["attempts"] + 1}
                 row |= {"message": unsent[0].why} if unsent else {"retried": version}
                 accepted.append(fitting)
             if records := [table for table in accepted if table.num_rows]:
                 # Globally unique, like a task's attempt.
                 attempt, rows_to_send = f"{batch.base.writer}.{version}.{ULID()}", pa.concat_tables(records)
-                messages = split(rows_to_send, np.zeros(rows_to_send.num_rows, np.int32))
-                ends = send(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
-                reports.append(TaskReport(attempt, 0, sent={sink.name: {0: SentTo(rows_to_send.num_rows, ends[0])}}))
+                messages = split_into_messages(rows_to_send, np.zeros(rows_to_send.num_rows, np.int32))
+                ends = send_messages(kafka, target.topic, messages, attempt.encode(), patience_s=patience_s)
+                reports.append(
+                    TaskReport(attempt, 0, sent={sink.name: {0: PartitionWrite(rows_to_send.num_rows, ends[0])}})
+                )
         return tuple(reports), [row for row in rows if row["input"] in batch.base.sinks]
 
     def _compute_without_failing(
@@ -300,28 +306,28 @@ class BatchRejecter:
         batch: Batch,
         inputs: Sequence[DataFrame],
         error: Exception | None,
-        most: int | None = None,
+        max_failures: int | None = None,
         read: dict[str, int] | None = None,
     ) -> tuple[tuple[TaskReport, ...], Mapping[int, Failure]]:
-        allowed = self._allowed(batch.base) if most is None else most
+        allowed = self._max_new_rejected(batch.base) if max_failures is None else max_failures
         for frame in inputs:
             frame.persist()
         try:
-            culprits = Culprits(Rerun(self.stage, self.shape, inputs), batch, allowed)
+            culprits = CulpritSearch(Rerun(self.stage, self.schemas, inputs), batch, allowed)
             results = culprits.compute(error)
             if read is not None:
                 read |= {name: frame.count() for name, frame in zip(self.stage.inputs, inputs, strict=True)}
             return results, culprits.failures
-        except TooMany:
-            first = next(iter(culprits.failures.values()), None) or (blamed(error) if error else None)
+        except TooManyFailing:
+            first = next(iter(culprits.failures.values()), None) or (record_failure(error) if error else None)
             first_error = f"{first.kind}: {first.message}" if first is not None else ""
             raise self._too_many(batch.base.app, first_error) from error
         finally:
             for frame in inputs:
                 frame.unpersist()
 
-    def _allowed(self, base: Manifest) -> int:
-        return max(self.stage.max_rejected - rejected_of(base).waiting, 0)
+    def _max_new_rejected(self, base: Manifest) -> int:
+        return max(self.stage.max_rejected - rejected_counts(base).waiting, 0)
 
     def _too_many(self, app: str, first: str) -> Refused:
         example = f"; the first error: {first}" if first else ""
@@ -332,32 +338,34 @@ class BatchRejecter:
             f"`slackwater rejected {app}` lists the waiting records, and --retry processes them",
         )
 
-    def _table_of(self, batch: Batch) -> RejectedTable:
+    def _rejected_table(self, batch: Batch) -> RejectedTable:
         return RejectedTable(batch.job.store, batch.job.cache, batch.base.app, batch.base.stage)
 
-    def _sources(self, batch: Batch) -> dict[str, InputTopic]:
+    def _input_topics(self, batch: Batch) -> dict[str, InputTopic]:
         sources = {}
         for name, position in batch.base.inputs.items():
             attempts = None
             if position.upstream:
                 store, app, up_to = batch.job.store, batch.base.app, batch.after[name].version
-                senders = history.between(store, app, position.upstream, position.version, up_to)
-                attempts = frozenset(sent(name, senders).attempts)
+                senders = history.iter_between(store, app, position.upstream, position.version, up_to)
+                attempts = frozenset(sent_messages(name, senders).attempts)
             sources[name] = InputTopic(position.topic, attempts)
         return sources
 
-    def _input_frames(self, messages: Messages) -> list[DataFrame]:
+    def _input_frames(self, messages: DeadLetterReader) -> list[DataFrame]:
         frames = []
         for name in self.stage.inputs:
-            source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
-            ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered if owner == name)
-            columns = arrow_of(schema)
-            reader = KafkaFeed(self.resources, source.topic, columns, ranges, source.attempts, messages.patience_s)
+            source, schema = messages.sources[name], _with_record_number(self.schemas.inputs[name])
+            ranges = tuple((start, part) for start, owner, part in messages.numbering.numbered_ranges if owner == name)
+            columns = arrow_schema_of(schema)
+            reader = NumberedRangeReader(
+                self.resources, source.topic, columns, ranges, source.attempts, messages.patience_s
+            )
             frames.append(
-                self.spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(ERROR_MARK.on(reader), schema)
+                self.spark.range(0, len(ranges), 1, max(len(ranges), 1)).mapInArrow(ERROR_TAG.wrap(reader), schema)
             )
         return frames
 
 
-def _numbered(schema: StructType) -> StructType:
+def _with_record_number(schema: StructType) -> StructType:
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])

@@ -16,7 +16,7 @@ from ...errors import Refused, Unavailable
 from ...state.failing import RECORD
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
-from ...store.compaction.plan import apply, newest_first
+from ...store.compaction.plan import apply_results, newest_first
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import writer as sst
@@ -25,7 +25,7 @@ from ...store.sst.schema import PUT, arrow_schema
 from ...store.versions.manifest import Manifest, SideTable
 from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ..api.stage import Stage
-from ..kafka.protocol import Headers, Kafka, NotTaken, Record
+from ..kafka.protocol import Headers, Kafka, Record, SendFailed
 
 SCHEMA = arrow_schema(REJECTED_RECORDS.columns)
 _KEY = [column.name for column in REJECTED_RECORDS.key]
@@ -40,7 +40,7 @@ class RejectedTable:
     app: str
     stage: str
 
-    def rows(self, manifest: Manifest) -> pa.Table:
+    def read_rows(self, manifest: Manifest) -> pa.Table:
         table = manifest.side_tables.get(REJECTED)
         ssts = newest_first(table.ssts) if table is not None else ()
         blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, REJECTED_RECORDS).blocks)
@@ -48,7 +48,7 @@ class RejectedTable:
             return SCHEMA.empty_table()
         return merge.merge_rows(parts, REJECTED_RECORDS, drop_tombstones=True).select(SCHEMA.names)
 
-    def put(
+    def upsert(
         self, base: Manifest, changed: Sequence[dict[str, object]], seq: int, *, added: int, waiting: int
     ) -> SideTable:
         """Upsert rows, merge runs if due, and return the table of the version after `base`.
@@ -67,12 +67,14 @@ class RejectedTable:
             ],
             names=["_hash", *SCHEMA.names, "_seq", "_op"],
         )
-        new = sst.write(
+        new = sst.write_sst(
             self.store, self.cache, app=self.app, stage=self.stage, table=REJECTED_RECORDS, partition=0, rows=hashed
         )
         ssts = (*previous.ssts, new)
         for compaction in pick(ssts, REJECTED_RECORDS.partitions, REJECTED_RECORDS.compaction):
-            ssts = apply(ssts, [merge.run(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, compaction)])
+            ssts = apply_results(
+                ssts, [merge.run_compaction(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, compaction)]
+            )
         return replace(
             previous,
             table=REJECTED_RECORDS,
@@ -83,7 +85,7 @@ class RejectedTable:
         )
 
 
-def row_of(record: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
+def rejected_row(record: DeadLetter, *, version: int, now_ms: int) -> dict[str, object]:
     return {
         **{name: getattr(record, name) for name in SCHEMA.names if hasattr(record, name)},
         "headers": [{"name": header, "value": value} for header, value in record.headers],
@@ -123,7 +125,7 @@ class DeadLetter:
     row: int = 0
     time_ms: int = 0
 
-    def headers_of(self) -> list[tuple[str, bytes | None]]:
+    def message_headers(self) -> list[tuple[str, bytes | None]]:
         """Return the record's headers, and headers of KIP-1034 with error and location, as text."""
         fields = {
             "exception": self.error,
@@ -145,15 +147,15 @@ def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, pat
     """
     try:
         kafka.send(
-            topic, (Record(row.value, None, row.key, row.headers_of()) for row in letters), patience_s=patience_s
+            topic, (Record(row.value, None, row.key, row.message_headers()) for row in letters), patience_s=patience_s
         )
-    except NotTaken as error:
+    except SendFailed as error:
         message = f"cannot write to the topic of rejected records, {topic!r}: {error.why}"
         hint = "the batch was rolled back and nothing is lost: make room in the topic, or name another, and run again"
         raise (Unavailable if error.passing else Refused)(message, hint=hint) from None
 
 
-def inputs_of(
+def inputs_for_retry(
     stage: Stage, rows: pa.Table, schemas: Mapping[str, pa.Schema]
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
     """Return rejected records by input, numbered in `RECORD`, and the table's rows in the order of these numbers.
@@ -167,15 +169,15 @@ def inputs_of(
     for name, schema in schemas.items():
         own_records = [record for record in records if record["input"] == name]
         numbers = pa.array(range(len(ordered), len(ordered) + len(own_records)), pa.int64())
-        inputs[name] = rows_of(stage, name, own_records, schema).append_column(RECORD, numbers)
+        inputs[name] = to_input_rows(stage, name, own_records, schema).append_column(RECORD, numbers)
         ordered += own_records
     return inputs, ordered
 
 
-def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+def to_input_rows(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
     if name not in stage.channels:
         columns = [[row[column] for row in rows] for column in ("key", "value", "topic", "partition", "offset", "time")]
-        headers = [_headers(row["headers"]) for row in rows]
+        headers = [_kafka_headers(row["headers"]) for row in rows]
         columns_and_fields = zip(
             [*columns, [0] * len(rows), headers], schema, strict=False
         )  # the schema has no headers for most inputs
@@ -197,5 +199,5 @@ def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.S
         ) from error
 
 
-def _headers(stored: Any) -> list[dict[str, object]] | None:
+def _kafka_headers(stored: Any) -> list[dict[str, object]] | None:
     return [{"key": header["name"], "value": header["value"]} for header in stored] if stored else None

@@ -13,30 +13,36 @@ from msgspec.structs import replace
 
 from ...errors import AnotherTopic, NotFound, Refused
 from ...snapshot.change.first_versions import channel_topic
-from ...snapshot.change.migrate import of_column
-from ...snapshot.change.stages import bring_back
-from ...snapshot.change.switch import newest_of, settled
-from ...snapshot.cut.in_flight import left_at
+from ...snapshot.change.migrate import describe_column_change
+from ...snapshot.change.stages import prepare_reactivation
+from ...snapshot.change.switch import newest_promotion, settle_promotion
+from ...snapshot.cut.in_flight import former_reader_position
 from ...snapshot.cut.moments import heads_of
-from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible
+from ...state.fits import ANOTHER_STAGE, fit_inputs, fit_table, visible_names
 from ...state.kinds.kind import key_of_table, kind_of
-from ...state.records import TopicState, merged, why_another
+from ...state.records import TopicState, explain_recreated_topic, id_to_store
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.column_types import Lineage
-from ...store.versions.commit import is_retired
+from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Column, Input, Manifest, Output, Program, SideTable, Table
 from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ..api.app import App
 from ..api.stage import Stage
 from ..api.topic import EARLIEST, Repartition, Topic
-from ..batch.column_sources import joined
-from ..batch.schemas import Shape, ddl_of
+from ..batch.column_sources import merge_lineages
+from ..batch.schemas import StageSchemas, ddl_of
 from ..kafka.protocol import Kafka
 from ..publish import sinks
-from .start_positions import StartFinder, StartPosition, another_channel, log_unseen, start_at
+from .start_positions import (
+    StartFinder,
+    StartPosition,
+    log_unseen_records,
+    recreated_channel_hint,
+    with_start_positions,
+)
 
 TASKS_PER_CORE = 2
 """Tasks of a batch per core of the session, so that a slow task does not leave the other cores idle."""
@@ -46,14 +52,14 @@ def migrate_command(app: App) -> str:
     return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
 
 
-def _keep(app: App, changed: Iterable[str] = ()) -> str:
+def _migration_hint(app: App, changed: Iterable[str] = ()) -> str:
     done = "; ".join(changed)
     return (
         f"migrate the stored state: {migrate_command(app)} (preview: --dry-run){f' would do: {done}' if done else ''}"
     )
 
 
-def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
+def reconcile_table(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
     """Return the declared table with the stored number of state partitions.
 
     The program sets that number only for a new table. The program may change the compaction and the time to live.
@@ -71,7 +77,7 @@ def agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -
         old, now = (", ".join(f"{column.name} {column.type}" for column in state.values) for state in (stored, table))
         raise Refused(
             f"stage {stage.name!r}: its value columns are ({now}), but the stored state has ({old})",
-            hint=_keep(app, map(of_column, fit.columns)),
+            hint=_migration_hint(app, map(describe_column_change, fit.columns)),
         )
     return replace(stored, compaction=table.compaction, ttl=fit.table.ttl)
 
@@ -98,7 +104,7 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
         if fit.refused is not None:
             raise fit.refused
         return
-    check_made_here(app.name, stage.name, stored)
+    check_computed_by_program(app.name, stage.name, stored)
     declared, stored_key = app.key_of(stage), {column.name: column for column in stored.key}
     names, key = tuple(stored_key), key_of_table(declared, [column.name for column in stored.values])
     stored_state = kind_of(stored.state)
@@ -111,24 +117,24 @@ def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: 
         return
     if names != key:
         # A session window of the stage's key is stored as a value.
-        sessions = visible(stored.values) if stored_state.key_column else ()
+        sessions = visible_names(stored.values) if stored_state.key_column else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join((*names, *sessions))})",
-            hint=f"a new key needs a new table: {ANOTHER_STAGE}; if only names changed, {_keep(app)}",
+            hint=f"a new key needs a new table: {ANOTHER_STAGE}; if only names changed, {_migration_hint(app)}",
         )
     if stored.state != table.state:
         now = kind_of(table.state)
         raise Refused(
             f"stage {stage.name!r}: state is {now}, but was stored as {stored_state}",
-            hint=_keep(app, stored_state.differences(now)) if stored_state.may_become(now) else ANOTHER_STAGE,
+            hint=_migration_hint(app, stored_state.differences(now)) if stored_state.may_become(now) else ANOTHER_STAGE,
         )
     if fit.refused is not None:
         raise fit.refused
 
 
-def check_made_here(app: str, stage: str, stored: Table | None) -> None:
-    if stored is not None and (elsewhere := kind_of(stored.state).elsewhere):
+def check_computed_by_program(app: str, stage: str, stored: Table | None) -> None:
+    if stored is not None and (elsewhere := kind_of(stored.state).external_owner):
         raise Refused(
             f"stage {app}/{stage} is {elsewhere}: no program can continue it",
             hint=f"to make it a stage of a program: slackwater adopt CHECKPOINT PROGRAM --stage {stage}",
@@ -136,12 +142,12 @@ def check_made_here(app: str, stage: str, stored: Table | None) -> None:
 
 
 def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
-    inputs = fit_inputs(head, app.writers(stage))
-    if inputs.new or inputs.gone:
+    inputs = fit_inputs(head, app.input_writers(stage))
+    if inputs.new or inputs.removed:
         declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
         raise Refused(
             f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
-            hint=_keep(app),
+            hint=_migration_hint(app),
         )
     for name, (old_writer, writer) in inputs.writers.items():
         rename = f"{migrate_command(app)} --rename-stage {old_writer}={writer}"
@@ -160,10 +166,10 @@ def check_inputs(app: App, stage: Stage, head: Manifest) -> None:
         )
 
 
-def with_lineage(stored: Mapping[str, Lineage], current: Mapping[str, Lineage]) -> dict[str, Lineage]:
+def union_lineage(stored: Mapping[str, Lineage], current: Mapping[str, Lineage]) -> dict[str, Lineage]:
     """Return the union of stored and current lineage, because records of every program so far may be stored."""
     names = dict.fromkeys((*stored, *current))
-    return {name: joined([stored.get(name, {}), current.get(name, {})]) for name in names}
+    return {name: merge_lineages([stored.get(name, {}), current.get(name, {})]) for name in names}
 
 
 _log = logging.getLogger("slackwater")
@@ -187,11 +193,11 @@ class Claimer:
     promotion: int = 0
     """Number of the newest promotion of the app, on which `publishes` is based; 0 for none."""
 
-    def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
-        self.kafka.create_topics(self._channels(stages), only_ask=only_ask)
-        sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
+    def create_channels(self, stages: tuple[Stage, ...], *, validate_only: bool = False) -> None:
+        self.kafka.create_topics(self._partition_counts(stages), validate_only=validate_only)
+        sinks.create_internal_topics(self.kafka, self.app.name, stages, self.publishes, validate_only=validate_only)
 
-    def check(self, stage: Stage) -> tuple[Manifest | None, dict[str, StartPosition]]:
+    def check_stage(self, stage: Stage) -> tuple[Manifest | None, dict[str, StartPosition]]:
         """Refuse a stage that does not fit the stored state. Writes nothing and needs no Spark.
 
         Returns the stage's head (None for a new stage) and its start positions by the input's declared name. Raises
@@ -200,25 +206,27 @@ class Claimer:
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and head.called:
-            raise is_retired(head)
-        if head is not None and head.not_begun:
+            raise retired_error(head)
+        if head is not None and head.is_before_beginning:
             head = None
         if head is not None:
             check_declared(self.app, stage, head.table, with_spark=False)
             for channel in stage.repartitions:
                 if (output := head.outputs.get(channel.name)) is not None:
-                    self._same_channel(stage, output)
-            sinks.check_internal(self.kafka, stage, head, self.publishes, self.accept_loss)
-        return head, self.starts(stage, head)
+                    self._continue_channel(stage, output)
+            sinks.check_internal_topics(self.kafka, stage, head, self.publishes, self.accept_loss)
+        return head, self.start_positions(stage, head)
 
-    def start_of(self, name: str) -> tuple[int, ...]:
+    def start_offsets(self, name: str) -> tuple[int, ...]:
         stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
-        return self._start(stage, stage.inputs[name], None).at.offsets
+        return self._find_start(stage, stage.inputs[name], None).input.offsets
 
-    def check_shape(self, stage: Stage, shape: Shape, head: Manifest | None, starts: dict[str, StartPosition]) -> None:
+    def check_shape(
+        self, stage: Stage, shape: StageSchemas, head: Manifest | None, starts: dict[str, StartPosition]
+    ) -> None:
         """Raise `Refused` for columns that differ from the stored ones; log the records that the stage will not see."""
-        agreed(self.app, stage, shape.table, head)
-        if shape.late_by and head is not None and head.ssts and head.event_time is None:
+        reconcile_table(self.app, stage, shape.table, head)
+        if shape.lateness_columns and head is not None and head.ssts and head.event_time is None:
             _log.warning(
                 "stage %s/%s has event time from now on: rows whose window ended before the watermark are no longer "
                 "added to its table. event_time(late=...) can send them to an output, or keep adding them, as before, "
@@ -226,22 +234,28 @@ class Claimer:
                 self.app.name,
                 stage.name,
             )
-        sinks.prepare(stage, shape.emits, self.publishes)
-        log_unseen(stage.name, starts)
+        sinks.register_schemas(stage, shape.emits, self.publishes)
+        log_unseen_records(stage.name, starts)
 
-    def claim(self, stage: Stage, shape: Shape, now_ms: int, *, cores: int = 0) -> Manifest:
+    def claim(self, stage: Stage, shape: StageSchemas, now_ms: int, *, cores: int = 0) -> Manifest:
         """Commit a claim of the stage and return it. Raises the errors of `check_stage` and `check_shape`.
 
         Start positions are computed again: records may have expired since the check, while Spark started.
         """
-        if (retired := bring_back(self.store, self.app.name, stage.name, by=self.by)) is not None:
-            how = "starts empty, because the app was rewound" if retired.not_begun else "continues where it stopped"
+        if (retired := prepare_reactivation(self.store, self.app.name, stage.name, by=self.by)) is not None:
+            how = (
+                "starts empty, because the app was rewound"
+                if retired.is_before_beginning
+                else "continues where it stopped"
+            )
             _log.warning("stage %s/%s is no longer retired: it %s", self.app.name, stage.name, how)
-        silent = {sink.name: sink.kind for sink in stage.sinks if sink not in sinks.written(stage, self.publishes)}
+        silent = {
+            sink.name: sink.kind for sink in stage.sinks if sink not in sinks.published_sinks(stage, self.publishes)
+        }
 
         def requires(head: Manifest) -> bool:
             # A promotion of this app, or of another one over it, may have happened since the check.
-            newest = settled(self.store, (head,), by=self.by, now_ms=now_ms)
+            newest = settle_promotion(self.store, (head,), by=self.by, now_ms=now_ms)
             if newest is not None and newest.number > self.promotion:
                 gives = "its name back" if newest.to == newest.name else f"the name {newest.name}"
                 raise Refused(
@@ -252,17 +266,17 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             head = draft if draft.inputs else None
-            table = agreed(self.app, stage, shape.table, head)
+            table = reconcile_table(self.app, stage, shape.table, head)
             return replace(
-                start_at(self.store, draft, self.starts(stage, head, claiming=True), self.by),
+                with_start_positions(self.store, draft, self.start_positions(stage, head, claiming=True), self.by),
                 table=with_tasks(table, stage.table.tasks, cores),
-                clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-                outputs=self.outputs(stage, draft, shape),
-                sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
+                clock_ms=ttl.claim_clock_ms(draft.table, table, draft.clock_ms),
+                outputs=self.build_outputs(stage, draft, shape),
+                sinks=sinks.claim_sinks(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
                 # Create the table of rejected records before the first such record.
-                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.rejects_some else {}) | draft.side_tables,
+                side_tables=({REJECTED: SideTable(REJECTED_RECORDS)} if stage.can_reject else {}) | draft.side_tables,
                 silent=silent,
-                lineage=with_lineage(draft.lineage, shape.lineage),
+                lineage=union_lineage(draft.lineage, shape.lineage),
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
                 # From this version on, state no longer comes from an adopted Spark query.
@@ -272,34 +286,36 @@ class Claimer:
         names, change = (self.app.name, stage.name), Amendment("claim", build, requires)
         return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
-    def outputs(self, stage: Stage, head: Manifest, shape: Shape) -> dict[str, Output]:
+    def build_outputs(self, stage: Stage, head: Manifest, shape: StageSchemas) -> dict[str, Output]:
         """Return the channels of a stage's next version as they begin. `head` is its newest version, or a draft."""
         outputs = {}
         for channel in stage.repartitions:
             output = head.outputs.get(channel.name)
             if output is None:
-                now = self.kafka.state(topic := self._topic_of(channel))
+                now = self.kafka.topic_state(topic := self._topic_of(channel))
                 output = Output(topic, now.ends, (0,) * len(now.ends), topic_id=now.id)
             else:
-                output = self._same_channel(stage, output)
+                output = self._continue_channel(stage, output)
             outputs[channel.name] = replace(output, schema=ddl_of(shape.emits[channel.name]))
         return outputs
 
-    def _same_channel(self, stage: Stage, output: Output) -> Output:
+    def _continue_channel(self, stage: Stage, output: Output) -> Output:
         """Return a channel with the id of Kafka's topic. Raises `AnotherTopic` if the topic was created again.
 
         If loss is accepted, the channel continues at the end of the new topic. Also raises the errors of `check_stage`.
         """
         count = len(output.ends)
-        now = self._state(stage, output.topic)
+        now = self._topic_state(stage, output.topic)
         now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
-        if why := why_another(output.topic, output.topic_id, output.ends, now):
+        if why := explain_recreated_topic(output.topic, output.topic_id, output.ends, now):
             if not self.accept_loss or len(now.ends) < count:
-                raise AnotherTopic(f"stage {stage.name!r} cannot go on: {why}", hint=another_channel(self.app.name))
+                raise AnotherTopic(
+                    f"stage {stage.name!r} cannot go on: {why}", hint=recreated_channel_hint(self.app.name)
+                )
             return replace(output, ends=now.ends, topic_id=now.id)
-        return replace(output, topic_id=merged(output.topic_id, now.id))
+        return replace(output, topic_id=id_to_store(output.topic_id, now.id))
 
-    def begin(self, stage: Stage, name: str) -> Input:
+    def position_of_new_input(self, stage: Stage, name: str) -> Input:
         """Return the position at which a stage that has versions starts to read an input that is new to it.
 
         An input that the stage read earlier resumes where the stage stopped. A channel that its writer has not written
@@ -314,12 +330,12 @@ class Claimer:
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
             if sender is not None and name not in sender.outputs:
-                now = self._state(stage, topic := self._topic_of(channel))
+                now = self._topic_state(stage, topic := self._topic_of(channel))
                 none = (0,) * len(now.ends)
                 return Input(topic, none, upstream, sender.version, consumed=none, topic_id=now.id)
-        return self._start(stage, source, None).at
+        return self._find_start(stage, source, None).input
 
-    def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
+    def _partition_counts(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         used = [
             channel for stage in stages for channel in (*stage.repartitions, *map(self.app.channel, stage.channels))
         ]
@@ -328,7 +344,9 @@ class Claimer:
     def _topic_of(self, channel: Repartition) -> str:
         return channel_topic(self.app.name, channel.name)
 
-    def starts(self, stage: Stage, head: Manifest | None, *, claiming: bool = False) -> dict[str, StartPosition]:
+    def start_positions(
+        self, stage: Stage, head: Manifest | None, *, claiming: bool = False
+    ) -> dict[str, StartPosition]:
         """Return a stage's start positions by the input's declared name. `head` is None for a new stage.
 
         With `claiming`, the head is the draft of the stage's claim, and upstream stages of this run are claimed
@@ -341,11 +359,13 @@ class Claimer:
             # A stage inserted between two others starts where the readers of its channels stopped, so that no row is
             # read twice or lost.
             heads = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name)).values()
-            left_off = {name: left_at(heads, name, self.app.writer_of(name).name) for name in stage.channels}
+            left_off = {
+                name: former_reader_position(heads, name, self.app.writer_of(name).name) for name in stage.channels
+            }
         return {
             name: StartPosition(self._check_position(at))
             if (at := left_off.get(name))
-            else self._start(stage, source, head, claiming)
+            else self._find_start(stage, source, head, claiming)
             for name, source in stage.inputs.items()
         }
 
@@ -360,29 +380,33 @@ class Claimer:
             )
         return position
 
-    def _start(self, stage: Stage, source: Topic | str, head: Manifest | None, claiming: bool = False) -> StartPosition:
-        state = partial(self._state, stage)
+    def _find_start(
+        self, stage: Stage, source: Topic | str, head: Manifest | None, claiming: bool = False
+    ) -> StartPosition:
+        state = partial(self._topic_state, stage)
         finder = StartFinder(
-            self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming, self._since
+            self.store, self.app.name, stage.name, head, state, self.accept_loss, claiming, self._offsets_since
         )
         if isinstance(source, Topic):
             topic = self.topics.get(source.name, source.name)
-            first_since = partial(self.kafka.offsets_since, topic)
+            first_since = partial(self.kafka.offsets_for_times, topic)
             begin = None if source.start == EARLIEST else partial(source.start.resolve, topic, first_since=first_since)
-            return finder.topic(source.name, topic, begin)
-        return finder.channel(source, self._topic_of(self.app.channel(source)), self.app.writer_of(source).name)
+            return finder.start_on_topic(source.name, topic, begin)
+        return finder.start_on_channel(
+            source, self._topic_of(self.app.channel(source)), self.app.writer_of(source).name
+        )
 
-    def _since(self, topic: str, time_ms: int) -> Sequence[int]:
-        count = len(self.kafka.offsets(topic)[1])
-        return self.kafka.offsets_since(topic, [time_ms] * count)
+    def _offsets_since(self, topic: str, time_ms: int) -> Sequence[int]:
+        count = len(self.kafka.offset_bounds(topic)[1])
+        return self.kafka.offsets_for_times(topic, [time_ms] * count)
 
-    def _state(self, stage: Stage, topic: str) -> TopicState:
+    def _topic_state(self, stage: Stage, topic: str) -> TopicState:
         try:
-            return self.kafka.state(topic)
+            return self.kafka.topic_state(topic)
         except Refused:
-            if topic in self._channels((stage,)):
+            if topic in self._partition_counts((stage,)):
                 # Without the right to see a topic, Kafka does not say if it exists: check the right to create it.
-                self.create_channels((stage,), only_ask=True)
+                self.create_channels((stage,), validate_only=True)
             raise
         except NotFound as error:
             for channel in (*stage.repartitions, *map(self.app.channel, stage.channels)):
@@ -405,11 +429,11 @@ def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> No
     Costs no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)
-    promotion = newest_of(manifests)
+    promotion = newest_promotion(manifests)
     if program is None or promotion is None:
         return
     name = promotion.name
-    now, *earlier = apps.promoted(store, name)
+    now, *earlier = apps.owner_folders(store, name)
     if now != app.name or not earlier:
         return
     for head in manifests:

@@ -30,146 +30,150 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-HUNG_S = 600.0
+HANG_AFTER_S = 600.0
 """Minimum seconds without progress after which pending work counts as hanging."""
-_TIMES_USUAL = 10
+_HANG_FACTOR = 10
 """Allowed time without progress, as a multiple of the longest of a stage's recent batches."""
-_SPARK_S = 60.0
-_LOOP_S = 60.0
+_JVM_SILENCE_S = 60.0
+_MAX_LOOP_S = 60.0
 """Maximum seconds of one round of the driver's loop, beyond the timeout of store and broker."""
-_CHECKED_S = 30.0
-_REMEMBERED = 20
+_OWNERSHIP_VALID_S = 30.0
+_NUM_RECENT_BATCHES = 20
 
 
 @dataclass(slots=True)
-class _Stage:
+class _StageProgress:
     """Observed progress of one stage."""
 
-    moved_s: float
+    progressed_s: float
     """Time of the last progress: a batch began or ended, a version was committed, or a Spark task ended."""
     trigger_s: float
     busy: bool = False
     version: int = 0
     began_s: float = 0.0
-    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    elapsed_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_RECENT_BATCHES))
     unread: bool = False
-    unread_s: float = 0.0
+    unread_since_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Health(Listener):
     """Collects signs of progress, and answers probes. Thread-safe."""
 
-    hung_s: float = HUNG_S
+    hang_after_s: float = HANG_AFTER_S
     clock: Callable[[], float] = time.monotonic
-    _loop_s: float = _LOOP_S
-    _stages: dict[str, _Stage] = field(default_factory=dict)
+    _max_loop_s: float = _MAX_LOOP_S
+    _stages: dict[str, _StageProgress] = field(default_factory=dict)
     _is_held: Callable[[str], bool] = lambda _stage: False
-    _doing: str = "starting"
-    _at_s: float = 0.0
+    _activity: str = "starting"
+    _round_began_s: float = 0.0
     """Time when the loop last began a round, or when the current step outside of the loop began."""
-    _spark_s: float = 0.0
-    _spark: Hashable = None
-    _checked_s: float = float("-inf")
+    _jvm_answered_s: float = 0.0
+    _task_progress: Hashable = None
+    _ownership_checked_s: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._at_s = self.clock()
+        self._round_began_s = self.clock()
 
-    def doing(self, what: str) -> None:
+    def on_activity(self, what: str) -> None:
         with self._lock:
-            self._doing, self._at_s = what, self.clock()
+            self._activity, self._round_began_s = what, self.clock()
 
-    def running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
+    def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
         with self._lock:
             now = self.clock()
-            self._loop_s, self._is_held = patience_s + min(_LOOP_S, self.hung_s), held
-            self._at_s = self._spark_s = self._checked_s = now
-            self._stages = {name: _Stage(now, trigger_s) for name, trigger_s in triggers_s.items()}
+            self._max_loop_s, self._is_held = patience_s + min(_MAX_LOOP_S, self.hang_after_s), held
+            self._round_began_s = self._jvm_answered_s = self._ownership_checked_s = now
+            self._stages = {name: _StageProgress(now, trigger_s) for name, trigger_s in triggers_s.items()}
 
-    def ending(self) -> None:
+    def on_ending(self) -> None:
         with self._lock:
-            self._stages, self._checked_s, self._at_s = {}, float("-inf"), self.clock()
+            self._stages, self._ownership_checked_s, self._round_began_s = {}, float("-inf"), self.clock()
 
-    def looped(self) -> None:
-        self._at_s = self.clock()
+    def on_loop(self) -> None:
+        self._round_began_s = self.clock()
 
-    def looked(self, stage: str, *, busy: bool, version: int) -> None:
+    def on_stage_polled(self, stage: str, *, busy: bool, version: int) -> None:
         with self._lock:
             if (seen := self._stages.get(stage)) is None or (seen.busy, seen.version) == (busy, version):
                 return
             now = self.clock()
             if seen.busy and not busy:
-                seen.took_s.append(now - seen.began_s)
+                seen.elapsed_s.append(now - seen.began_s)
             if busy:
                 seen.began_s = now
-            seen.busy, seen.version, seen.moved_s = busy, version, now
+            seen.busy, seen.version, seen.progressed_s = busy, version, now
 
-    def spark(self, tasks: Hashable) -> None:
+    def on_spark_answered(self, tasks: Hashable) -> None:
         with self._lock:
-            self._spark_s = now = self.clock()
-            if tasks != self._spark:
-                self._spark = tasks
+            self._jvm_answered_s = now = self.clock()
+            if tasks != self._task_progress:
+                self._task_progress = tasks
                 for seen in self._stages.values():
                     if seen.busy:
-                        seen.moved_s = now
+                        seen.progressed_s = now
 
-    def checked(self) -> None:
-        self._checked_s = self.clock()
+    def on_ownership_checked(self) -> None:
+        self._ownership_checked_s = self.clock()
 
-    def lags(self, stages: tuple[StageLag, ...]) -> None:
+    def on_lags(self, stages: tuple[StageLag, ...]) -> None:
         with self._lock:
             for lag in stages:
                 if (seen := self._stages.get(lag.stage)) is not None:
                     unread = bool(lag.records)
                     if unread and not seen.unread:
-                        seen.unread_s = self.clock()
+                        seen.unread_since_s = self.clock()
                     seen.unread = unread
 
-    def hangs(self) -> tuple[str, ...]:
+    def liveness_problems(self) -> tuple[str, ...]:
         """Return the parts of the run that hang, as sentences; empty for a live run."""
         with self._lock:
-            return tuple(self._hanging(self.clock()))
+            return tuple(self._find_hangs(self.clock()))
 
-    def lacks(self) -> tuple[str, ...]:
+    def readiness_problems(self) -> tuple[str, ...]:
         """Return the reasons why this runner may not write now, as sentences; empty for a ready runner."""
         with self._lock:
             if not self._stages:
-                return (f"no batches are running: {self._doing}",)
-            since_s = self.clock() - self._checked_s
-            return () if since_s <= _CHECKED_S else (f"ownership of its stages was last confirmed {since_s:.0f} s ago",)
+                return (f"no batches are running: {self._activity}",)
+            since_s = self.clock() - self._ownership_checked_s
+            return (
+                ()
+                if since_s <= _OWNERSHIP_VALID_S
+                else (f"ownership of its stages was last confirmed {since_s:.0f} s ago",)
+            )
 
-    def _hanging(self, now: float) -> Iterator[str]:
-        quiet_s = now - self._at_s
+    def _find_hangs(self, now: float) -> Iterator[str]:
+        quiet_s = now - self._round_began_s
         if not self._stages:
-            if quiet_s > max(self.hung_s, self._loop_s):
-                yield f"{self._doing} for {quiet_s:.0f} s"
+            if quiet_s > max(self.hang_after_s, self._max_loop_s):
+                yield f"{self._activity} for {quiet_s:.0f} s"
             return
-        if quiet_s > self._loop_s:
+        if quiet_s > self._max_loop_s:
             yield f"the driver's loop has been stuck for {quiet_s:.0f} s"
-        if (silent_s := now - self._spark_s) > min(_SPARK_S, self.hung_s):
+        if (silent_s := now - self._jvm_answered_s) > min(_JVM_SILENCE_S, self.hang_after_s):
             yield f"Spark's JVM has not answered for {silent_s:.0f} s"
         for name, seen in self._stages.items():
-            usual_s = max(seen.took_s, default=0.0)
-            allowed_s = max(self.hung_s, self._loop_s, _TIMES_USUAL * usual_s, 3 * seen.trigger_s)
-            if seen.busy and now - seen.moved_s > allowed_s:
-                yield f"stage {name!r}: no task of its batch has ended for {now - seen.moved_s:.0f} s"
+            usual_s = max(seen.elapsed_s, default=0.0)
+            allowed_s = max(self.hang_after_s, self._max_loop_s, _HANG_FACTOR * usual_s, 3 * seen.trigger_s)
+            if seen.busy and now - seen.progressed_s > allowed_s:
+                yield f"stage {name!r}: no task of its batch has ended for {now - seen.progressed_s:.0f} s"
             elif not seen.busy and seen.unread:
-                waited_s = now - max(seen.moved_s, seen.unread_s)
+                waited_s = now - max(seen.progressed_s, seen.unread_since_s)
                 if waited_s > allowed_s and not self._is_held(name):
                     yield f"stage {name!r}: records are waiting, but no batch has started for {waited_s:.0f} s"
 
 
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_STAGE = ("app", "stage")
+_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STAGE_LABELS = ("app", "stage")
 Probe = Callable[[], tuple[str, ...]]
-_OfBatch = dict[str, tuple[str, Callable[[BatchReport], float]]]
+_BatchMetrics = dict[str, tuple[str, Callable[[BatchReport], float]]]
 
-_HISTOGRAMS: _OfBatch = {
+_HISTOGRAMS: _BatchMetrics = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
     "commit_seconds": ("The put of a version's manifest.", lambda b: b.commit_seconds),
 }
-_COUNTERS: _OfBatch = {
+_COUNTERS: _BatchMetrics = {
     "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
     "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
     "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
@@ -191,7 +195,7 @@ _COUNTERS: _OfBatch = {
         lambda b: b.stats.row_groups,
     ),
 }
-_GAUGES: _OfBatch = {
+_GAUGES: _BatchMetrics = {
     "rejected_waiting": ("Rejected records that were not retried.", lambda b: b.rejected_waiting),
     "unflushed_versions": ("Versions acknowledged and not yet committed.", lambda b: b.unflushed),
     "version": ("Newest committed version.", lambda b: b.version),
@@ -216,19 +220,21 @@ class Metrics(Listener):
         self.health = health or Health()
         counter = partial(Counter, namespace="slackwater", registry=self.registry)
         gauge = partial(Gauge, namespace="slackwater", registry=self.registry)
-        histogram = partial(Histogram, namespace="slackwater", registry=self.registry, buckets=_SECONDS)
-        self._histograms = {name: histogram(name, text, _STAGE) for name, (text, _) in _HISTOGRAMS.items()}
-        self._counters = {name: counter(name, text, _STAGE) for name, (text, _) in _COUNTERS.items()}
-        self._gauges = {name: gauge(name, text, _STAGE) for name, (text, _) in _GAUGES.items()}
+        histogram = partial(Histogram, namespace="slackwater", registry=self.registry, buckets=_BUCKETS_S)
+        self._histograms = {name: histogram(name, text, _STAGE_LABELS) for name, (text, _) in _HISTOGRAMS.items()}
+        self._counters = {name: counter(name, text, _STAGE_LABELS) for name, (text, _) in _COUNTERS.items()}
+        self._gauges = {name: gauge(name, text, _STAGE_LABELS) for name, (text, _) in _GAUGES.items()}
         lives = gauge("runner_live", "1 while nothing of this runner hangs, else 0.")
-        lives.set_function(lambda: not self.health.hangs())
+        lives.set_function(lambda: not self.health.liveness_problems())
         ready = gauge("runner_ready", "1 while this runner has its stages and runs batches, else 0.")
-        ready.set_function(lambda: not self.health.lacks())
-        self._requests = counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
-        self._running = gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.", _STAGE)
+        ready.set_function(lambda: not self.health.readiness_problems())
+        self._requests = counter("store_requests", "Requests to the store, of all processes.", (*_STAGE_LABELS, "verb"))
+        self._running = gauge(
+            "stage_running", "1 when a runner has the stage, here or elsewhere, else 0.", _STAGE_LABELS
+        )
         text = "Watermark of the newest version, if it has one."
-        self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE)
-        of_input, of_sink = (*_STAGE, "topic"), (*_STAGE, "sink")
+        self._watermark = gauge("watermark_timestamp_seconds", text, _STAGE_LABELS)
+        of_input, of_sink = (*_STAGE_LABELS, "topic"), (*_STAGE_LABELS, "sink")
         self._lag = {
             "records": gauge("lag_records", "Offsets of a topic, rows of a channel, not read yet.", of_input),
             "versions": gauge("lag_versions", "Versions of a channel's writer that are not read yet.", of_input),
@@ -244,7 +250,7 @@ class Metrics(Listener):
             "versions": gauge("sink_lag_versions", "Versions since the newest that is published.", of_sink),
         }
 
-    def committed(self, batch: BatchReport) -> None:
+    def on_commit(self, batch: BatchReport) -> None:
         labels = (batch.app, batch.stage)
         for name, (_, value) in _HISTOGRAMS.items():
             self._histograms[name].labels(*labels).observe(value(batch))
@@ -257,7 +263,7 @@ class Metrics(Listener):
         for verb in ("get", "put", "list", "delete"):
             self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
 
-    def lags(self, stages: tuple[StageLag, ...]) -> None:
+    def on_lags(self, stages: tuple[StageLag, ...]) -> None:
         """Export the lag of each stage. An unknown lag is not exported, so that an alert cannot mistake it for zero."""
         for stage in stages:
             at = (stage.app, stage.stage)
@@ -272,20 +278,20 @@ class Metrics(Listener):
                 else:
                     gauge.labels(*labels).set(value)
 
-    def archived(self, states: tuple[ArchiveState, ...]) -> None:
+    def on_archive_progress(self, states: tuple[ArchiveState, ...]) -> None:
         for state in states:
             for name, gauge in self._archives.items():
                 gauge.labels(state.app, state.topic).set(getattr(state, name))
 
     def serve(self, port: int) -> int:
-        return serve(self.registry, port, self.probes)
+        return serve_metrics(self.registry, port, self.probes)
 
     @property
     def probes(self) -> dict[str, Probe]:
-        return {"/livez": self.health.hangs, "/readyz": self.health.lacks}
+        return {"/livez": self.health.liveness_problems, "/readyz": self.health.readiness_problems}
 
 
-def serve(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
+def serve_metrics(registry: CollectorRegistry, port: int, probes: Mapping[str, Probe] | None = None) -> int:
     """Serve `GET /metrics` on a port of all network interfaces until the process ends. Return the port.
 
     Port 0 chooses a free one. A probe without problems is answered with 200, otherwise with 503 and the problems.

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...common.durations import parse_ms
-from ...common.validation import finite, whole
+from ...common.validation import check_finite, check_whole
 from ...errors import Usage
 from ...snapshot.gc.reachable import Retention
 from ...store.objects.s3_settings import S3Settings
 
-_LEAST_GC_MS = 60_000
+_MIN_GC_INTERVAL_MS = 60_000
 """Minimum interval of collections, because each reads all remaining manifests."""
 
 
@@ -56,19 +56,19 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
-            whole("max_records", self.max_records, 1)
+            check_whole("max_records", self.max_records, 1)
         if self.max_unflushed is not None:
-            whole("max_unflushed", self.max_unflushed, 0)
+            check_whole("max_unflushed", self.max_unflushed, 0)
         for name in ("cache_bytes", "compaction_threads"):
-            whole(name, getattr(self, name), 0)
-        finite("patience_s", self.patience_s, 0)
+            check_whole(name, getattr(self, name), 0)
+        check_finite("patience_s", self.patience_s, 0)
 
 
-def gc_every_ms(name: str, text: str) -> int | None:
+def parse_gc_interval(name: str, text: str) -> int | None:
     """Parse the interval of collections: a duration of at least a minute; `off` gives None. Raises `Usage`."""
     if text == "off":
         return None
     every_ms = parse_ms(name, text)
-    if every_ms < _LEAST_GC_MS:
+    if every_ms < _MIN_GC_INTERVAL_MS:
         raise Usage(f"{name} is {text!r}; expected off, or a duration of one minute or more")
     return every_ms

@@ -9,17 +9,17 @@ from types import ModuleType
 
 from pyspark import cloudpickle
 
-from ...common.validation import program_file
+from ...common.validation import find_program_file
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import folder_of
 from ..api.app import App
 from ..listener import Listener
-from ..spark.conf import check_py_files, check_settings, on_path
+from ..spark.conf import add_to_python_path, check_py_files, check_settings
 from ..spark.user_errors import as_user_error
 from .options import Options
 from .runner import run
-from .stopping import Stop
+from .stopping import StopEvent
 
 
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
@@ -28,7 +28,7 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
     With a `store`, give it the name of the app's folder there. Raises the errors of `import_program`, and `Usage` for a
     file with no app, with several apps, or with an app that has no stage.
     """
-    module = module_of(path)
+    module = import_program(path)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}
     if not apps:
         raise Usage(
@@ -42,17 +42,17 @@ def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = 
             hint="give each app a file of its own; import another app by `import file`, not by `from file import app`",
         )
     (app,) = apps.values()
-    app.check_declared()
+    app.check_has_stages()
     app_name = name or app.name
     return replace(app, name=folder_of(store, app_name) if store is not None else app_name, file=Path(path).resolve())
 
 
-def module_of(path: str) -> ModuleType:
+def import_program(path: str) -> ModuleType:
     """Import a user's file as a module named after the file, with its folder on `sys.path`.
 
     Raises `NotFound` if there is no such file, `Refused` if its code raises an error, and `Usage` for a folder.
     """
-    file = program_file(path).resolve()
+    file = find_program_file(path).resolve()
     spec = importlib.util.spec_from_file_location(file.stem.replace("-", "_"), file)
     if spec is None or spec.loader is None:
         raise Usage(f"{path} is not a Python file; expected one that declares a slackwater.App")
@@ -61,21 +61,21 @@ def module_of(path: str) -> ModuleType:
     sys.modules[spec.name] = module
     with as_user_error("the program"):
         spec.loader.exec_module(module)
-    _send_by_value(module)
+    _pickle_by_value(module)
     return module
 
 
 def run_app(app: App, options: Options, listener: Listener) -> None:
     conf, files = check_settings(options.spark_conf, "spark_conf"), check_py_files(options.py_files, "py_files")
-    on_path(files)
+    add_to_python_path(files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
         # A module loaded by hand may not be in `sys.modules`.
         if (module := sys.modules.get(name)) is not None:
-            _send_by_value(module)
+            _pickle_by_value(module)
     run(app, replace(options, spark_conf=conf, py_files=files), listener)
 
 
-def _send_by_value(module: ModuleType) -> None:
+def _pickle_by_value(module: ModuleType) -> None:
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -85,9 +85,9 @@ def run_file(
     app: str | None,
     options: Options,
     listener: Listener,
-    stop: Stop | None = None,
+    stop: StopEvent | None = None,
 ) -> None:
-    with stop.at_once() if stop is not None else nullcontext():
-        on_path(options.py_files)
+    with stop.interruptible() if stop is not None else nullcontext():
+        add_to_python_path(options.py_files)
         program = load_app(path, name=app)
     run(program, options, listener, stop=stop)

@@ -10,22 +10,22 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ...common import instants
-from ...common.whole_file import own_folder, sweep, temporary_folder
+from ...common.whole_file import locked_folder, remove_dead_folders, temporary_folder
 from ...errors import Refused
-from ...snapshot.change.migrate import check_newest
-from ...snapshot.cut.stored import notify
+from ...snapshot.change.migrate import check_no_newer_migration
+from ...snapshot.cut.stored import notify_runners
 from ...snapshot.gc.reachable import Retention
 from ...snapshot.status.overview import StageLag
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
 from ..api.stage import Stage
-from ..batch.committer import StageMeter, spools_beside
+from ..batch.committer import StageMeter, spool_root
 from ..batch.job import StageConfig
-from ..batch.schemas import Shape, shapes
+from ..batch.schemas import StageSchemas, derive_schemas
 from ..batch.stage_runner import StageRunner
-from ..kafka.channels import Announcer, KafkaChannels
-from ..kafka.open import for_workers, open_kafka
+from ..kafka.channels import GroupOffsetCommitter, KafkaChannels
+from ..kafka.open import open_kafka, served_to_workers
 from ..listener import BatchReport, Listener, Listeners
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
@@ -34,17 +34,17 @@ from ..source.spool import InputSpool
 from ..source.wake import Backpressure, PlannerFiles, RequestWatch
 from ..spark.session import running_session, spark_session, warm_up
 from ..spark.worker_resources import WorkerResources
-from ..telemetry.lineage import Datasets, RunLineage, ended, lineage_of
-from ..telemetry.logs import running
-from ..telemetry.spans import Tracing, tracing_of
+from ..telemetry.lineage import DatasetNames, RunLineage, configured_lineage, last_events
+from ..telemetry.logs import running_app
+from ..telemetry.spans import Tracing, configured_tracing
 from ..upkeep.archiver import Archiver
-from .housekeeping import Collector, LagReporter, TopicWatch, ask_spark, in_background, waits_for
+from .housekeeping import Collector, LagReporter, TopicWatch, background_thread, poll_spark, wait_reason
 from .options import Options
-from .preflight import Start, check_memory, check_unflushed, preflight
-from .stopping import Stop, StopRequested, stop_signals
-from .supervisor import BetweenBatches, CatchUp, Completer, Supervisor, snapshot_names
+from .preflight import PreflightResult, check_kafka_reachable, check_unflushed, preflight
+from .stopping import StopEvent, StopRequested, stop_signals
+from .supervisor import CatchUp, RequestExecutor, SnapshotCompleter, Supervisor, snapshot_names
 
-_DRAIN_S = 10.0
+_MAX_DRAIN_S = 10.0
 """Maximum seconds for archiving the last records when a run ends. The next run archives the rest."""
 
 
@@ -53,7 +53,7 @@ def run(
     options: Options,
     listener: Listener,
     *,
-    stop: Stop | None = None,
+    stop: StopEvent | None = None,
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, with `until_caught_up`, until it has caught up.
 
@@ -62,46 +62,48 @@ def run(
     runner took a stage over, and another `SlackwaterError` for any other error. Committed versions are never lost.
     """
     with ExitStack() as stack:
-        stack.enter_context(running(app.name))
+        stack.enter_context(running_app(app.name))
         stop = stop or stack.enter_context(stop_signals())
-        options = replace(options, kafka=stack.enter_context(for_workers(options.kafka)))
-        with stop.at_once():
+        options = replace(options, kafka=stack.enter_context(served_to_workers(options.kafka)))
+        with stop.interruptible():
             # Refuse what needs no Spark before Spark starts. Nothing is created before the last check.
             start = preflight(app, options, listener)
-            listener.doing(f"starting Spark ({options.master or 'master of its configuration'})")
+            listener.on_activity(f"starting Spark ({options.master or 'master of its configuration'})")
             is_cold = running_session() is None
             session = spark_session(
                 f"slackwater {app.name}",
                 master=options.master,
                 conf=options.spark_conf,
                 py_files=options.py_files,
-                hurry=stop.now,
+                hurry=stop.immediate,
             )
             spark = stack.enter_context(session)
-        stack.callback(listener.doing, "waiting for Spark to end")
-        with stop.in_order():
-            listener.doing("checking the program")
+        stack.callback(listener.on_activity, "waiting for Spark to end")
+        with stop.uninterrupted():
+            listener.on_activity("checking the program")
             check_unflushed(start.limits, spark.sparkContext.master or "")
-            check_memory(options.kafka, spark.sparkContext.master or "")
+            check_kafka_reachable(options.kafka, spark.sparkContext.master or "")
             if is_cold:
                 warm_up(spark)
-            stage_shapes = shapes(app, spark)
-        with stop.at_once():
-            claimed = _claim(start, stage_shapes, listener, cores=spark.sparkContext.defaultParallelism)
-            parts = _Parts(
+            stage_shapes = derive_schemas(app, spark)
+        with stop.interruptible():
+            claimed = _claim_stages(start, stage_shapes, listener, cores=spark.sparkContext.defaultParallelism)
+            parts = _RunComponents(
                 options, start, stage_shapes, claimed, spark, stack, stop, options.retention(app.name), listener
             )
-        supervisor = parts.supervisor()
-        with stop.in_order():
-            supervisor.until_done()
+        supervisor = parts.start_supervision()
+        with stop.uninterrupted():
+            supervisor.run()
 
 
-def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener, *, cores: int) -> dict[str, Manifest]:
+def _claim_stages(
+    start: PreflightResult, stage_shapes: Mapping[str, StageSchemas], listener: Listener, *, cores: int
+) -> dict[str, Manifest]:
     store, app = start.store, start.claimer.app.name
-    listener.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
+    listener.on_activity(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
         start.claimer_of(stage).check_shape(stage, stage_shapes[stage.name], *start.checked[stage.name])
-    if start.new:
+    if start.is_new:
         # Creating the app's identity makes it visible to everybody.
         info = apps.ensure_app(store, AppInfo(app, instants.now_ms()))
         if info.starts or info.initialised or info.origin:
@@ -109,32 +111,32 @@ def _claim(start: Start, stage_shapes: Mapping[str, Shape], listener: Listener, 
                 f"another process created app {app!r}, with offsets of its own, while this run started",
                 hint="run it again: it continues from there",
             )
-    check_newest(store, app, start.claimer.migration)
+    check_no_newer_migration(store, app, start.claimer.migration)
     start.claimer.create_channels(start.stages)
     claimed = {}
     for stage in start.stages:
         shape = stage_shapes[stage.name]
         claimed[stage.name] = start.claimer_of(stage).claim(stage, shape, instants.now_ms(), cores=cores)
     # Former runners of these stages find that they are fenced.
-    notify(store, app)
+    notify_runners(store, app)
     return claimed
 
 
 @dataclass(slots=True)
-class _Parts:
+class _RunComponents:
     """Components of a run whose stages are claimed. `stack` closes them and removes their files."""
 
     options: Options
-    start: Start
-    shapes: Mapping[str, Shape]
+    start: PreflightResult
+    shapes: Mapping[str, StageSchemas]
     claimed: Mapping[str, Manifest]
     spark: SparkSession
     stack: ExitStack
-    stop: Stop
+    stop: StopEvent
     retention: Retention
     listener: Listener
     publishers: Publishers = field(init=False)
-    scratch: Path = field(init=False)
+    run_folder: Path = field(init=False)
     planners: PlannerFiles = field(init=False)
     archiver: Archiver | None = None
     input_spool: InputSpool | None = None
@@ -145,8 +147,8 @@ class _Parts:
     def __post_init__(self) -> None:
         self.publishers = self._new_publishers()
         self.stack.callback(self.publishers.close)
-        self.scratch = self.stack.enter_context(temporary_folder())
-        self.planners = PlannerFiles(self.scratch / "told")
+        self.run_folder = self.stack.enter_context(temporary_folder())
+        self.planners = PlannerFiles(self.run_folder / "told")
         if self.options.archive and self.retention.archives:
             self.archiver = self._new_archiver()
         bounded = {
@@ -158,30 +160,34 @@ class _Parts:
         self._add_runners()
         self.publishers.start()
 
-    def supervisor(self) -> Supervisor:
+    def start_supervision(self) -> Supervisor:
         """Start the background threads; return the supervisor, which starts and watches the queries."""
         claimer, store, listener = self.start.claimer, self.start.store, self.listener
         watch, queued = RequestWatch(store, self._app, self.planners), set[str]()
-        self._in_background("lag-reporter", self._new_reporter(watch, queued).work)
+        self._in_background("lag-reporter", self._new_reporter(watch, queued).run)
         if self.archiver is not None:
-            self.stack.enter_context(self.archiver.at_work(lambda: 0.0 if self.stop.now.is_set() else _DRAIN_S))
+            self.stack.enter_context(
+                self.archiver.running(lambda: 0.0 if self.stop.immediate.is_set() else _MAX_DRAIN_S)
+            )
         every_ms = self.options.gc_every_ms
         if every_ms is not None and not (self.retention.keeps_everything and not self.retention.archives):
             collector = Collector(store, self._app, self.retention, every_ms, claimer.by, self._epochs, listener)
-            self._in_background("collector", collector.work)
+            self._in_background("collector", collector.run)
         topics = TopicWatch(claimer.kafka, self._app, self.runners)
-        self._in_background("topic-watch", topics.work)
-        self._in_background("health", partial(ask_spark, self.spark, listener, queued))
+        self._in_background("topic-watch", topics.run)
+        self._in_background("health", partial(poll_spark, self.spark, listener, queued))
         triggers = {stage: limits.trigger_ms / 1_000 for stage, limits in self.start.limits.items()}
-        listener.running(triggers, self.options.patience_s, lambda stage: watch.held or self.planners.held(stage))
+        listener.on_running(
+            triggers, self.options.patience_s, lambda stage: watch.is_held or self.planners.is_held(stage)
+        )
         channels = KafkaChannels(claimer.kafka, patience_s=self.options.patience_s)
         return Supervisor(
             self.spark,
             self.runners,
             watch,
-            Completer(store, self._app, channels, claimer.by),
-            BetweenBatches(store, self._app),
-            Announcer(claimer.kafka, self._app),
+            SnapshotCompleter(store, self._app, channels, claimer.by),
+            RequestExecutor(store, self._app),
+            GroupOffsetCommitter(claimer.kafka, self._app),
             self._new_catch_up() if self.options.until_caught_up else None,
             self.stop,
             listener,
@@ -198,7 +204,7 @@ class _Parts:
         return (self.spark.sparkContext.master or "").startswith("local")
 
     def _in_background(self, name: str, work: Callable[[threading.Event], None]) -> None:
-        self.stack.enter_context(in_background(name, work))
+        self.stack.enter_context(background_thread(name, work))
 
     def _epochs(self) -> dict[str, int]:
         return {runner.stage.name: runner.head.epoch for runner in self.runners}
@@ -219,61 +225,63 @@ class _Parts:
     def _new_archiver(self) -> Archiver:
         claimer = self.start.claimer
         if self._is_local:
-            spools = spools_beside(self.options.cache_folder)
-            self.input_spool = InputSpool(self.stack.enter_context(own_folder(spools, f"{claimer.writer}-input")))
+            spools = spool_root(self.options.cache_folder)
+            self.input_spool = InputSpool(self.stack.enter_context(locked_folder(spools, f"{claimer.writer}-input")))
         return Archiver(
             self.start.store,
             self._app,
             open_kafka(self.options.kafka),
-            self.retention.input_of,
+            self.retention.input_ms_of_topic,
             spool=self.input_spool,
             by=claimer.by,
             patience_s=self.options.patience_s,
-            report=self.listener.archived,
+            report=self.listener.on_archive_progress,
         )
 
     def _new_lineage(self) -> RunLineage | None:
         store = self.start.store
 
         def published(head: Manifest) -> Mapping[str, str]:
-            return apps.publishes(store, apps.read_app(store, head.app), head.promotion) or {}
+            return apps.published_sinks(store, apps.read_app(store, head.app), head.promotion) or {}
 
-        where = Datasets(self.options.store, self.options.kafka["bootstrap.servers"], self.spark.version, published)
-        if (lineage := lineage_of(self.claimed, where)) is not None:
+        where = DatasetNames(self.options.store, self.options.kafka["bootstrap.servers"], self.spark.version, published)
+        if (lineage := configured_lineage(self.claimed, where)) is not None:
             self.stack.push(partial(self._end_lineage, lineage))
         return lineage
 
     def _end_lineage(self, lineage: RunLineage, _kind: object, error: BaseException | None, _trace: object) -> None:
         errors = dict.fromkeys(self.claimed) | {runner.stage.name: runner.error for runner in self.runners}
-        lineage.end(ended(errors, None if isinstance(error, StopRequested) else error))
+        lineage.end(last_events(errors, None if isinstance(error, StopRequested) else error))
 
     def _new_reporter(self, watch: RequestWatch, queued: Collection[str]) -> LagReporter:
         by_name = {runner.stage.name: runner for runner in self.runners}
 
         def waiting(lag: StageLag) -> str:
-            runner, is_held = by_name[lag.stage], self.planners.held(lag.stage)
+            runner, is_held = by_name[lag.stage], self.planners.is_held(lag.stage)
             is_queued = runner.job_group in queued
-            return waits_for(lag, busy=runner.busy, queued=is_queued, on_hold=watch.held, readers_lag=is_held)
+            return wait_reason(lag, busy=runner.is_busy, queued=is_queued, on_hold=watch.is_held, readers_lag=is_held)
 
-        heartbeats, places = self.start.heartbeats, self.publishers.places
+        heartbeats, places = self.start.heartbeats, self.publishers.positions
         return LagReporter(heartbeats, self.start.claimer, self.runners, self.listener, places, waiting)
 
     def _new_catch_up(self) -> CatchUp:
         ends = {
-            position.at.topic: position.ends
+            position.input.topic: position.ends
             for _, positions in self.start.checked.values()
             for position in positions.values()
-            if not position.at.upstream
+            if not position.input.upstream
         }
-        own = {runner.stage.name: self.shapes[runner.stage.name].own for runner in self.runners}
+        own = {
+            runner.stage.name: self.shapes[runner.stage.name].inputs_with_declared_watermark for runner in self.runners
+        }
         return CatchUp(self.start.store, self._app, {**ends, **self.options.until}, own)
 
     def _add_runners(self) -> None:
-        spools = spools_beside(self.options.cache_folder)
-        sweep(spools)
+        spools = spool_root(self.options.cache_folder)
+        remove_dead_folders(spools)
         runs_ahead = any(limits.max_unflushed for limits in self.start.limits.values())
-        spool = self.stack.enter_context(own_folder(spools, self.start.claimer.writer)) if runs_ahead else None
-        if (tracing := tracing_of()) is not None:
+        spool = self.stack.enter_context(locked_folder(spools, self.start.claimer.writer)) if runs_ahead else None
+        if (tracing := configured_tracing()) is not None:
             self.stack.callback(tracing.close)
         for stage in self.start.stages:
             # Requests for the whole app belong to no stage: the first stage's meter counts them.
@@ -283,18 +291,18 @@ class _Parts:
                 self._config_of(stage, spool, tracing),
                 self.claimed[stage.name],
                 store=store,
-                meter=StageMeter(self.scratch / "counts" / stage.name, store, *shared),
+                meter=StageMeter(self.run_folder / "counts" / stage.name, store, *shared),
                 access=self.start.access,
-                on_commit=self._report,
-                on_move=self.listener.move,
+                on_commit=self._report_batch,
+                on_move=self.listener.on_version,
             )
             self.stack.callback(runner.close)
-            self.listener.move(runner.head, runner.tip)
+            self.listener.on_version(runner.head, runner.tip)
             self.runners += (runner,)
 
-    def _report(self, batch: BatchReport) -> None:
+    def _report_batch(self, batch: BatchReport) -> None:
         names = snapshot_names(self.start.store, self._app, batch.snapshots, self._snapshot_names)
-        self.listener.committed(replace(batch, snapshots=names))
+        self.listener.on_commit(replace(batch, snapshots=names))
 
     def _config_of(self, stage: Stage, spool: Path | None, tracing: Tracing | None) -> StageConfig:
         options, limits, shape = self.options, self.start.limits[stage.name], self.shapes[stage.name]
@@ -306,26 +314,26 @@ class _Parts:
             (options.cache_folder, options.cache_bytes),
             options.patience_s,
             str(spool) if limits.max_unflushed else "",
-            elsewhere=not self._is_local,
+            has_remote_tasks=not self._is_local,
             s3_settings=options.s3,
         )
         rejecter, published = None, self.start.claimer.publishes or {}
-        if stage.rejects_some:
-            topic = "" if self.start.clone else stage.rejects
+        if stage.can_reject:
+            topic = "" if self.start.is_clone else stage.rejects
             rejecter = BatchRejecter(self.spark, stage, shape, resources, topic, published)
         return StageConfig(
             stage,
             shape,
             resources,
             limits,
-            ScratchCheckpoint(self.scratch / "checkpoints" / stage.name),
+            ScratchCheckpoint(self.run_folder / "checkpoints" / stage.name),
             planners=self.planners,
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and self._is_local,
             rescue=rejecter.rescue if rejecter and stage.on_error == "reject" else None,
-            set_aside=rejecter.set_aside if rejecter else None,
-            published=published,
-            retry=rejecter.retry if rejecter else None,
+            reject_too_large=rejecter.reject_too_large if rejecter else None,
+            published_topics=published,
+            retry_rejected=rejecter.retry if rejecter else None,
             input_spools=self._input_spools(),
             tracing=tracing,
         )
@@ -334,4 +342,6 @@ class _Parts:
         if self.input_spool is None:
             return {}
         read = {at.topic for head in self.claimed.values() for at in head.inputs.values()}
-        return {topic: str(self.input_spool.folder) for topic in read if self.retention.input_of(topic) is not None}
+        return {
+            topic: str(self.input_spool.folder) for topic in read if self.retention.input_ms_of_topic(topic) is not None
+        }

@@ -17,34 +17,34 @@ from ...snapshot.take import audit_log
 from ...state.records import (
     NOT_KNOWN,
     TopicState,
-    are_two,
-    described,
-    is_known,
-    is_younger,
-    merged,
-    why_another,
-    windows,
+    describe_recreated_topic,
+    explain_recreated_topic,
+    format_windows,
+    id_to_store,
+    is_kafka_id,
+    is_other_topic,
+    was_recreated_since_read,
 )
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.manifest import Input, Lost, Manifest, Reset
+from ...store.versions.manifest import Input, LostRecords, Manifest, Reset
 
 _log = logging.getLogger("slackwater")
 
-Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
+ChooseStartOffsets = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
     """Start position of one input."""
 
-    at: Input
-    lost: Lost | None = None
-    broken: frozenset[str] = frozenset()
+    input: Input
+    lost: LostRecords | None = None
+    broken_snapshots: frozenset[str] = frozenset()
     unseen: str = ""
     """Records that a new stage will not see although none are lost in flight, as a phrase for a message."""
     ends: tuple[int, ...] = ()
-    another: str = ""
+    recreated_reason: str = ""
     """Reason to assume that the input's topic was deleted and created again; empty if it was not."""
 
 
@@ -60,24 +60,24 @@ class StartFinder:
     app: str
     stage: str
     head: Manifest | None
-    state: Callable[[str], TopicState]
+    topic_state: Callable[[str], TopicState]
     accept_loss: bool
     claiming: bool = False
-    since: Callable[[str, int], Sequence[int]] | None = None
+    offsets_since: Callable[[str, int], Sequence[int]] | None = None
     """Returns the first offset of each partition with a record at or after a time (ms since 1970); -1 for none."""
 
-    def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
+    def start_on_topic(self, name: str, topic: str, begin: ChooseStartOffsets | None) -> StartPosition:
         """Return the start on a user's topic. A new stage starts at the offsets from `begin`, or at the earliest.
 
         Raises `Refused`, and the errors of `topic_state` and `begin`.
         """
-        earliest, ends, topic_id = now = self.state(topic)
+        earliest, ends, topic_id = now = self.topic_state(topic)
         if self.head is None:
             # A declared or stored start may be older than Kafka's records.
             at = begin(earliest, ends) if begin is not None else (0,) * len(earliest)
-            missing = ", ".join(windows(topic, at, earliest))
+            missing = ", ".join(format_windows(topic, at, earliest))
             if missing and begin is not None:
-                self._refuse(
+                self._refuse_loss(
                     f"is to begin at offsets that are gone from Kafka: {missing}",
                     "restore the topic with these records, or begin without them: --accept-loss",
                 )
@@ -85,53 +85,56 @@ class StartFinder:
             first = Input(topic, tuple(map(max, at, earliest)), topic_id=topic_id)
             return StartPosition(first, unseen=unseen, ends=ends)
         source = self.head.inputs[name]
-        if why := why_another(topic, source.topic_id, source.offsets, now) or self._why_younger(topic, source, now):
-            self._refuse_another(why, another_users_topic(self.app, topic))
+        if why := explain_recreated_topic(topic, source.topic_id, source.offsets, now) or self._younger_reason(
+            topic, source, now
+        ):
+            self._refuse_recreated(why, recreated_user_topic_hint(self.app, topic))
             reset = Reset(self.head.version, source.offsets, earliest, source.topic_id or NOT_KNOWN)
             # How many records of the former topic are lost is unknown.
             restarted = replace(
                 source, offsets=earliest, rows=0, lost=(), topic_id=topic_id, resets=(*source.resets, reset)
             )
-            return StartPosition(restarted, ends=ends, another=why)
-        source = replace(source, topic_id=merged(source.topic_id, topic_id))
-        at = self._check_within(
+            return StartPosition(restarted, ends=ends, recreated_reason=why)
+        source = replace(source, topic_id=id_to_store(source.topic_id, topic_id))
+        at = self._check_not_past_end(
             topic, source.offsets, ends, "restore it, or start afresh under another app name (--app NAME)"
         )
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
             return StartPosition(replace(source, offsets=at), ends=ends)
-        gone = windows(topic, at, earliest)
-        self._refuse(
+        gone = format_windows(topic, at, earliest)
+        self._refuse_loss(
             f"would continue at offsets that are gone from Kafka: {', '.join(gone)}",
             "restore the topic with these records, or continue without them: --accept-loss. "
             "A longer retention of the topic prevents this",
         )
         lost_before = source.lost + (0,) * (len(at) - len(source.lost))
         total = tuple(loss + until - start for loss, start, until in zip(lost_before, at, offsets, strict=True))
-        return StartPosition(replace(source, offsets=offsets, lost=total), Lost(topic, at, offsets), ends=ends)
+        return StartPosition(replace(source, offsets=offsets, lost=total), LostRecords(topic, at, offsets), ends=ends)
 
-    def _why_younger(self, topic: str, source: Input, now: TopicState) -> str:
+    def _younger_reason(self, topic: str, source: Input, now: TopicState) -> str:
         """Return the reason why the records' times show that a topic was created again; empty if they do not.
 
         Used for topics without a known id.
         """
-        if is_known(now.id) or self.since is None or self.head is None:
+        if is_kafka_id(now.id) or self.offsets_since is None or self.head is None:
             return ""
         head = self.head
         if self.claiming:
             head = history.read(self.store, self.app, self.stage, head.version - 1)
-        since_read, since_now = (self.since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
-        if not is_younger(source.offsets, now, since_read, since_now):
+        since_read, since_now = (self.offsets_since(topic, at_ms) for at_ms in (head.time_ms + 1, instants.now_ms()))
+        if not was_recreated_since_read(source.offsets, now, since_read, since_now):
             return ""
-        why = described(topic, source.topic_id, source.offsets, now)
+        why = describe_recreated_topic(topic, source.topic_id, source.offsets, now)
         return (
-            f"{why}, none of them from before {instants.iso(head.time_ms, 'milliseconds')}, when the stage last read it"
+            f"{why}, none of them from before {instants.format_iso(head.time_ms, 'milliseconds')}, when the "
+            f"stage last read it"
         )
 
-    def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
+    def start_on_channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """Return the start on a repartition topic that the stage `upstream` writes. Raises as `start_on_topic` does."""
         # Read the topic before the sender's versions: records deleted later must not be judged by older versions.
-        now = self.state(topic)
+        now = self.topic_state(topic)
         sender = history.head(self.store, self.app, upstream)
         output = sender.outputs.get(name) if sender is not None else None
         if output is not None:
@@ -139,21 +142,21 @@ class StartFinder:
             count = len(output.ends)
             now = now._replace(earliest=now.earliest[:count], ends=now.ends[:count])
             # The newest version may be newer than the answer from Kafka.
-            if are_two(output.topic_id, now.id):
-                why = why_another(topic, output.topic_id, output.ends, now)
-                self._refuse_another(why, another_channel(self.app))
+            if is_other_topic(output.topic_id, now.id):
+                why = explain_recreated_topic(topic, output.topic_id, output.ends, now)
+                self._refuse_recreated(why, recreated_channel_hint(self.app))
                 if self.claiming:
                     order = f"stage {upstream!r} writes it, and has to start on it before its readers"
                     raise AnotherTopic(f"{why}; {order}", hint=f"run {upstream!r}, too, with --accept-loss")
                 return StartPosition(self.head.inputs[name] if self.head is not None else Input(topic, now.earliest))
         earliest, ends, topic_id = now
         if self.head is None:
-            return self._start_of_new(name, topic, upstream, now)
+            return self._start_of_new_stage(name, topic, upstream, now)
         source = self.head.inputs[name]
-        if why := why_another(topic, source.topic_id, source.offsets, now):
-            self._refuse_another(why, another_channel(self.app))
+        if why := explain_recreated_topic(topic, source.topic_id, source.offsets, now):
+            self._refuse_recreated(why, recreated_channel_hint(self.app))
             return self._start_on_recreated(name, source, topic_id, why)
-        source = replace(source, topic_id=merged(source.topic_id, topic_id))
+        source = replace(source, topic_id=id_to_store(source.topic_id, topic_id))
         # Garbage collection may have removed versions that a retired stage has not read.
         first = history.first_version(self.store, self.app, source.upstream) if self.head.retired else 0
         if source.version + 1 < first:
@@ -163,12 +166,12 @@ class StartFinder:
                 hint="give the stage a new name to start afresh",
             )
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
-        source = replace(source, offsets=self._check_within(topic, source.offsets, ends, way_out))
+        source = replace(source, offsets=self._check_not_past_end(topic, source.offsets, ends, way_out))
         if all(map(int.__ge__, source.offsets, earliest)):
             return StartPosition(source)
         return self._start_after_gap(name, source, earliest, "continue at offsets that are") or StartPosition(source)
 
-    def _start_of_new(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
+    def _start_of_new_stage(self, name: str, topic: str, upstream: str, now: TopicState) -> StartPosition:
         earliest, none = now.earliest, (0,) * len(now.earliest)
         first = history.first_version(self.store, self.app, upstream)
         # The history of a clone, or one that was thinned out, does not begin at version 1.
@@ -184,7 +187,7 @@ class StartFinder:
             unseen = f"rows that {upstream} sent before v{first}, which are no longer in this app's history"
             return StartPosition(replace(at, consumed=()), unseen=unseen)
         output = history.read(self.store, self.app, upstream, first).outputs.get(name) if first else None
-        if output is not None and are_two(output.topic_id, now.id):
+        if output is not None and is_other_topic(output.topic_id, now.id):
             return self._start_on_recreated(name, at, now.id, "")
         # A topic older than the channel has messages that do not belong to the channel.
         begins = output.ends if output is not None and not (output.rows or output.markers) else none
@@ -196,41 +199,47 @@ class StartFinder:
         Rows that the stage had not read from the former topic are skipped.
         """
         markers: set[str] = set()
-        for version in history.after(self.store, self.app, at.upstream, at.version):
+        for version in history.iter_after(self.store, self.app, at.upstream, at.version):
             output = version.outputs.get(name)
-            if output is None or are_two(output.topic_id, topic_id):
+            if output is None or is_other_topic(output.topic_id, topic_id):
                 markers |= output.markers.keys() if output is not None else set()
                 continue
             gap = in_flight.Gap(
                 at.version, version.version, at.offsets, output.ends, (), output.sent, frozenset(markers)
             )
-            position, lost = in_flight.pass_over(replace(at, topic_id=topic_id), gap)
+            position, lost = in_flight.skip_gap(replace(at, topic_id=topic_id), gap)
             if lost.rows and not any(lost.rows):
                 return StartPosition(
-                    replace(position, lost=at.lost), None, in_flight.broken(self.head, name, gap), another=why
+                    replace(position, lost=at.lost),
+                    None,
+                    in_flight.snapshots_broken_by_gap(self.head, name, gap),
+                    recreated_reason=why,
                 )
-            return StartPosition(position, lost, in_flight.broken(self.head, name, gap), another=why)
-        return StartPosition(replace(at, topic_id=topic_id), another=why)
+            return StartPosition(
+                position, lost, in_flight.snapshots_broken_by_gap(self.head, name, gap), recreated_reason=why
+            )
+        return StartPosition(replace(at, topic_id=topic_id), recreated_reason=why)
 
     def _start_after_gap(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
-        newer = history.after(self.store, self.app, at.upstream, at.version)
+        newer = history.iter_after(self.store, self.app, at.upstream, at.version)
         gap = in_flight.find_gap(name, at, newer, earliest)
         if gap is None:
             return None
-        position, lost = in_flight.pass_over(at, gap)
-        gone = ", ".join(f"{at.topic}[{partition}] {start}..{end}" for partition, start, end in gap.gone)
-        rows = f"{_rows(lost)} " if lost.rows else ""
-        self._refuse(
-            f"would {would} gone from Kafka: {gone} ({rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)})",
+        position, lost = in_flight.skip_gap(at, gap)
+        gone = ", ".join(f"{at.topic}[{partition}] {start}..{end}" for partition, start, end in gap.missing_ranges)
+        rows = f"{_row_count_text(lost)} " if lost.rows else ""
+        self._refuse_loss(
+            f"would {would} gone from Kafka: {gone} ({rows}of {at.upstream}, "
+            f"{_version_range_text(gap.after + 1, gap.up_to)})",
             "clone the app from a moment whose records Kafka still has, or continue without these rows: --accept-loss",
         )
-        return StartPosition(position, lost, in_flight.broken(self.head, name, gap))
+        return StartPosition(position, lost, in_flight.snapshots_broken_by_gap(self.head, name, gap))
 
-    def _check_within(
+    def _check_not_past_end(
         self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str
     ) -> tuple[int, ...]:
         at = offsets + (0,) * (len(ends) - len(offsets))
-        if beyond := ", ".join(windows(topic, ends, at)):
+        if beyond := ", ".join(format_windows(topic, ends, at)):
             raise Refused(
                 f"stage {self.stage!r} has read past the end of topic {topic!r}: {beyond} (the topic's end, and the "
                 "stage's position). The topic's id is unchanged: Kafka has lost its last records",
@@ -238,76 +247,76 @@ class StartFinder:
             )
         return at
 
-    def _refuse(self, problem: str, way_out: str) -> None:
+    def _refuse_loss(self, problem: str, way_out: str) -> None:
         if not self.accept_loss:
             raise Gone(f"stage {self.stage!r} {problem}", hint=way_out)
 
-    def _refuse_another(self, why: str, way_out: str) -> None:
+    def _refuse_recreated(self, why: str, way_out: str) -> None:
         if not self.accept_loss:
             raise AnotherTopic(f"stage {self.stage!r} cannot go on: {why}", hint=way_out)
 
 
-def another_users_topic(app: str, topic: str) -> str:
+def recreated_user_topic_hint(app: str, topic: str) -> str:
     return (
         f"to read the new topic from its beginning: slackwater reset {app} --topic {topic} --to-earliest, or run with "
         "--accept-loss; if it has the same records at the same offsets: slackwater reset with --shift-by 0"
     )
 
 
-def another_channel(app: str) -> str:
+def recreated_channel_hint(app: str) -> str:
     return (
         "rows in flight were lost with it: run the app with --accept-loss, which continues without them and says how "
         f"many they are; or clone it from a snapshot, which has such rows: slackwater clone {app}@SNAPSHOT NAME"
     )
 
 
-def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
+def with_start_positions(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
     """Return the claim `draft` with these start positions, which are by the input's declared name.
 
     Snapshots that cannot complete because of the loss are failed first, so that nobody waits for them for ever.
     """
-    broken = frozenset(name for start in starts.values() for name in start.broken)
+    broken = frozenset(name for start in starts.values() for name in start.broken_snapshots)
     for request in stored.open_requests(store, draft.app) if broken else ():
         if request.id in broken:
             lost = ", ".join(
-                f"{_versions(start.lost.after + 1, start.lost.up_to)} of {start.at.upstream} on {name}"
+                f"{_version_range_text(start.lost.after + 1, start.lost.up_to)} of {start.input.upstream} on {name}"
                 for name, start in starts.items()
-                if start.lost is not None and request.id in start.broken
+                if start.lost is not None and request.id in start.broken_snapshots
             )
             why = f"stage {draft.stage!r} continued without {lost}, where its marker or in-flight records were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
-            audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
-            stored.cancel(store, draft.app, request)
+            audit_log.record_operation(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
+            stored.withdraw_request(store, draft.app, request)
     return replace(
         in_flight.without_answers(draft, broken),
-        inputs={name: start.at for name, start in starts.items()},
+        inputs={name: start.input for name, start in starts.items()},
         lost={name: start.lost for name, start in starts.items() if start.lost is not None},
     )
 
 
-def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
+def log_unseen_records(stage: str, starts: Mapping[str, StartPosition]) -> None:
     for name, start in starts.items():
-        if start.ends and not is_known(start.at.topic_id):
+        if start.ends and not is_kafka_id(start.input.topic_id):
             _log.warning(
                 "this Kafka has no topic ids: if %s is deleted and created again, only offsets, leader epochs and "
                 "record times can show it",
-                start.at.topic,
+                start.input.topic,
             )
-        if start.another:
-            _log.warning("stage %r continues on the new topic: %s", stage, start.another)
+        if start.recreated_reason:
+            _log.warning("stage %r continues on the new topic: %s", stage, start.recreated_reason)
         if start.lost is not None:
-            skipped = ", ".join(windows(start.lost.topic, start.lost.starts, start.lost.ends))
-            rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
-            where = f"rows in flight on {name}" if start.another else skipped
+            skipped = ", ".join(format_windows(start.lost.topic, start.lost.starts, start.lost.ends))
+            rows = f" ({_row_count_text(start.lost)})" if start.lost.rows else ""
+            where = f"rows in flight on {name}" if start.recreated_reason else skipped
             _log.warning("stage %r continues without %s%s: gone from Kafka", stage, where, rows)
         elif start.unseen:
             _log.warning("new stage %r on input %s will not see %s", stage, name, start.unseen)
 
 
-def _rows(lost: Lost) -> str:
+def _row_count_text(lost: LostRecords) -> str:
     count = sum(lost.rows)
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def _versions(first: int, last: int) -> str:
+def _version_range_text(first: int, last: int) -> str:
     return f"v{first}" if first == last else f"v{first} to v{last}"

@@ -15,36 +15,36 @@ class StopRequested(BaseException):
     """Raised to end the run after a stop request; `stop_signals` catches it."""
 
 
-class Stop(threading.Event):
+class StopEvent(threading.Event):
     """Event of a stop request. A second request (Ctrl-C) sets `immediate`: the run then waits for nothing more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = threading.Event()
-        self._raises = self._asked = False
+        self.immediate = threading.Event()
+        self._is_interruptible = self._signalled = False
 
     def is_set(self) -> bool:
-        return self._asked or super().is_set()
+        return self._signalled or super().is_set()
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """During the block, raise `StopRequested` as soon as a stop is requested. For waits that may be interrupted."""
-        previous, self._raises = self._raises, True
+        previous, self._is_interruptible = self._is_interruptible, True
         try:
             if self.is_set():
                 raise StopRequested
             yield
         finally:
-            self._raises = previous
+            self._is_interruptible = previous
 
     @contextmanager
-    def in_order(self) -> Iterator[None]:
+    def uninterrupted(self) -> Iterator[None]:
         """Do not interrupt the block at a stop request. If it fails or ends after the request, raise `StopRequested`.
 
         A signal may be sent to all processes of the run. So a failure that it causes elsewhere may be seen before the
         signal.
         """
-        previous, self._raises = self._raises, False
+        previous, self._is_interruptible = self._is_interruptible, False
         try:
             yield
         except Exception:
@@ -52,24 +52,24 @@ class Stop(threading.Event):
                 raise StopRequested from None
             raise
         finally:
-            self._raises = previous
+            self._is_interruptible = previous
         if self.is_set():
             raise StopRequested
 
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        self._asked = True
-        if self._raises:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signalled = True
+        if self._is_interruptible:
             raise StopRequested
 
 
 @contextmanager
-def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
+def stop_signals(on_stop: Callable[[StopEvent], None] = lambda _stop: None) -> Iterator[StopEvent]:
     """Yield an event that SIGINT and SIGTERM set. If this is not the main thread, nothing sets it.
 
     `StopRequested` ends the block and is not raised further. `on_stop` is called with the event when the event is set,
     and when its `immediate` is set: at once, on a separate thread, whatever the main thread does.
     """
-    stop = Stop()
+    stop = StopEvent()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -85,16 +85,16 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
                     continue
                 if not threading.Event.is_set(stop):
                     stop.set()
-                    on_ask(stop)
-                elif number == signal.SIGINT and not stop.now.is_set():
+                    on_stop(stop)
+                elif number == signal.SIGINT and not stop.immediate.is_set():
                     # Service managers and wrappers may send SIGTERM several times for one stop.
-                    stop.now.set()
-                    on_ask(stop)
+                    stop.immediate.set()
+                    on_stop(stop)
 
     listener = threading.Thread(target=listen, name="stop-signals", daemon=True)
     listener.start()
     previous_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-    handlers = {number: signal.signal(number, stop._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, stop._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     except StopRequested:
@@ -106,7 +106,7 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
         sender.close()
         listener.join()
         receiver.close()
-        if stop._asked and not threading.Event.is_set(stop):
+        if stop._signalled and not threading.Event.is_set(stop):
             # Another thread got the signal: this thread ended before that one wrote its byte.
             stop.set()
-            on_ask(stop)
+            on_stop(stop)

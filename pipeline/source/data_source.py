@@ -12,7 +12,7 @@ import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from .options import Private, SourceOptions
+from .options import PrivateOptions, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
-WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
+TOPIC_SCHEMA_WITH_HEADERS = f"{TOPIC_SCHEMA}, headers array<struct<key: string, value: binary>>"
 
 
 class InputSource(DataSource):
     """Spark's data source `slackwater-input`, for internal use. The source for users is `slackwater.spark`."""
 
-    private: ClassVar[Private] = Private()
+    private: ClassVar[PrivateOptions] = PrivateOptions()
 
     @classmethod
     def name(cls) -> str:
@@ -42,11 +42,11 @@ class InputSource(DataSource):
         return (ChannelSourceReader if options.upstream else TopicSourceReader)(options, schema, self.private)
 
 
-_registering = Lock()
+_register_lock = Lock()
 
 
 def open_stream(
-    spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
+    spark: SparkSession, options: SourceOptions, private: PrivateOptions, schema: StructType | None = None
 ) -> DataFrame:
     """Open a stream of a source, with `private` values that Spark does not show.
 
@@ -57,7 +57,7 @@ def open_stream(
     to tasks like functions, and shows them nowhere. If Spark were given a schema, it would construct the source later.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
-    with _registering:
+    with _register_lock:
         spark.dataSource.register(type(InputSource.__name__, (InputSource,), {"private": private, **more}))
         try:
             return (

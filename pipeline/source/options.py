@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...state.records import Position
-from .worker import ERROR_MARK, ErrorMark
+from .worker import ERROR_TAG, ErrorTag
 
 if TYPE_CHECKING:
     from ...store.objects.s3_settings import S3Settings
@@ -39,27 +39,27 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store: str = ""
     spool: str = ""
     """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
-    counts: str = ""
-    told: str = ""
-    wakes: bool = False
+    counts_folder: str = ""
+    planner_folder: str = ""
+    starts_woken_batches: bool = False
     """True if this input's planner starts the batches for which the runner wakes the stage."""
-    asks: bool = False
+    starts_snapshot_batches: bool = False
     """True if this input's planner starts batches for requested snapshots; False if markers announce them."""
-    handled: tuple[str, ...] = ()
+    handled_snapshots: tuple[str, ...] = ()
     """Ids of the snapshots for which a batch of this input has already ended."""
-    until: tuple[int, ...] | None = None
+    end_offsets: tuple[int, ...] | None = None
     """End offsets by partition up to which to read a user's topic; None to read to the topic's end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class PrivateOptions:
     """Values of a source that Spark must not show, such as passwords."""
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     s3: S3Settings | None = None
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The driver's environment variables for S3. Planners use them, since they run on the driver's machine."""
-    error_mark: ErrorMark = ERROR_MARK
+    error_tag: ErrorTag = ERROR_TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,17 @@ class ScratchCheckpoint:
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
         header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
         # Spark compares offsets as text: write them as its Python sources do.
-        lines = "\n".join(json.dumps(position.json()) for position in positions)
+        lines = "\n".join(json.dumps(position.to_json()) for position in positions)
         for batch in (version - 1, version):
             (self.folder / "offsets" / str(batch)).write_text(f"v1\n{header}\n{lines}")
             (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
-    def planned(self, batch: int) -> dict[str, Position]:
+    def read_positions(self, batch: int) -> dict[str, Position]:
         """Return the end position of each input of a batch, as Spark logged it before the batch started."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
         ends: dict[str, Position] = {}
         for line in lines:
-            position = Position.of(json.loads(line))
+            position = Position.from_json(json.loads(line))
             # A source that is used several times in the plan is planned once.
             if ends.setdefault(position.input, position) != position:
                 raise AssertionError(f"batch {batch} ends at two places of {position.input!r}: {lines}")

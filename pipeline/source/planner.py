@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ...common import instants
 from ...errors import AnotherTopic, NotFound, Unavailable
-from ...state.records import Position, TopicState, merged, sent, why_another
+from ...state.records import Position, TopicState, explain_recreated_topic, id_to_store, sent_messages
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -41,22 +41,22 @@ class Pace:
     is_held: Callable[[], bool] = lambda: False
     _next: float = field(default=0.0, init=False)
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         return self.clock() >= self._next and not self.is_held()
 
-    def started(self) -> None:
+    def record_start(self) -> None:
         if self.interval_s:
             self._next = (self.clock() // self.interval_s + 1) * self.interval_s
 
 
 @dataclass(slots=True)
-class _Every:
+class _IntervalGate:
     """Allows an action at most once per interval."""
 
     seconds: float
     _next: float = field(default=0.0, init=False)
 
-    def now(self) -> bool:
+    def try_pass(self) -> bool:
         at = time.monotonic()
         if at < self._next:
             return False
@@ -64,7 +64,7 @@ class _Every:
         return True
 
 
-def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
+def admit_records(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
     """Return end offsets of at most `max_records` records, divided among partitions in proportion to their backlog.
 
     Partitions missing in `start` are new and begin at 0. This is the rule of Structured Streaming's
@@ -88,12 +88,12 @@ class TopicPlanner:
     max_records: int | None
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
-    handled: set[str]
-    until: tuple[int, ...] | None = None
+    handled_snapshots: set[str]
+    end_offsets: tuple[int, ...] | None = None
     """End offsets up to which to read, by partition; None to read to the topic's end."""
-    woken: Callable[[int], int] = lambda _handled: 0
+    wake_version: Callable[[int], int] = lambda _handled: 0
     """Returns a version, newer than the given version, after which a batch without records is due; 0 for none."""
-    bounds: Callable[[], tuple[int, ...] | None] = lambda: None
+    hold_offsets: Callable[[], tuple[int, ...] | None] = lambda: None
     """Returns the end offsets at which a promotion holds the app, by partition; None for no hold.
 
     Partitions without an end offset are not read.
@@ -101,57 +101,61 @@ class TopicPlanner:
     topic_id: str = ""
     _seen_ms: int = field(default_factory=instants.now_ms, init=False)
     _ends: tuple[int, ...] = field(default=(), init=False)
-    _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
-    _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
+    _poll_kafka: _IntervalGate = field(default_factory=lambda: _IntervalGate(_KAFKA_POLL_S), init=False)
+    _poll_requests: _IntervalGate = field(default_factory=lambda: _IntervalGate(_REQUEST_POLL_S), init=False)
 
-    def latest(self, start: Position) -> Position:
+    def plan_end(self, start: Position) -> Position:
         """Return the end of the batch that starts at `start`; return `start` itself for no batch.
 
         Raises `Unavailable` if the broker is unavailable for too long, and `AnotherTopic` if the topic is re-created.
         """
-        new = [name for name in self.requests() if name not in self.handled] if self._poll_requests.now() else []
+        new = (
+            [name for name in self.requests() if name not in self.handled_snapshots]
+            if self._poll_requests.try_pass()
+            else []
+        )
         if new:
             # At once and without records, so that the snapshot need not wait for another batch.
-            self.handled.update(new)
+            self.handled_snapshots.update(new)
             return replace(start, snapshots=tuple(new))
-        if not self.pace.due():
+        if not self.pace.is_due():
             return start
         self._refresh(start.offsets)
-        ends, bounds = self._ends, self.bounds()
+        ends, bounds = self._ends, self.hold_offsets()
         if bounds is not None:
             stands = start.offsets + (0,) * (len(ends) - len(start.offsets))
             ends = tuple(map(min, ends, bounds + stands[len(bounds) :]))
-        ends = admit(start.offsets, ends, self.max_records) if ends else start.offsets
-        woken = self.woken(start.woken)
+        ends = admit_records(start.offsets, ends, self.max_records) if ends else start.offsets
+        woken = self.wake_version(start.woken)
         if ends == start.offsets and not woken:
             return start
-        self.pace.started()
+        self.pace.record_start()
         return replace(start, offsets=ends, snapshots=(), woken=woken or start.woken)
 
     def _refresh(self, read: tuple[int, ...]) -> None:
-        if not self._poll_kafka.now():
+        if not self._poll_kafka.try_pass():
             return
         try:
-            now = self.kafka.state(self.topic, timeout_s=2)
+            now = self.kafka.topic_state(self.topic, timeout_s=2)
         except Unavailable as error:
-            self.patience.waited(error.message)
+            self.patience.record_silence(error.message)
             return
         except NotFound:
             # A deleted topic has no new records; the check at the runner's start reports it.
-            self.patience.answered()
+            self.patience.record_answer()
             return
-        self.patience.answered()
-        self._check_same(read, now)
+        self.patience.record_answer()
+        self._check_same_topic(read, now)
         ends = now.ends
-        if self.until is not None:
-            ends = tuple(map(min, ends, self.until + (0,) * (len(ends) - len(self.until))))
+        if self.end_offsets is not None:
+            ends = tuple(map(min, ends, self.end_offsets + (0,) * (len(ends) - len(self.end_offsets))))
         self._ends = ends or self._ends
 
-    def _check_same(self, read: tuple[int, ...], now: TopicState) -> None:
-        if why := why_another(self.topic, self.topic_id, read, now):
-            since = instants.iso(self._seen_ms)
+    def _check_same_topic(self, read: tuple[int, ...], now: TopicState) -> None:
+        if why := explain_recreated_topic(self.topic, self.topic_id, read, now):
+            since = instants.format_iso(self._seen_ms)
             raise AnotherTopic(f"{why}. A batch that was committed after {since} may have read the new topic")
-        self.topic_id, self._seen_ms = merged(self.topic_id, now.id), instants.now_ms()
+        self.topic_id, self._seen_ms = id_to_store(self.topic_id, now.id), instants.now_ms()
 
 
 @dataclass(slots=True)
@@ -164,16 +168,16 @@ class ChannelPlanner:
     channel: str
     pace: Pace
     max_records: int | None
-    woken: Callable[[int], int] = lambda _handled: 0
-    committed: Callable[[], int | None] = lambda: None
+    wake_version: Callable[[int], int] = lambda _handled: 0
+    committed_version: Callable[[], int | None] = lambda: None
     """Returns the newest version of an upstream stage that runs on this machine; None if unknown."""
     _unread: list[Manifest] = field(default_factory=list, init=False)
-    _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
+    _poll: _IntervalGate = field(default_factory=lambda: _IntervalGate(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)
     """Time when a new version was last found; before that, time of the first poll."""
     _read_after: int = field(default=0, init=False)
 
-    def latest(self, start: Position) -> Position:
+    def plan_end(self, start: Position) -> Position:
         self._refresh(start.version)
         rows, end = 0, None
         snapshots: tuple[str, ...] = ()
@@ -182,38 +186,40 @@ class ChannelPlanner:
             if end is not None and self.max_records is not None and rows + output.rows > self.max_records:
                 break
             rows += output.rows
-            if output.rows or output.markers or manifest.handed_on_ms != start.watermark_ms:
+            if output.rows or output.markers or manifest.downstream_watermark_ms != start.watermark_ms:
                 end = manifest
             if output.markers:
                 snapshots = tuple(sorted(output.markers))
                 break
-        if not (snapshots or self.pace.due()):
+        if not (snapshots or self.pace.is_due()):
             return start
-        woken = self.woken(start.woken)
+        woken = self.wake_version(start.woken)
         if end is None and not woken:
             return start
-        self.pace.started()
+        self.pace.record_start()
         woken = woken or start.woken
         if end is None:
             return replace(start, snapshots=(), woken=woken)
         output = end.outputs[self.channel]
-        return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.handed_on_ms, woken)
+        return Position(
+            self.channel, output.ends, end.version, output.sent, snapshots, end.downstream_watermark_ms, woken
+        )
 
-    def attempts(self, start: int, end: int) -> frozenset[str]:
-        versions = history.between(self.store, self.app, self.upstream, start, end)
-        return frozenset(sent(self.channel, versions).attempts)
+    def counted_attempts(self, start: int, end: int) -> frozenset[str]:
+        versions = history.iter_between(self.store, self.app, self.upstream, start, end)
+        return frozenset(sent_messages(self.channel, versions).attempts)
 
     def _refresh(self, consumed: int) -> None:
         self._unread = [manifest for manifest in self._unread if manifest.version > consumed]
         last = max(consumed, *(manifest.version for manifest in self._unread), 0)
-        committed = self.committed()
-        if not ((committed or 0) > max(last, self._read_after) or self._poll.now()):
+        committed = self.committed_version()
+        if not ((committed or 0) > max(last, self._read_after) or self._poll.try_pass()):
             return
         self._read_after = committed or 0
-        new = list(history.after(self.store, self.app, self.upstream, last))
+        new = list(history.iter_after(self.store, self.app, self.upstream, last))
         if new:
             # A reader from the channel's beginning also passes versions that a rewind has undone.
-            counting = new[-1].follows(consumed)
+            counting = new[-1].base_versions(consumed)
             self._unread = [
                 manifest
                 for manifest in (*self._unread, *new)

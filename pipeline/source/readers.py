@@ -31,13 +31,13 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
 from ..kafka.archived import ArchivedKafka
-from ..kafka.columns import Columns
-from ..kafka.messages import decode, read_rows
+from ..kafka.columns import MessageColumns
+from ..kafka.messages import decode_rows, read_rows
 from ..kafka.open import open_kafka
-from ..kafka.protocol import Kafka, Message, patience_with
-from .options import Private, SourceOptions
+from ..kafka.protocol import Kafka, Message, kafka_patience
+from .options import PrivateOptions, SourceOptions
 from .planner import ChannelPlanner, Pace, TopicPlanner
-from .spark_types import arrow_of
+from .spark_types import arrow_schema_of
 from .spool import InputSpool
 from .wake import PlannerFiles
 from .worker import configure_worker
@@ -64,15 +64,15 @@ class _SourceReader(DataSourceStreamReader):
 
     _planner: TopicPlanner | ChannelPlanner
     """Planner, created on first use: a reader is also pickled to workers, which plan nothing."""
-    _needed: frozenset[str] | None = None
+    _needed_columns: frozenset[str] | None = None
 
-    def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, private: PrivateOptions) -> None:
         self._options = options
         self._schema = schema
         self._private = private
-        self._reached: dict[str, Any] = {}
+        self._last_end: dict[str, Any] = {}
         # Spark creates readers after the query's start, when the needed columns and shares are known.
-        self._share = self._files.chosen(options.stage, options.input) if self._files is not None else None
+        self._share = self._files.key_share(options.stage, options.input) if self._files is not None else None
 
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
@@ -81,22 +81,22 @@ class _SourceReader(DataSourceStreamReader):
 
         Spark before 4.2 gives no `start`: the batch then begins at the end of the last batch.
         """
-        at = Position.of(start or self._reached)
+        at = Position.from_json(start or self._last_end)
         if at.input != self._options.input:
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
-        self._reached = self._planner.latest(at).json()
-        return self._reached
+        self._last_end = self._planner.plan_end(at).to_json()
+        return self._last_end
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        with self._private.error_mark.own():
+        with self._private.error_tag.tagging():
             assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
             configure_worker()
-            yield from self._read(partition, arrow_of(self._schema))
+            yield from self._read(partition, arrow_schema_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the ranges to read. Before Spark 4.2, a restarted query resumes at `end`."""
-        self._reached = end
-        first, last = Position.of(start), Position.of(end)
+        self._last_end = end
+        first, last = Position.from_json(start), Position.from_json(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))
 
     def _attempts(self, _start: int, _end: int) -> frozenset[str]:
@@ -123,12 +123,12 @@ class _SourceReader(DataSourceStreamReader):
         return open_kafka(self._private.kafka)
 
     @property
-    def _archived(self) -> Kafka:
+    def _kafka_with_archive(self) -> Kafka:
         options, columns = self._options, SCHEMA.names
-        if self._needed is not None and not options.spool:
-            columns = [*self._needed.union(("offset",), self._share.columns if self._share is not None else ())]
+        if self._needed_columns is not None and not options.spool:
+            columns = [*self._needed_columns.union(("offset",), self._share.columns if self._share is not None else ())]
         archives = Archives(self._store, options.app if options.store else "")
-        return ArchivedKafka(self._kafka, archives, of_past=options.until is not None, columns=columns)
+        return ArchivedKafka(self._kafka, archives, archive_first=options.end_offsets is not None, columns=columns)
 
     def _store(self) -> ObjectStore:
         # Spark may have started this process before the driver's environment was complete.
@@ -136,34 +136,40 @@ class _SourceReader(DataSourceStreamReader):
         return open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
 
     @contextmanager
-    def _keep(self, partition: _Range) -> Iterator[Callable[[Columns], None]]:
+    def _spool_records(self, partition: _Range) -> Iterator[Callable[[MessageColumns], None]]:
         if not self._options.spool:
             yield lambda _columns: None
             return
         part = partition.part
         extent = Extent(part.partition, part.first, part.last)
-        with InputSpool(Path(self._options.spool)).keep(partition.topic, extent) as keeper:
+        with InputSpool(Path(self._options.spool)).open_writer(partition.topic, extent) as keeper:
             yield keeper.add if keeper is not None else lambda _columns: None
 
     @property
     def _files(self) -> PlannerFiles | None:
-        return PlannerFiles(Path(self._options.told)) if self._options.told else None
+        return PlannerFiles(Path(self._options.planner_folder)) if self._options.planner_folder else None
 
     def _pace(self) -> Pace:
         files, stage = self._files, self._options.stage
-        return Pace(self._options.trigger_ms / 1000, is_held=lambda: files is not None and files.held(stage))
+        return Pace(self._options.trigger_ms / 1000, is_held=lambda: files is not None and files.is_held(stage))
 
     def _woken_version(self, handled: int) -> int:
         files, options = self._files, self._options
-        return files.woken(options.stage, handled, instants.now_ms()) if files is not None and options.wakes else 0
+        return (
+            files.due_wake_version(options.stage, handled, instants.now_ms())
+            if files is not None and options.starts_woken_batches
+            else 0
+        )
 
 
 class TopicSourceReader(_SourceReader):
     """Reads a user's Kafka topic: the rows and columns that the stage needs. Other columns are null."""
 
-    def __init__(self, options: SourceOptions, schema: StructType, private: Private) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, private: PrivateOptions) -> None:
         super().__init__(options, schema, private)
-        self._needed = self._files.needed(options.stage, options.input) if self._files is not None else None
+        self._needed_columns = (
+            self._files.needed_columns(options.stage, options.input) if self._files is not None else None
+        )
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -174,45 +180,52 @@ class TopicSourceReader(_SourceReader):
             topic_id=options.topic_id,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=patience_with(self._kafka, options.patience_s),
-            requests=self._files.asked if self._files is not None and options.asks else tuple,
-            handled=set(options.handled),
-            until=options.until,
-            woken=self._woken_version,
-            bounds=self._bounds,
+            patience=kafka_patience(self._kafka, options.patience_s),
+            requests=self._files.requested_snapshots
+            if self._files is not None and options.starts_snapshot_batches
+            else tuple,
+            handled_snapshots=set(options.handled_snapshots),
+            end_offsets=options.end_offsets,
+            wake_version=self._woken_version,
+            hold_offsets=self._bounds,
         )
 
     def _bounds(self) -> tuple[int, ...] | None:
-        return self._files.bounds(self._options.topic) if self._files is not None else None
+        return self._files.end_offsets(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         # Called only without a checkpoint, which stages always have.
-        return Position(self._options.input, self._kafka.offsets(self._options.topic)[0]).json()
+        return Position(self._options.input, self._kafka.offset_bounds(self._options.topic)[0]).to_json()
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         part = partition.part
         where = (part.partition, part.first, part.last)
-        with self._keep(partition) as keep:
+        with self._spool_records(partition) as keep:
 
-            def keep_columns(messages: Sequence[Message]) -> Columns:
-                columns = Columns(messages)
+            def keep_columns(messages: Sequence[Message]) -> MessageColumns:
+                columns = MessageColumns(messages)
                 keep(columns)
                 return columns
 
-            read = map(keep_columns, self._archived.read(partition.topic, *where, patience_s=self._options.patience_s))
+            read = map(
+                keep_columns,
+                self._kafka_with_archive.read(partition.topic, *where, patience_s=self._options.patience_s),
+            )
             if self._share is None:
-                yield from (columns.source(schema, self._needed) for columns in read)
+                yield from (columns.to_spark_batch(schema, self._needed_columns) for columns in read)
             else:
-                yield from _together(self._chosen(self._share, read, schema))
+                yield from _combine_batches(self._rows_of_share(self._share, read, schema))
 
-    def _chosen(self, share: KeyShare, read: Iterable[Columns], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _rows_of_share(
+        self, share: KeyShare, read: Iterable[MessageColumns], schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
         for columns in read:
-            indexes = np.flatnonzero(share.of_rows(columns.source(schema, share.columns)))
+            indexes = np.flatnonzero(share.select_rows(columns.to_spark_batch(schema, share.columns)))
             if len(indexes):
-                yield columns.take(indexes).source(schema, self._needed)
+                yield columns.take(indexes).to_spark_batch(schema, self._needed_columns)
 
 
-def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield all rows in fewer, larger batches: for Spark, a batch of a few rows costs as much as one of thousands."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
@@ -230,8 +243,8 @@ class ChannelSourceReader(_SourceReader):
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
         options, files, store = self._options, self._files, self._store()
-        if options.counts:
-            store = CountingStore(store, SharedCounts(Path(options.counts) / str(os.getpid())).add)
+        if options.counts_folder:
+            store = CountingStore(store, SharedCounts(Path(options.counts_folder) / str(os.getpid())).add)
         return ChannelPlanner(
             store,
             options.app,
@@ -239,20 +252,22 @@ class ChannelSourceReader(_SourceReader):
             options.input,
             pace=self._pace(),
             max_records=options.max_records,
-            woken=self._woken_version,
-            committed=lambda: None if files is None else files.committed(options.upstream),
+            wake_version=self._woken_version,
+            committed_version=lambda: None if files is None else files.committed_version(options.upstream),
         )
 
     def _attempts(self, start: int, end: int) -> frozenset[str]:
-        return self._planner.attempts(start, end)
+        return self._planner.counted_attempts(start, end)
 
     def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with self._keep(partition) as keep:
+        with self._spool_records(partition) as keep:
 
             def decoded(messages: Sequence[Message]) -> Iterator[pa.RecordBatch]:
-                keep(Columns(messages))
-                return decode(messages, partition.attempts, schema)
+                keep(MessageColumns(messages))
+                return decode_rows(messages, partition.attempts, schema)
 
             patience_s = self._options.patience_s
-            for rows in read_rows(self._archived, partition.topic, partition.part, decoded, patience_s=patience_s):
-                yield rows if self._share is None else rows.filter(pa.array(self._share.of_rows(rows)))
+            for rows in read_rows(
+                self._kafka_with_archive, partition.topic, partition.part, decoded, patience_s=patience_s
+            ):
+                yield rows if self._share is None else rows.filter(pa.array(self._share.select_rows(rows)))

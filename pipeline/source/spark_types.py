@@ -9,7 +9,7 @@ from pyspark.sql.types import DataType, StructType
 _IN_UTC = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 
 
-def arrow_of(schema: StructType) -> pa.Schema:
+def arrow_schema_of(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, **_IN_UTC)  # type: ignore[arg-type]
 
 

@@ -17,25 +17,25 @@ import pyarrow as pa
 
 from ...store.archive.columns import SCHEMA
 from ...store.archive.extents import Extent
-from ..kafka.columns import Columns
+from ..kafka.columns import MessageColumns
 
 _log = logging.getLogger("slackwater")
 
-_MOST_BYTES = 4 << 30
+_MAX_BYTES = 4 << 30
 """Maximum bytes of a topic's files. The archiver reads records beyond this limit from Kafka again."""
-_OF_ALL = ("topic", "partition")
-_STORED = pa.schema([field for field in SCHEMA if field.name not in _OF_ALL])
+_CONSTANT_COLUMNS = ("topic", "partition")
+_STORED = pa.schema([field for field in SCHEMA if field.name not in _CONSTANT_COLUMNS])
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class SpooledFile:
     """A file with the records of an offset range."""
 
     topic: str
     extent: Extent
     path: Path
 
-    def records(self, part: Extent) -> Iterator[pa.Table]:
+    def read_records(self, part: Extent) -> Iterator[pa.Table]:
         """Yield the records of a part of the range, with the columns of the archive's `SCHEMA`. Raises `OSError`."""
         try:
             with pa.memory_map(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
@@ -43,11 +43,11 @@ class Spooled:
                     offsets = batch["offset"].to_numpy()
                     first, end = offsets.searchsorted((part.first, part.end))
                     if first < end:
-                        yield self._whole(batch.slice(first, end - first))
+                        yield self._add_constant_columns(batch.slice(first, end - first))
         except pa.ArrowException as error:
             raise OSError(f"{self.path} is damaged: {error}") from error
 
-    def _whole(self, batch: pa.RecordBatch) -> pa.Table:
+    def _add_constant_columns(self, batch: pa.RecordBatch) -> pa.Table:
         values = {"topic": self.topic, "partition": self.extent.partition}
         columns = {
             name: pa.repeat(pa.scalar(value, SCHEMA.field(name).type), batch.num_rows) for name, value in values.items()
@@ -64,7 +64,7 @@ class InputSpool:
     folder: Path
 
     @contextmanager
-    def keep(self, topic: str, extent: Extent) -> Iterator[Keeper | None]:
+    def open_writer(self, topic: str, extent: Extent) -> Iterator[SpoolWriter | None]:
         """Yield a writer for the records of a range; None if too many records are waiting already.
 
         The file appears after the block, unless the block fails.
@@ -74,23 +74,23 @@ class InputSpool:
             yield None
             return
         name = f"{extent.partition}-{extent.first}-{extent.end}-{uuid4().hex}.arrow"
-        keeper = Keeper(folder / f".{name}")
+        keeper = SpoolWriter(folder / f".{name}")
         try:
             yield keeper
             keeper.finish(folder / name)
         finally:
             keeper.discard()
 
-    def look(self, topic: str) -> list[Spooled]:
+    def list_files(self, topic: str) -> list[SpooledFile]:
         """Return a topic's files by partition and offset. If the files are too large, make readers stop spooling."""
-        files, num_bytes = list[Spooled](), 0
+        files, num_bytes = list[SpooledFile](), 0
         for path in (self.folder / topic).glob("[0-9]*.arrow"):
             partition, first, end, _ = path.name.split("-")
-            files.append(Spooled(topic, Extent(int(partition), int(first), int(end)), path))
+            files.append(SpooledFile(topic, Extent(int(partition), int(first), int(end)), path))
             num_bytes += path.stat().st_size
-        if num_bytes > _MOST_BYTES:
+        if num_bytes > _MAX_BYTES:
             self._full(topic).touch()
-        elif num_bytes < _MOST_BYTES // 2:
+        elif num_bytes < _MAX_BYTES // 2:
             self._full(topic).unlink(missing_ok=True)
         return sorted(files, key=lambda file: file.extent)
 
@@ -98,7 +98,7 @@ class InputSpool:
         return self.folder / topic / "full"
 
 
-class Keeper:
+class SpoolWriter:
     """Writes one spool file. If the disk is full, the batch does not fail, and there is no file."""
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ class Keeper:
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._failed = False
 
-    def add(self, columns: Columns) -> None:
+    def add(self, columns: MessageColumns) -> None:
         if self._failed:
             return
         try:
@@ -115,7 +115,7 @@ class Keeper:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = pa.OSFile(str(self._path), "wb")
                 self._writer = pa.ipc.new_stream(self._file, _STORED)
-            self._writer.write_batch(columns.of(_STORED))
+            self._writer.write_batch(columns.to_batch(_STORED))
         except OSError as error:
             self._failed = True
             _log.debug("%s cannot be kept for the archive: %s", self._path, error)

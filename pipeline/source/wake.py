@@ -13,10 +13,10 @@ from uuid import uuid4
 from ...snapshot.cut.stored import newest_notice, open_requests
 from ...snapshot.under_way import runners
 from ...snapshot.under_way.runners import HOLD_LAPSE_S, Hold
-from ...state.records import unread
+from ...state.records import count_unread
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.hashing import KeyShare
-from ...store.versions.forgotten import under_way
+from ...store.versions.forgotten import find_journal
 from ...store.versions.manifest import Manifest
 from ..listener import Listener
 
@@ -33,53 +33,53 @@ class PlannerFiles:
 
     folder: Path
 
-    def ask(self, snapshots: Iterable[str]) -> None:
+    def write_requests(self, snapshots: Iterable[str]) -> None:
         self._write("asked", " ".join(snapshots))
 
-    def asked(self) -> tuple[str, ...]:
+    def requested_snapshots(self) -> tuple[str, ...]:
         return tuple((self._read("asked") or "").split())
 
-    def commit(self, stage: str, version: int) -> None:
+    def write_committed(self, stage: str, version: int) -> None:
         self._write(f"committed/{stage}", str(version))
 
-    def committed(self, stage: str) -> int | None:
+    def committed_version(self, stage: str) -> int | None:
         text = self._read(f"committed/{stage}")
         return None if text is None else int(text)
 
-    def need(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
+    def write_needed_columns(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
         """Send the columns of users' topics that a stage needs, by input. Inputs that are left out need all columns."""
         self._write(f"needed/{stage}", json.dumps({name: sorted(names) for name, names in columns.items()}))
 
-    def needed(self, stage: str, name: str) -> frozenset[str] | None:
+    def needed_columns(self, stage: str, name: str) -> frozenset[str] | None:
         needed = json.loads(self._read(f"needed/{stage}") or "{}").get(name)
         return None if needed is None else frozenset(needed)
 
-    def choose(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
+    def write_key_shares(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
         """Send the shares of keys that a stage needs, by input. Inputs that are left out need all rows."""
         self._write(
             f"chosen/{stage}", json.dumps({name: [share.columns, share.parts] for name, share in shares.items()})
         )
 
-    def chosen(self, stage: str, name: str) -> KeyShare | None:
+    def key_share(self, stage: str, name: str) -> KeyShare | None:
         chosen = json.loads(self._read(f"chosen/{stage}") or "{}").get(name)
         return None if chosen is None else KeyShare(tuple(chosen[0]), chosen[1])
 
-    def wake(self, stage: str, version: int, at_ms: int | None) -> None:
+    def schedule_wake_up(self, stage: str, version: int, at_ms: int | None) -> None:
         """Make a stage start a batch after this version, at or after a time (ms since 1970); None cancels the batch."""
         self._write(f"wake/{stage}", None if at_ms is None else f"{version} {at_ms}")
 
-    def woken(self, stage: str, handled: int, now_ms: int) -> int:
+    def due_wake_version(self, stage: str, handled: int, now_ms: int) -> int:
         """Return the version after which a batch is due now; 0 if there is none newer than `handled`."""
         version, at_ms = map(int, (self._read(f"wake/{stage}") or "0 0").split())
         return version if version > handled and at_ms <= self.clock_ms(now_ms) else 0
 
-    def hold(self, stage: str, *, held: bool) -> None:
+    def set_held(self, stage: str, *, held: bool) -> None:
         self._write(f"held/{stage}", "" if held else None)
 
-    def held(self, stage: str) -> bool:
+    def is_held(self, stage: str) -> bool:
         return (self.folder / "held" / stage).exists()
 
-    def bound(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
+    def limit_reading(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
         """Limit reading of users' topics to these end offsets; None removes the limit.
 
         `clock_ms` (ms since 1970) is a time at which to stop the clock by which rows fall due.
@@ -87,7 +87,7 @@ class PlannerFiles:
         text = None if until is None else json.dumps([{topic: [*at] for topic, at in until.items()}, clock_ms])
         self._write("bounds", text)
 
-    def bounds(self, topic: str) -> tuple[int, ...] | None:
+    def end_offsets(self, topic: str) -> tuple[int, ...] | None:
         """Return the end offsets that limit reading of a topic, by partition; None for no limit.
 
         Partitions without an end offset are not read.
@@ -133,7 +133,7 @@ class Backpressure(Listener):
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def move(self, head: Manifest, tip: Manifest) -> None:
+    def on_version(self, head: Manifest, tip: Manifest) -> None:
         """Record a stage's versions: hold the writers whose readers lag, release others, and notify its readers.
 
         `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
@@ -141,19 +141,19 @@ class Backpressure(Listener):
         """
         with self._lock:
             self._heads[head.stage], self._tips[tip.stage] = head, tip
-            waiting = set(self._held())
+            waiting = set(self._stages_to_hold())
             for stage in self._heads:
-                self.planners.hold(stage, held=stage in waiting)
-        self.planners.commit(head.stage, head.version)
+                self.planners.set_held(stage, held=stage in waiting)
+        self.planners.write_committed(head.stage, head.version)
 
-    def _held(self) -> Iterator[str]:
+    def _stages_to_hold(self) -> Iterator[str]:
         for reader, max_records in self.max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
                 writer = self._heads.get(at.upstream)
                 # A stage may no longer write a channel that it wrote before.
                 output = writer.outputs.get(name) if writer is not None else None
-                if output is not None and (unread(output, at) or 0) > max_records:
+                if output is not None and (count_unread(output, at) or 0) > max_records:
                     yield at.upstream
 
 
@@ -170,35 +170,35 @@ class RequestWatch:
     planners: PlannerFiles
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     _seen: bytes | None = None
-    _looked_s: float = float("-inf")
+    _polled_s: float = float("-inf")
     _listed_s: float = float("-inf")
     forgetting: bool = field(default=False, init=False)
     _hold: Hold | None = None
     _renewed_s: float = 0.0
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._hold is not None and self.clock() - self._renewed_s < HOLD_LAPSE_S
 
-    def look(self, *, busy: bool) -> bool:
+    def poll(self, *, busy: bool) -> bool:
         """Poll if due; return True if there may be new requests for snapshots, retries or stages.
 
         `busy` is True if batches were committed since the last call, so that more reads hardly add cost. Raises
         `Corruption` for a damaged request.
         """
         now_s = self.clock()
-        if now_s - self._looked_s < (_BUSY_S if busy or self.held else _IDLE_S):
+        if now_s - self._polled_s < (_BUSY_S if busy or self.is_held else _IDLE_S):
             return False
-        self._looked_s = now_s
+        self._polled_s = now_s
         notice = newest_notice(self.store, self.app)
         is_news = notice != self._seen or now_s - self._listed_s >= _LIST_S
         if is_news or self._hold is not None:
             self._apply_hold(runners.find_hold(self.store, self.app), now_s)
         if is_news or self.forgetting:
-            self.forgetting = under_way(self.store, self.app) is not None
+            self.forgetting = find_journal(self.store, self.app) is not None
         if not is_news:
             return False
-        self.planners.ask(request.id for request in open_requests(self.store, self.app))
+        self.planners.write_requests(request.id for request in open_requests(self.store, self.app))
         # Only after success, so that a failed poll is repeated.
         self._seen, self._listed_s = notice, now_s
         return True
@@ -207,4 +207,4 @@ class RequestWatch:
         if current != self._hold:
             self._hold, self._renewed_s = current, now_s
         is_held = current is not None and now_s - self._renewed_s < HOLD_LAPSE_S
-        self.planners.bound(*(current.until, current.clock_ms) if current is not None and is_held else (None,))
+        self.planners.limit_reading(*(current.until, current.clock_ms) if current is not None and is_held else (None,))

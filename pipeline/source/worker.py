@@ -20,11 +20,11 @@ from pyspark import TaskContext
 
 from ...errors import BadRecord
 
-Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorMark:
+class ErrorTag:
     """Tag on errors of slackwater's own code in tasks: a note, which keeps an error's class and traceback.
 
     The tag is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
@@ -34,7 +34,7 @@ class ErrorMark:
     token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     @contextmanager
-    def own(self) -> Iterator[None]:
+    def tagging(self) -> Iterator[None]:
         """Tag errors raised in the block. The user's code runs outside of it, or returns its errors as values."""
         try:
             yield
@@ -43,27 +43,27 @@ class ErrorMark:
             error.add_note(f"{self.token} {json.dumps(bad)}")
             raise
 
-    def on(self, function: Feed) -> Feed:
+    def wrap(self, function: ArrowFunction) -> ArrowFunction:
         def marked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            with self.own():
+            with self.tagging():
                 yield from function(batches)
 
         return marked
 
-    def told(self, text: str) -> tuple[str | None, ...]:
+    def tagged_causes(self, text: str) -> tuple[str | None, ...]:
         """Return the bad record's message of each tagged error in a text; None for an error that no record causes."""
         # Spark may append text to the note's line.
         notes = text.split(f"{self.token} ")[1:]
         return tuple(json.JSONDecoder().raw_decode(note)[0] for note in notes)
 
-    def without(self, text: str) -> str:
+    def remove_tags(self, text: str) -> str:
         return "".join(line for line in text.splitlines(keepends=True) if self.token not in line)
 
 
-ERROR_MARK = ErrorMark()
+ERROR_TAG = ErrorTag()
 
 
-_AT_LEAST = 100_000
+_GC_THRESHOLD = 100_000
 """Allocated objects between two garbage collections. A chunk of Kafka messages has 10,000 objects, without cycles.
 With Python's default, 700, useless collections took a fourth of the time of reading."""
 
@@ -84,4 +84,4 @@ def configure_worker() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.freeze()
-    gc.set_threshold(_AT_LEAST)
+    gc.set_threshold(_GC_THRESHOLD)

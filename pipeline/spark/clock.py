@@ -18,15 +18,15 @@ from py4j.java_gateway import is_instance_of
 from pyspark.sql import DataFrame, SparkSession
 
 from ...common.durations import DAY_MS
-from .plans import children, frame_of, kind, listed, plan_of, rebuilt, sequence
-from .user_errors import is_of_user
+from .plans import analysed_plan, children, class_name, frame_of, rebuild, to_list, to_scala_seq
+from .user_errors import is_user_module
 
 STOPPED_AT = "SLACKWATER_CLOCK_STOPPED_AT_MS"
 _DATE = datetime.date
 _DATETIME = datetime.datetime
 
 
-class _InPlace(type):
+class _StandInType(type):
     """Metaclass of a stand-in for another class, whose instances count as instances of the stand-in."""
 
     stands_for: type
@@ -39,7 +39,7 @@ class _InPlace(type):
 
 
 @contextmanager
-def stopped(at_ms: int) -> Iterator[None]:
+def stopped_clocks(at_ms: int) -> Iterator[None]:
     """Stop Python's clocks at a time (ms since 1970 UTC) during the block, for all threads."""
     undo = stop_clocks(at_ms)
     try:
@@ -57,7 +57,7 @@ def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
     imported = [
         (module, name, instead[id(value)])
         for module in list(sys.modules.values())
-        if is_of_user(module)
+        if is_user_module(module)
         for name, value in list(vars(module).items())
         if id(value) in instead
     ]
@@ -70,7 +70,7 @@ def stop_clocks(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
 def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
     at_s = at_ms / 1000
 
-    class Date(_DATE, metaclass=_InPlace):
+    class Date(_DATE, metaclass=_StandInType):
         __slots__ = ()  # libraries check that its size equals the real class's
         stands_for = _DATE
 
@@ -81,7 +81,7 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
         def today(cls) -> Any:
             return _DATE.fromtimestamp(at_s)
 
-    class Datetime(_DATETIME, metaclass=_InPlace):
+    class Datetime(_DATETIME, metaclass=_StandInType):
         __slots__ = ()
         stands_for = _DATETIME
 
@@ -123,7 +123,7 @@ def _stand_ins(at_ms: int) -> list[tuple[ModuleType, str, Any]]:
 
 
 _CATALYST = "org.apache.spark.sql.catalyst"
-_CLOCKS: dict[str, Callable[[int], int]] = {
+_CLOCK_EXPRESSIONS: dict[str, Callable[[int], int]] = {
     **dict.fromkeys(("CurrentTimestamp", "Now", "LocalTimestamp"), lambda at_ms: at_ms * 1000),
     "CurrentDate": lambda at_ms: at_ms // DAY_MS,
     "CurrentTime": lambda at_ms: at_ms % DAY_MS * 1_000_000,
@@ -143,81 +143,85 @@ class Impurities:
         return bool(self.random or self.clocks or self.python)
 
 
-def impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
+def find_impurities(frame: DataFrame, feeds: Sequence[Any]) -> Impurities:
     """Find the impure functions in a DataFrame's plan, except in the plans of its inputs, `feeds`."""
     names: dict[str, dict[str, None]] = {"random": {}, "clocks": {}, "python": {}}
-    for expression in _expressions(plan_of(frame), feeds):
-        if kind(expression) in _CLOCKS:
+    for expression in _expressions(analysed_plan(frame), feeds):
+        if class_name(expression) in _CLOCK_EXPRESSIONS:
             names["clocks"][str(expression.prettyName())] = None
         elif _is_python(expression):
             names["python"][str(expression.name())] = None
-        elif not expression.deterministic() and all(below.deterministic() for below in listed(expression.children())):
+        elif not expression.deterministic() and all(below.deterministic() for below in to_list(expression.children())):
             names["random"][str(expression.prettyName())] = None
     return Impurities(**{name: tuple(functions) for name, functions in names.items()})
 
 
-def at_time(frame: DataFrame, at_ms: int) -> DataFrame:
+def with_time_literals(frame: DataFrame, at_ms: int) -> DataFrame:
     """Replace Spark's clock expressions by their values at a time (ms since 1970 UTC)."""
     spark = frame.sparkSession
     jvm: Any = spark._jvm
 
     def literal(old: Any, new: Any) -> Any:
-        if (value := _CLOCKS.get(kind(old))) is None:
+        if (value := _CLOCK_EXPRESSIONS.get(class_name(old))) is None:
             return new
         return jvm.org.apache.spark.sql.catalyst.expressions.Literal(value(at_ms), old.dataType())
 
     def replace(old: Any, new: Any) -> Any:
-        if not any(kind(expression) in _CLOCKS for root in listed(old.expressions()) for expression in _below(root)):
+        if not any(
+            class_name(expression) in _CLOCK_EXPRESSIONS
+            for root in to_list(old.expressions())
+            for expression in _subexpressions(root)
+        ):
             return new
-        return _with_expressions(new, spark, lambda expression: rebuilt(expression, spark, literal))
+        return _with_expressions(new, spark, lambda expression: rebuild(expression, spark, literal))
 
-    plan = plan_of(frame)
-    changed = rebuilt(plan, spark, replace)
+    plan = analysed_plan(frame)
+    changed = rebuild(plan, spark, replace)
     return frame if changed is plan else frame_of(changed, spark)
 
 
-_SEPARATE = "SLACKWATER_OTHER_WORKERS"
+_SEPARATE_WORKERS = "SLACKWATER_OTHER_WORKERS"
 """Environment variable that no code reads. Spark uses separate worker processes for functions that have it."""
 
 
 @contextmanager
-def workers_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
+def workers_stopped_at(frame: DataFrame, feeds: Sequence[Any], at_ms: int, *, separate: bool = False) -> Iterator[None]:
     """Run the DataFrame's Python functions in workers with clocks stopped at a time, during the block.
 
     With `separate`, the workers are other processes than those used without it. Requires slackwater's own worker daemon
     (`pipeline.batch.worker_daemon`).
     """
-    expressions = _expressions(plan_of(frame), feeds)
+    expressions = _expressions(analysed_plan(frame), feeds)
     environments = [expression.func().envVars() for expression in expressions if _is_python(expression)]
     for environment in environments:
         environment.put(STOPPED_AT, str(at_ms))
         if separate:
-            environment.put(_SEPARATE, "1")
+            environment.put(_SEPARATE_WORKERS, "1")
     try:
         yield
     finally:
         for environment in environments:
             environment.remove(STOPPED_AT)
-            environment.remove(_SEPARATE)
+            environment.remove(_SEPARATE_WORKERS)
 
 
 def _is_python(expression: Any) -> bool:
-    return kind(expression).startswith("Python")
+    return class_name(expression).startswith("Python")
 
 
 def _expressions(plan: Any, feeds: Sequence[Any]) -> Iterator[Any]:
     if any(plan.fastEquals(feed_plan) for feed_plan in feeds):
         return
-    for expression in listed(plan.expressions()):
-        yield from _below(expression)
+    for expression in to_list(plan.expressions()):
+        yield from _subexpressions(expression)
     for child in children(plan):
         yield from _expressions(child, feeds)
 
 
-def _below(expression: Any) -> Iterator[Any]:
+def _subexpressions(expression: Any) -> Iterator[Any]:
     yield expression
     for child in children(expression):
-        yield from _below(child)
+        yield from _subexpressions(child)
 
 
 def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], Any]) -> Any:
@@ -232,7 +236,7 @@ def _with_expressions(node: Any, spark: SparkSession, replace: Callable[[Any], A
         if is_instance_of(gateway, argument, "scala.Option"):
             return jvm.scala.Option.apply(replaced(argument.get())) if argument.isDefined() else argument
         if is_instance_of(gateway, argument, "scala.collection.Seq"):
-            return sequence(spark, map(replaced, listed(argument)))
+            return to_scala_seq(spark, map(replaced, to_list(argument)))
         return argument
 
     arguments = gateway.new_array(jvm.java.lang.Object, node.productArity())

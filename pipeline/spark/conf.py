@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
-_OTHERWISE = {
+_OWN_OPTIONS = {
     "spark.master": ("--master URL", "master=URL"),
     "spark.submit.pyFiles": ("--py-files FILES", "py_files=[…]"),
 }
-_DRIVER_HERE = "spark.submit.deployMode"
+_DEPLOY_MODE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
-_KINDS = (".py", ".zip", ".egg")
+_FILE_SUFFIXES = (".py", ".zip", ".egg")
 _NOT_SENT = frozenset({"bench", "cli", "client", "serve"})
 
 
-def settings_of(arguments: Iterable[str]) -> dict[str, str]:
+def parse_settings(arguments: Iterable[str]) -> dict[str, str]:
     """Parse Spark settings such as `spark.executor.memory=2g`; the last value of a key counts.
 
     Raises `Usage` for an invalid setting, and for a setting that has an option of its own. Errors do not quote values,
@@ -67,13 +67,13 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
             raise Usage(f"{by}: the value of {key} has type {type(value).__name__}; expected text")
         if any(not char.isprintable() for char in value):
             raise Usage(f"the value of Spark's setting {key} has an unprintable character")
-        if key in _OTHERWISE:
-            option, argument = _OTHERWISE[key]
+        if key in _OWN_OPTIONS:
+            option, argument = _OWN_OPTIONS[key]
             raise Usage(f"{key} cannot be set by {by}", hint=f"use {argument if in_python else option}")
         settings[key] = value
-    if settings.get(_DRIVER_HERE, "client") != "client":
+    if settings.get(_DEPLOY_MODE, "client") != "client":
         raise Usage(
-            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is itself the driver, on this machine",
+            f"{_DEPLOY_MODE} is {settings[_DEPLOY_MODE]!r}: `slackwater run` is itself the driver, on this machine",
             hint="remove it, or start `slackwater run` by spark-submit on the driver's machine",
         )
     if settings.get(_TIME_ZONE, "UTC") != "UTC":
@@ -114,7 +114,7 @@ def check_not_connect(master: str | None, settings: Mapping[str, str]) -> None:
         )
 
 
-def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
+def secret_names(settings: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in settings if re.search(SECRETS, name))
 
 
@@ -134,13 +134,15 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
             )
         file = Path(path).expanduser().resolve()
         if file.is_dir():
-            raise Usage(f"{by} {path} is a folder; expected {', '.join(_KINDS)}", hint="zip it, and name the zip")
+            raise Usage(
+                f"{by} {path} is a folder; expected {', '.join(_FILE_SUFFIXES)}", hint="zip it, and name the zip"
+            )
         if not file.exists():
             siblings = file.parent.glob("*") if file.parent.is_dir() else ()
-            near = [sibling.name for sibling in siblings if sibling.suffix in _KINDS]
+            near = [sibling.name for sibling in siblings if sibling.suffix in _FILE_SUFFIXES]
             raise NotFound("Python file", path, near)
-        if file.suffix not in _KINDS:
-            raise Usage(f"{by} {path}: expected a file that ends in {', '.join(_KINDS)}")
+        if file.suffix not in _FILE_SUFFIXES:
+            raise Usage(f"{by} {path}: expected a file that ends in {', '.join(_FILE_SUFFIXES)}")
         if file.suffix != ".py" and not zipfile.is_zipfile(file):
             raise Usage(f"{by} {path} is not a valid zip file")
         if files.setdefault(file.name, file) != file:
@@ -149,7 +151,7 @@ def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, .
     return tuple(map(str, files.values()))
 
 
-def on_path(files: Iterable[str]) -> None:
+def add_to_python_path(files: Iterable[str]) -> None:
     """Put files on `sys.path`, so that the program can import in this process the modules that its tasks import."""
     for file in files:
         entry = str(Path(file).parent) if file.endswith(".py") else file

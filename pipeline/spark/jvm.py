@@ -68,7 +68,7 @@ case "$2 $3" in
     *) exec {python} "$@" ;;
 esac
 """
-_PLANNERS = "planners"
+_PLANNER_SOCKET = "planners"
 _REAP_S = 1.0
 
 
@@ -99,7 +99,7 @@ def start(settings: dict[str, str]) -> SparkContext:
     return context.result()
 
 
-def ended(context: SparkContext) -> str:
+def exit_phrase(context: SparkContext) -> str:
     """Return the end of the context's JVM as a phrase; empty if the JVM runs, or was not started by this process."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
@@ -118,7 +118,7 @@ def _executable(path: Path, text: str) -> str:
 
 
 @contextmanager
-def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = False) -> Iterator[None]:
+def python_interpreter(*, on_this_machine: bool, configured: str = "", starts_session: bool = False) -> Iterator[None]:
     """Set `PYSPARK_PYTHON`, the Python that Spark starts, during the block, unless it is set already.
 
     The value is this process's Python, which has slackwater and its dependencies, or the `configured` Python. With
@@ -131,8 +131,8 @@ def interpreter(*, on_this_machine: bool, configured: str = "", starts: bool = F
         return
     with temporary_folder() as folder, ExitStack() as stack:
         python = configured or (_script(folder) if on_this_machine else sys.executable)
-        if starts and Path(python).parent == folder:
-            stack.enter_context(planner_server.serving(folder / _PLANNERS, python))
+        if starts_session and Path(python).parent == folder:
+            stack.enter_context(planner_server.run_server(folder / _PLANNER_SOCKET, python))
         os.environ["PYSPARK_PYTHON"] = python
         try:
             yield
@@ -150,15 +150,15 @@ def _script(folder: Path) -> str:
         python=shlex.quote(sys.executable),
         runner=planner_server.RUNNER,
         daemon=planner_server.DAEMON,
-        once=planner_server.ONCE,
+        once=planner_server.QUESTION_PREFIX,
         client=shlex.quote(str(planner_server.CLIENT)),
-        planners=shlex.quote(str(folder / _PLANNERS)),
+        planners=shlex.quote(str(folder / _PLANNER_SOCKET)),
     )
     return _executable(folder / "python", script)
 
 
 @contextmanager
-def quiet_errors() -> Iterator[None]:
+def silence_error_logs() -> Iterator[None]:
     # pyspark's own class: its calls differ from those of a standard logger.
     loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
     states = [(logger, logger.disabled) for logger in loggers]
@@ -171,7 +171,7 @@ def quiet_errors() -> Iterator[None]:
             logger.disabled = disabled
 
 
-def quiet_loss(context: SparkContext) -> None:
+def silence_jvm_loss(context: SparkContext) -> None:
     """Suppress tracebacks about the end of the JVM, which the run itself reports once.
 
     pyspark's accumulator server would print a traceback. py4j logs each failing call by the root logger's functions,
@@ -182,7 +182,7 @@ def quiet_loss(context: SparkContext) -> None:
 
 
 @contextmanager
-def quiet_start() -> Iterator[None]:
+def filter_stderr() -> Iterator[None]:
     """Filter the stderr of processes started within the block, as long as these processes live.
 
     The JVM has no option to suppress the lines that are dropped. Spark's Python workers inherit its stderr, so the
@@ -198,7 +198,7 @@ def quiet_start() -> Iterator[None]:
         with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
             for line in lines:
                 if not line.startswith(_NOISE):
-                    terminal.write(_shown(line))
+                    terminal.write(_escape_line(line))
 
     threading.Thread(target=relay, name="stderr", daemon=True).start()
     try:
@@ -208,7 +208,7 @@ def quiet_start() -> Iterator[None]:
         os.close(stderr)
 
 
-def _shown(line: bytes) -> bytes:
+def _escape_line(line: bytes) -> bytes:
     text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
     # Java's stack traces are indented by tabs.
     return printable(text.expandtabs(4)).encode() + b"\n"

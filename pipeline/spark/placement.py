@@ -19,25 +19,25 @@ from cachetools import cached
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-_BY_ITSELF = hasattr(DataFrame, "repartitionById")
+_HAS_REPARTITION_BY_ID = hasattr(DataFrame, "repartitionById")
 _SEED = 42
 
 
-def addressed(spark: SparkSession, partition: Column, count: int) -> Column:
+def address_column(spark: SparkSession, partition: Column, count: int) -> Column:
     """Return the column for `repartition_by_address`. `partition` is an int from 0 to `count` - 1, never null."""
-    if _BY_ITSELF:
+    if _HAS_REPARTITION_BY_ID:
         return partition
     return F.element_at(F.array(*map(F.lit, _preimages(spark, count))), partition + 1)
 
 
-def exchanged(frame: DataFrame, address: Column, count: int) -> DataFrame:
+def repartition_by_address(frame: DataFrame, address: Column, count: int) -> DataFrame:
     """Return the rows in `count` partitions. `address` is a result of `address_column`, or a column that holds one."""
-    return frame.repartitionById(count, address) if _BY_ITSELF else frame.repartition(count, address)
+    return frame.repartitionById(count, address) if _HAS_REPARTITION_BY_ID else frame.repartition(count, address)
 
 
-def to_partitions(frame: DataFrame, partition: Column, count: int) -> DataFrame:
+def repartition_by_number(frame: DataFrame, partition: Column, count: int) -> DataFrame:
     """Return the rows in `count` partitions, each row in the partition whose number is in `partition`."""
-    return exchanged(frame, addressed(frame.sparkSession, partition, count), count)
+    return repartition_by_address(frame, address_column(frame.sparkSession, partition, count), count)
 
 
 @cached({}, key=lambda _spark, count: count)
@@ -52,7 +52,7 @@ def _preimages(spark: SparkSession, count: int) -> tuple[int, ...]:
 
 _HOME = "_home"
 _PARTITION = "_partition"
-_firsts = count_from(0, 1 << 20)
+_range_starts = count_from(0, 1 << 20)
 _TRIES = 5
 """Maximum attempts to spread homes evenly. The first tasks run on executors with free cores; attempts are cheap."""
 _WAIT_MS = 25
@@ -74,8 +74,8 @@ class Homes:
 
         `partition` is the number of a row's partition, an int that is never null.
         """
-        address = addressed(rows.sparkSession, partition, count)
-        at_home = exchanged(rows.withColumn(_HOME, address), F.col(_HOME), count)
+        address = address_column(rows.sparkSession, partition, count)
+        at_home = repartition_by_address(rows.withColumn(_HOME, address), F.col(_HOME), count)
         context: Any = rows.sparkSession.sparkContext._jsc.sc()
         executors = len(context.statusTracker().getExecutorInfos()) - 1  # without the driver
         # A new executor has no homes yet: spread them again.
@@ -87,7 +87,7 @@ class Homes:
         # Both sides have the same partitioning, so no shuffle; the hint keeps Spark from broadcasting the smaller side.
         return at_home.join(self._homes.select(_HOME).hint("shuffle_hash"), _HOME).drop(_HOME)
 
-    def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
+    def run_at_homes(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
         """Run a function on the executor of each partition; no-op before the first batch. Thread-safe.
 
         `work` gets the partitions' numbers and returns them. Raises `Py4JError` if Spark ended or the homes were
@@ -131,21 +131,21 @@ def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, i
     Each task that computes a row waits for `wait_ms`.
     """
     # Spark caches equal plans once: two stages would share their homes.
-    first = next(_firsts)
+    first = next(_range_starts)
     number = (F.col("id") - first).cast("int")
     homes = spark.range(first, first + count).select(
-        number.alias(_PARTITION), addressed(spark, number, count).alias(_HOME)
+        number.alias(_PARTITION), address_column(spark, number, count).alias(_HOME)
     )
-    homes = exchanged(homes, F.col(_HOME), count)
+    homes = repartition_by_address(homes, F.col(_HOME), count)
     if wait_ms:
         # Always true, but Spark cannot know.
         homes = homes.where(f"coalesce(reflect('java.lang.Thread', 'sleep', {wait_ms}L), '') != 'slept'")
     homes = homes.cache()
     homes.count()
-    return homes, max(_located(homes).values(), default=0)
+    return homes, max(_count_by_executor(homes).values(), default=0)
 
 
-def _located(cached: DataFrame) -> Counter[str]:
+def _count_by_executor(cached: DataFrame) -> Counter[str]:
     context: Any = cached.sparkSession.sparkContext._jsc.sc()
     rdd = cached._jdf.queryExecution().toRdd()
     locations = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))

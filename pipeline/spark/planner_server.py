@@ -23,7 +23,7 @@ from pathlib import Path
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 """Module that plans a source's batches; Spark runs it without further arguments."""
-DAEMON, ONCE = "pyspark.daemon", "pyspark.sql.worker."
+DAEMON, QUESTION_PREFIX = "pyspark.daemon", "pyspark.sql.worker."
 """Module that forks processes for one-time questions, and the prefix of the modules that answer them."""
 CLIENT = Path(__file__).with_name("planner_client.py")
 _QUESTIONS = ("create_data_source", "lookup_data_sources", "plan_data_source_read")
@@ -32,7 +32,7 @@ _ENVIRONMENT_FOLLOWS = b"\0\0"
 
 
 @contextmanager
-def serving(address: Path, python: str) -> Iterator[None]:
+def run_server(address: Path, python: str) -> Iterator[None]:
     """Fork processes for clients of the socket at `address`, during the block; processes may outlive the block.
 
     If the machine does not allow the socket, there is no server, and planners start as Spark starts them. `python` is
@@ -70,7 +70,7 @@ def _serve(listener: socket.socket) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Exit codes of planners are not used.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for module in (DAEMON, RUNNER, *(f"{ONCE}{question}" for question in _QUESTIONS)):
+    for module in (DAEMON, RUNNER, *(f"{QUESTION_PREFIX}{question}" for question in _QUESTIONS)):
         importlib.import_module(module)
 
     from ..source import data_source, readers  # noqa: F401
@@ -86,10 +86,10 @@ def _serve(listener: socket.socket) -> None:
             with connection:
                 if os.fork() == 0:
                     listener.close()
-                    _become(connection)
+                    _become_client_process(connection)
 
 
-def _become(connection: socket.socket) -> None:
+def _become_client_process(connection: socket.socket) -> None:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

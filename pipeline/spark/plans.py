@@ -25,16 +25,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ...state.failing import RECORD
-from ...store.sst.hashing import SHARES, KeyShare
-from ...store.versions.column_types import in_backticks
-from .placement import to_partitions
+from ...store.sst.hashing import SHARE_GRANULARITY, KeyShare
+from ...store.versions.column_types import quote_for_spark
+from .placement import repartition_by_number
 
 
-def plan_of(frame: DataFrame) -> Any:
+def analysed_plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
-def optimised(frame: DataFrame) -> Any:
+def optimised_plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().optimizedPlan()
 
 
@@ -43,11 +43,11 @@ def frame_of(plan: Any, spark: SparkSession) -> DataFrame:
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def listed(sequence: Any) -> list[Any]:
+def to_list(sequence: Any) -> list[Any]:
     return [sequence.apply(at) for at in range(sequence.size())]
 
 
-def sequence(spark: SparkSession, items: Iterable[Any]) -> Any:
+def to_scala_seq(spark: SparkSession, items: Iterable[Any]) -> Any:
     jvm: Any = spark._jvm
     return jvm.org.apache.spark.api.python.PythonUtils.toSeq([*items])
 
@@ -59,23 +59,23 @@ class RecordCounts:
     scans: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, query: StreamingQuery) -> "RecordCounts":
+    def from_query(cls, query: StreamingQuery) -> "RecordCounts":
         plan = query._jsq.streamingQuery().lastExecution().executedPlan()
-        scans = [node for node in listed(plan.collectLeaves()) if kind(node) == "MicroBatchScanExec"]
+        scans = [node for node in to_list(plan.collectLeaves()) if class_name(node) == "MicroBatchScanExec"]
         return cls(
             tuple((json.loads(scan.end().json())["input"], scan.metrics().apply("numOutputRows")) for scan in scans)
         )
 
-    def now(self) -> dict[str, int]:
+    def read(self) -> dict[str, int]:
         return {name: int(count.value()) for name, count in self.scans}
 
 
-def kind(node: Any) -> str:
+def class_name(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
 def children(plan: Any) -> list[Any]:
-    return listed(plan.children())
+    return to_list(plan.children())
 
 
 def nodes(plan: Any) -> Iterator[Any]:
@@ -85,21 +85,21 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
-def paths(plan: Any) -> list[list[Any]]:
+def stream_paths(plan: Any) -> list[list[Any]]:
     """Return, for each stream of a plan, the nodes from the stream up to the root."""
     below = children(plan)
     if not below:
         return [[plan]] if plan.isStreaming() else []
-    return [[*path, plan] for child in below for path in paths(child)]
+    return [[*path, plan] for child in below for path in stream_paths(child)]
 
 
-def first_column(plan: Any) -> int:
+def first_column_id(plan: Any) -> int:
     return int(plan.output().head().exprId().id())
 
 
-def optimised_paths(frame: DataFrame) -> list[list[Any]]:
+def optimised_stream_paths(frame: DataFrame) -> list[list[Any]]:
     """Return `stream_paths` of a streaming DataFrame's optimised plan. Takes a few tenths of a second."""
-    return paths(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(plan_of(frame)))
+    return stream_paths(frame.sparkSession._jsparkSession.sessionState().optimizer().execute(analysed_plan(frame)))
 
 
 def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[str]]:
@@ -110,39 +110,39 @@ def needed_columns(optimised: Iterable[Sequence[Any]]) -> dict[int, frozenset[st
     columns: dict[int, set[str] | None] = {}
     for stream, *above in optimised:
         # A stream that is used twice needs the columns of both uses.
-        previous, needed = columns.setdefault(first_column(stream), set()), _needed(above)
-        columns[first_column(stream)] = None if previous is None or needed is None else previous | needed
+        previous, needed = columns.setdefault(first_column_id(stream), set()), _needed_by_nodes(above)
+        columns[first_column_id(stream)] = None if previous is None or needed is None else previous | needed
     return {stream: frozenset(names) for stream, names in columns.items() if names is not None}
 
 
-def _needed(above: Sequence[Any]) -> set[str] | None:
+def _needed_by_nodes(above: Sequence[Any]) -> set[str] | None:
     names: set[str] = set()
     for node in above:
-        names |= {column.name() for column in listed(node.references().toSeq())}
-        if kind(node) == "Project":
+        names |= {column.name() for column in to_list(node.references().toSeq())}
+        if class_name(node) == "Project":
             return names
         # Other nodes do not pass on the columns of their input.
-        if kind(node) not in ("Filter", "EventTimeWatermark"):
+        if class_name(node) not in ("Filter", "EventTimeWatermark"):
             break
     return None
 
 
-def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
+def rebuild(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
     """Rebuild a plan bottom-up. `replace` gets each old node, and a copy of it with the new children."""
     old_children = children(plan)
-    new_children = [rebuilt(child, spark, replace) for child in old_children]
+    new_children = [rebuild(child, spark, replace) for child in old_children]
     changed = any(new is not old for old, new in zip(old_children, new_children, strict=True))
-    node = plan.withNewChildren(sequence(spark, new_children)) if changed else plan
+    node = plan.withNewChildren(to_scala_seq(spark, new_children)) if changed else plan
     return replace(plan, node)
 
 
-def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
+def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """Return DataFrames with unchanged rows whose union reads each stream once.
 
     Each DataFrame uses a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
     """
-    plans = [plan_of(frame) for frame in frames]
-    parting = _partings(plans)
+    plans = [analysed_plan(frame) for frame in frames]
+    parting = _branch_points(plans)
     if not parting:
         return tuple(frames)
     spark, exchanges = frames[0].sparkSession, dict[int, Any]()
@@ -151,18 +151,18 @@ def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
         for number, node in enumerate(parting):
             if old.fastEquals(node):
                 if number not in exchanges:
-                    exchanges[number] = plan_of(_exchanged(frame_of(new, spark), number))
+                    exchanges[number] = analysed_plan(_add_exchange(frame_of(new, spark), number))
                 return exchanges[number]
         return new
 
-    return tuple(frame_of(rebuilt(plan, spark, replace), spark) for plan in plans)
+    return tuple(frame_of(rebuild(plan, spark, replace), spark) for plan in plans)
 
 
-def _partings(plans: Sequence[Any]) -> list[Any]:
+def _branch_points(plans: Sequence[Any]) -> list[Any]:
     """For each stream that several plans use, return the node farthest from the stream that these plans share."""
     by_stream: dict[int, list[list[Any]]] = {}
-    for path in (path for plan in plans for path in paths(plan)):
-        by_stream.setdefault(first_column(path[0]), []).append(path)
+    for path in (path for plan in plans for path in stream_paths(plan)):
+        by_stream.setdefault(first_column_id(path[0]), []).append(path)
     partings: list[Any] = []
     for used in by_stream.values():
         if len(used) > 1:
@@ -174,14 +174,14 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
     return partings
 
 
-def _exchanged(frame: DataFrame, number: int) -> DataFrame:
+def _add_exchange(frame: DataFrame, number: int) -> DataFrame:
     tasks = frame.sparkSession.sparkContext.defaultParallelism
     # A meaningless metric that refers to every column and that no optimiser rule simplifies.
-    columns = [(F.col(in_backticks(field.name)), field.dataType.simpleString()) for field in frame.schema]
+    columns = [(F.col(quote_for_spark(field.name)), field.dataType.simpleString()) for field in frame.schema]
     # Spark cannot hash maps.
     hashable = [column.cast("string") if "map<" in ddl else column for column, ddl in columns]
     named = F.max(F.hash(*hashable)).alias("_")
-    return to_partitions(frame, F.spark_partition_id() % tasks, tasks).observe(f"_once_{number}", named)
+    return repartition_by_number(frame, F.spark_partition_id() % tasks, tasks).observe(f"_once_{number}", named)
 
 
 _ROW_BY_ROW = frozenset(
@@ -190,29 +190,31 @@ _ROW_BY_ROW = frozenset(
 """Operators that keep all columns of their input, and compute an output row from a single input row."""
 
 
-def hidden(frame: DataFrame) -> DataFrame:
-    return frame.select(*(in_backticks(name) for name in frame.columns if name != RECORD))
+def hide_record_numbers(frame: DataFrame) -> DataFrame:
+    return frame.select(*(quote_for_spark(name) for name in frame.columns if name != RECORD))
 
 
-def with_records(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
+def with_record_numbers(frame: DataFrame, feeds: Sequence[DataFrame]) -> DataFrame | None:
     """Add the record number, as a column `RECORD`, to the rows of a function's DataFrame.
 
     `feeds` are the DataFrames that the function got, without record numbers. Returns None if the plan mixes records, or
     has an unknown operator.
     """
-    shown = [plan_of(hidden_feed) for hidden_feed in feeds]
-    plan = numbered(
-        plan_of(frame),
+    shown = [analysed_plan(hidden_feed) for hidden_feed in feeds]
+    plan = add_record_numbers(
+        analysed_plan(frame),
         frame.sparkSession,
         lambda node: any(node.fastEquals(plan) for plan in shown),
         lambda node: children(node)[0],
     )
     if plan is None:
         return None
-    return frame_of(plan, frame.sparkSession).select(*map(in_backticks, (*frame.columns, RECORD)))
+    return frame_of(plan, frame.sparkSession).select(*map(quote_for_spark, (*frame.columns, RECORD)))
 
 
-def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]) -> Any:
+def add_record_numbers(
+    plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], shown: Callable[[Any], Any]
+) -> Any:
     """Add the column `RECORD` to a plan; None if the plan mixes records, or has an unknown operator.
 
     `is_feed` is True for the plan of an input; `shown` returns the plan of that input with record numbers.
@@ -222,7 +224,7 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], sho
         if is_feed(node):
             return True
         with_feed = sum(any(is_feed(below) for below in nodes(child)) for child in children(node))
-        operator = kind(node)
+        operator = class_name(node)
         # A join of two feeds would make rows of two records.
         return (
             not with_feed
@@ -233,28 +235,32 @@ def numbered(plan: Any, spark: SparkSession, is_feed: Callable[[Any], bool], sho
     def replace(old: Any, new: Any) -> Any:
         if is_feed(old):
             return shown(new)
-        if kind(new) != "Project" or number_of(new) is not None or (number := number_of(children(new)[0])) is None:
+        if (
+            class_name(new) != "Project"
+            or record_number_attribute(new) is not None
+            or (number := record_number_attribute(children(new)[0])) is None
+        ):
             return new
         jvm: Any = spark._jvm
-        columns = sequence(spark, [*listed(new.projectList()), number])
+        columns = to_scala_seq(spark, [*to_list(new.projectList()), number])
         return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, children(new)[0])
 
     if not all(map(passes_on, nodes(plan))):
         return None
-    result = rebuilt(plan, spark, replace)
-    return result if number_of(result) is not None else None
+    result = rebuild(plan, spark, replace)
+    return result if record_number_attribute(result) is not None else None
 
 
-def number_of(node: Any) -> Any:
-    return next((attribute for attribute in listed(node.output()) if attribute.name() == RECORD), None)
+def record_number_attribute(node: Any) -> Any:
+    return next((attribute for attribute in to_list(node.output()) if attribute.name() == RECORD), None)
 
 
 _SEED = 42
 
 
-def of_share(frame: DataFrame, share: KeyShare) -> DataFrame:
-    hashed = F.xxhash64(*(F.col(in_backticks(name)) for name in share.columns))
-    return frame.where(F.pmod(hashed, F.lit(SHARES)) < share.parts)
+def filter_by_share(frame: DataFrame, share: KeyShare) -> DataFrame:
+    hashed = F.xxhash64(*(F.col(quote_for_spark(name)) for name in share.columns))
+    return frame.where(F.pmod(hashed, F.lit(SHARE_GRANULARITY)) < share.parts)
 
 
 def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
@@ -263,33 +269,37 @@ def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
     `optimised` is the result of `optimised_stream_paths`. Streams of which all rows are needed are left out. Each
     stream occurs once, because a repeated use has different column ids.
     """
-    filters = {first_column(stream): above[0] for stream, *above in optimised if above and kind(above[0]) == "Filter"}
-    shares = {stream: [*_shares(node.condition())] for stream, node in filters.items()}
+    filters = {
+        first_column_id(stream): above[0] for stream, *above in optimised if above and class_name(above[0]) == "Filter"
+    }
+    shares = {stream: [*_shares_of_condition(node.condition())] for stream, node in filters.items()}
     return {stream: candidates[0] for stream, candidates in shares.items() if candidates}
 
 
-def _shares(condition: Any) -> Iterator[KeyShare]:
+def _shares_of_condition(condition: Any) -> Iterator[KeyShare]:
     """Yield the shares of keys to which a condition restricts a source's rows."""
-    if kind(condition) == "And":
-        yield from (share for side in children(condition) for share in _shares(side))
-    elif kind(condition) == "LessThan":
+    if class_name(condition) == "And":
+        yield from (share for side in children(condition) for share in _shares_of_condition(side))
+    elif class_name(condition) == "LessThan":
         remainder, parts = children(condition)
-        if kind(remainder) == "Pmod" and kind(parts) == "Literal":
+        if class_name(remainder) == "Pmod" and class_name(parts) == "Literal":
             hashed, shares = children(remainder)
-            whole = kind(hashed) == "XxHash64" and hashed.seed() == _SEED and str(shares) == str(SHARES)
-            columns = [_column(expression) for expression in children(hashed)] if whole else [""]
+            whole = (
+                class_name(hashed) == "XxHash64" and hashed.seed() == _SEED and str(shares) == str(SHARE_GRANULARITY)
+            )
+            columns = [_hashed_column(expression) for expression in children(hashed)] if whole else [""]
             if all(columns):
                 yield KeyShare(tuple(columns), int(parts.value()))
 
 
-def _column(expression: Any) -> str:
+def _hashed_column(expression: Any) -> str:
     """Return the source column whose hash equals the expression's hash; empty if there is none.
 
     Spark hashes a string by its bytes, which a cast from binary leaves unchanged.
     """
-    if kind(expression) == "Cast" and expression.dataType().simpleString() == "string":
+    if class_name(expression) == "Cast" and expression.dataType().simpleString() == "string":
         (below,) = children(expression)
         if below.dataType().simpleString() != "binary":
             return ""
         expression = below
-    return str(expression.name()) if kind(expression) == "AttributeReference" else ""
+    return str(expression.name()) if class_name(expression) == "AttributeReference" else ""

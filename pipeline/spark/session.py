@@ -19,15 +19,15 @@ from ..dev.jars import find_java
 from ..source.data_source import InputSource
 from . import jvm
 from .conf import SECRETS, check_master, check_not_connect, ship_slackwater
-from .jvm import interpreter, quiet_errors, quiet_loss, quiet_start
-from .placement import to_partitions
+from .jvm import filter_stderr, python_interpreter, silence_error_logs, silence_jvm_loss
+from .placement import repartition_by_number
 
 _STOP_S = 10.0
 _POLL_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _DAEMON, _OUR_DAEMON = "spark.python.daemon.module", "slackwater.pipeline.batch.worker_daemon"
 _STREAMING = f"org.apache.spark.sql.execution.streaming{'' if __version__.startswith('4.0.') else '.checkpointing'}"
-_START_SOONER = (
+_FAST_START_OPTIONS = (
     # Spark fills the JVM's initial metaspace about ten times at its start, with a collection each time.
     "-XX:MetaspaceSize=256m "
     # Fully optimising code that only runs at Spark's start costs the first batch a fourth of few cores.
@@ -55,7 +55,7 @@ def spark_session(
     block.
     """
     chosen = conf or {}
-    check_start(master, chosen)
+    check_can_start(master, chosen)
     running, has_gateway = running_session(), "PYSPARK_GATEWAY_PORT" in os.environ
     if running is None and not has_gateway:
         find_java("Spark")
@@ -63,8 +63,11 @@ def spark_session(
         master = "local[*]"
     is_local = master is not None and _is_local(master)
     python_setting = chosen.get("spark.pyspark.python", "")
-    with interpreter(on_this_machine=is_local, configured=python_setting, starts=running is None), quiet_errors():
-        spark = _started(_settings(app, master, chosen), running)
+    with (
+        python_interpreter(on_this_machine=is_local, configured=python_setting, starts_session=running is None),
+        silence_error_logs(),
+    ):
+        spark = _start_session(_settings(app, master, chosen), running)
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
         for file in py_files:
@@ -73,7 +76,7 @@ def spark_session(
         try:
             yield spark
         except (Py4JError, ConnectionError) as error:
-            if not (how := jvm.ended(spark.sparkContext)):
+            if not (how := jvm.exit_phrase(spark.sparkContext)):
                 raise
             raise Refused(
                 f"Spark's JVM has ended ({how}) while the app was running",
@@ -82,14 +85,14 @@ def spark_session(
             ) from error
         finally:
             if running is None:
-                end_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
+                call_all([spark.stop], lambda: 0.0 if hurry is not None and hurry.is_set() else _STOP_S)
 
 
 def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[str, str]:
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
-        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_FAST_START_OPTIONS}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         # Sources answer from memory. Spark's default, 10 ms, keeps a core busy when idle.
@@ -120,12 +123,12 @@ def _settings(app: str, master: str | None, chosen: Mapping[str, str]) -> dict[s
     return settings
 
 
-def _started(settings: dict[str, str], running: SparkSession | None) -> SparkSession:
+def _start_session(settings: dict[str, str], running: SparkSession | None) -> SparkSession:
     try:
-        with quiet_start():
+        with filter_stderr():
             if running is not None:
                 return running
-            quiet_loss(jvm.start(settings))
+            silence_jvm_loss(jvm.start(settings))
             return SparkSession.builder.config(map={**settings}).getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise Refused(
@@ -141,7 +144,7 @@ def _started(settings: dict[str, str], running: SparkSession | None) -> SparkSes
         ) from error
 
 
-def check_start(master: str | None, conf: Mapping[str, str]) -> None:
+def check_can_start(master: str | None, conf: Mapping[str, str]) -> None:
     """Raise `Refused` for Spark Connect and `Usage` for an invalid master, before the slow start of Spark."""
     check_not_connect(master, conf)
     if running_session() is None:
@@ -172,34 +175,34 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.set(name, old_value)
 
 
-COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
+SUBEXPRESSION_ELIMINATION = "spark.sql.subexpressionElimination.enabled"
 """Spark setting: evaluate common subexpressions once, ahead of the expressions that contain them."""
 
 
-def part_by_part(spark: SparkSession) -> SparkSession:
+def without_subexpression_elimination(spark: SparkSession) -> SparkSession:
     """Return a copy of the session in which common subexpressions are not evaluated ahead of time.
 
     Otherwise such a subexpression may fail outside of its `try_` function, or for a row that another part of the filter
     drops. Cached DataFrames are shared with the original session.
     """
     session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-    session.conf.set(COMMON_PARTS, "false")
+    session.conf.set(SUBEXPRESSION_ELIMINATION, "false")
     return session
 
 
-def end_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
+def call_all(ends: Iterable[Callable[[], object]], patience_s: Callable[[], float]) -> None:
     """Call functions in parallel and wait for at most `patience_s`; late calls end with this process.
 
     Failures are ignored: the JVM no longer runs, or does not end in time.
     """
-    threads = [_quietly(end) for end in ends]
+    threads = [_run_in_thread(end) for end in ends]
     started = time.monotonic()
     for thread in threads:
         while thread.is_alive() and time.monotonic() - started < patience_s():
             thread.join(_POLL_S)
 
 
-def _quietly(work: Callable[[], object]) -> threading.Thread:
+def _run_in_thread(work: Callable[[], object]) -> threading.Thread:
     def quiet() -> None:
         with suppress(Exception):
             work()
@@ -222,12 +225,12 @@ def warm_up(spark: SparkSession) -> None:
 
     def job() -> None:
         rows = spark.range(0, 1, 1, 1).select("id", F.xxhash64("id").alias("_hash"))
-        to_partitions(rows, F.lit(0), 1).select("id").mapInArrow(_same, "id long").collect()
+        repartition_by_number(rows, F.lit(0), 1).select("id").mapInArrow(_identity, "id long").collect()
 
-    _quietly(lambda: spark.readStream.format(InputSource.name()).load())
-    _quietly(job)
+    _run_in_thread(lambda: spark.readStream.format(InputSource.name()).load())
+    _run_in_thread(job)
 
 
-def _same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _identity(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     # A function of this module, so that a worker that unpickles it imports what tasks need.
     yield from batches

@@ -20,25 +20,25 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ...common.instants import iso
+from ...common.instants import format_iso
 from ...errors import NotFound, Usage
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.moments import having, heads_of, read_version
-from ...snapshot.cut.resolve import resolve, telling_if_collected
+from ...snapshot.cut.moments import heads_of, read_version, require_tables
+from ...snapshot.cut.resolve import report_if_collected, resolve
 from ...snapshot.query.columns import visible_schema
-from ...store.compaction.merge import merged_rows
-from ...store.objects.open import access_to, open_store, take
+from ...store.compaction.merge import iter_visible_rows
+from ...store.objects.open import open_store, s3_access_for_others, use_s3_access
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
+from ...store.objects.s3_settings import S3Access, S3ClientConfig, S3Settings
 from ...store.read.multi_get import multi_get
 from ...store.sst import sorted_runs
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ...store.sst.schema import arrow_schema
 from ...store.versions import history
-from ...store.versions.apps import in_folder
+from ...store.versions.apps import replace_name_by_folder
 from ...store.versions.manifest import Manifest, Table
-from ...store.versions.side_tables import may_have, owner, table_of, tables_of
-from ..source.spark_types import arrow_of, spark_schema_of
+from ...store.versions.side_tables import as_main_table, find_owner, possible_owners, tables_of
+from ..source.spark_types import arrow_schema_of, spark_schema_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -49,7 +49,7 @@ _HINT = 'spark.read.format("slackwater").option("at", "-5m").load("APP/TABLE")'
 
 
 @dataclass(frozen=True, slots=True)
-class StorePlace:
+class StoreLocation:
     """Location of a store, and the driver's access to it. Spark pickles it to other processes."""
 
     root: str
@@ -57,26 +57,26 @@ class StorePlace:
     s3: S3Access | None = field(default=None, repr=False)
 
     def open(self) -> ObjectStore:
-        return _open(self.root, self.s3_settings, take(self.s3))
+        return _open(self.root, self.s3_settings, use_s3_access(self.s3))
 
-    def as_here(self) -> StorePlace:
+    def with_own_access(self) -> StoreLocation:
         """Return a copy with this process's access, to send to other processes.
 
         Call this shortly before the copy is used: credentials may be temporary.
         """
-        return replace(self, s3=access_to(self.open()))
+        return replace(self, s3=s3_access_for_others(self.open()))
 
 
 @lru_cache(maxsize=8)
-def _open(root: str, settings: S3Settings, place: S3Place | None) -> ObjectStore:
-    return open_store(root, settings=settings, place=place)
+def _open(root: str, settings: S3Settings, place: S3ClientConfig | None) -> ObjectStore:
+    return open_store(root, settings=settings, client_config=place)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionedTable:
     """A table at a version of its stage. Its manifest is read only when needed, because names of SSTs may change."""
 
-    store: StorePlace
+    store: StoreLocation
     app: str
     stage: str
     version: int
@@ -85,73 +85,73 @@ class VersionedTable:
     """Time by which rows count as expired, in ms since 1970."""
 
     @classmethod
-    def find(cls, place: StorePlace, path: str, at: str, now_ms: int) -> VersionedTable:
+    def find(cls, place: StoreLocation, path: str, at: str, now_ms: int) -> VersionedTable:
         """Return the table that `path` (`APP/TABLE`) names at the moment `at`, the part of a ref after `@`.
 
         An empty `at` is the newest moment. Raises `Usage` for an invalid path or moment, and `NotFound` for one that
         does not exist.
         """
-        store, (app, table) = place.open(), _names(path)
-        cut = resolve(store, in_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
+        store, (app, table) = place.open(), _split_path(path)
+        cut = resolve(store, replace_name_by_folder(store, f"{app}@{at}" if at else app), now_ms=now_ms)
         if cut.thinned is not None:
-            answered = iso(cut.thinned.answered_ms, "milliseconds")
+            answered = format_iso(cut.thinned.answered_ms, "milliseconds")
             _log.warning(
                 "%s@%s: gc has thinned out the history there; reading the moment %s instead", path, at, answered
             )
-        return cls.of_cut(place, having(store, cut, (table,)), table)
+        return cls.from_cut(place, require_tables(store, cut, (table,)), table)
 
     @classmethod
-    def of_cut(cls, place: StorePlace, cut: Cut, table: str) -> VersionedTable:
+    def from_cut(cls, place: StoreLocation, cut: Cut, table: str) -> VersionedTable:
         stage, manifest = next((name, head) for name, head in cut.stages.items() if table in tables_of(head, name))
         then = manifest.stage + table.removeprefix(stage)
         return cls(place, cut.app, manifest.stage, manifest.version, then, cut.clock_ms(table))
 
     @classmethod
-    def of_version(cls, place: StorePlace, path: str, version: int, clock_ms: int) -> VersionedTable:
+    def from_version(cls, place: StoreLocation, path: str, version: int, clock_ms: int) -> VersionedTable:
         """Return the table `APP/TABLE` at a version of its stage. Raises what `find` raises."""
-        store, (app, table) = place.open(), _names(path)
-        folder = in_folder(store, app)
-        stage = owner(table, heads_of(store, folder, may_have(table, history.list_stages(store, folder))))
+        store, (app, table) = place.open(), _split_path(path)
+        folder = replace_name_by_folder(store, app)
+        stage = find_owner(table, heads_of(store, folder, possible_owners(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
-    def read(self, store: ObjectStore) -> Manifest:
+    def read_manifest(self, store: ObjectStore) -> Manifest:
         """Return the version's manifest, with this table as the main one.
 
         Raises `NotFound` if gc has deleted the version, or if it does not have the table.
         """
-        manifest = table_of(read_version(store, self.app, self.stage, self.version), self.table)
+        manifest = as_main_table(read_version(store, self.app, self.stage, self.version), self.table)
         if manifest.table is None:
             raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
         return manifest
 
     @contextmanager
-    def reading(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
+    def explaining_gc(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
         """Raise `NotFound` with the moment's name if gc deletes the version during the block."""
-        with telling_if_collected(store, Cut(self.app, {self.stage: manifest})):
+        with report_if_collected(store, Cut(self.app, {self.stage: manifest})):
             yield
 
 
-def _names(path: str) -> tuple[str, str]:
+def _split_path(path: str) -> tuple[str, str]:
     app, _, table = path.partition("/")
     if not app or not table:
         raise Usage(f"{path!r} is not a table; expected APP/TABLE", hint=_HINT)
     return app, table
 
 
-_MOST = 10_000
+_MAX_KEYS = 10_000
 """Maximum number of keys to look up; for more keys, the whole table is read."""
 
 
-def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
+def filtered_keys(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
     """Return the keys that can satisfy all filters; None if the filters do not limit the keys."""
     schema = arrow_schema(table.key)
     chosen: dict[str, set[Any]] = {}
     for condition in filters:
-        values = _values(condition)
+        values = _filter_values(condition)
         if values is not None and (name := condition.attribute[0]) in schema.names:  # type: ignore[attr-defined]
             chosen[name] = chosen.get(name, values) & values
     exact = all(_is_exact(field.type) for field in schema)
-    if not exact or set(schema.names) - chosen.keys() or prod(len(choices) for choices in chosen.values()) > _MOST:
+    if not exact or set(schema.names) - chosen.keys() or prod(len(choices) for choices in chosen.values()) > _MAX_KEYS:
         return None
     keys = [*product(*(chosen[name] for name in schema.names))]
     columns: Sequence[Sequence[Any]] = [*zip(*keys, strict=True)] if keys else [() for _ in schema]
@@ -162,7 +162,7 @@ def keys_in(table: Table, filters: Iterable[Filter]) -> pa.Table | None:
     return normalise_keys(pa.table(arrays, schema=schema), schema.names)
 
 
-def _values(condition: Filter) -> set[Any] | None:
+def _filter_values(condition: Filter) -> set[Any] | None:
     if len(getattr(condition, "attribute", ())) != 1:
         return None  # a field of a struct
     match type(condition).__name__:
@@ -192,9 +192,9 @@ class TableReader(DataSourceReader):
 
     def __init__(self, at: VersionedTable, schema: StructType) -> None:
         """Raise `NotFound` if the table lacks a column of `schema`, and `Usage` if a column has a different type."""
-        self._at, self._schema = replace(at, store=at.store.as_here()), schema
+        self._at, self._schema = replace(at, store=at.store.with_own_access()), schema
         self._keys: pa.Table | None = None
-        columns = columns_of(at)
+        columns = visible_columns(at)
         for requested in schema:
             if requested.name not in columns.names:
                 raise NotFound(f"column of table {at.table!r}", requested.name, columns.names)
@@ -206,8 +206,8 @@ class TableReader(DataSourceReader):
                 )
 
     def partitions(self) -> Sequence[InputPartition]:
-        manifest = self._at.read(self._at.store.open())
-        table = _table(manifest)
+        manifest = self._at.read_manifest(self._at.store.open())
+        table = _main_table(manifest)
         numbers = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
         if self._keys is not None:
             numbers &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
@@ -218,16 +218,16 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, _StatePartition)  # noqa: S101  what partitions() made
         if partition.number < 0:
             return
-        store, schema = self._at.store.open(), arrow_of(self._schema)
-        manifest = self._at.read(store)
-        with self._at.reading(store, manifest):
+        store, schema = self._at.store.open(), arrow_schema_of(self._schema)
+        manifest = self._at.read_manifest(store)
+        with self._at.explaining_gc(store, manifest):
             for rows in self._rows(store, manifest, partition.number):
                 yield from rows.select(schema.names).cast(schema).combine_chunks().to_batches(_BATCH_ROWS)
 
     def _rows(self, store: ObjectStore, manifest: Manifest, partition: int) -> Iterable[pa.Table]:
-        table, clock_ms = _table(manifest), self._at.clock_ms
+        table, clock_ms = _main_table(manifest), self._at.clock_ms
         if self._keys is None:
-            return merged_rows(store, None, manifest.ssts, table, partition, clock_ms, columns=self._schema.names)
+            return iter_visible_rows(store, None, manifest.ssts, table, partition, clock_ms, columns=self._schema.names)
         hashes = hash_keys(self._keys, self._keys.schema.names)
         indexes = np.flatnonzero(partition_of(hashes, table.partitions) == partition)
         # Look-ups need keys in the order of their hashes.
@@ -245,8 +245,8 @@ class FilteringReader(TableReader):
     """Reads only rows with the keys that a query's filters select. Spark applies the filters to the rows again."""
 
     def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
-        table = _table(self._at.read(self._at.store.open()))
-        self._keys = keys_in(table, filters)
+        table = _main_table(self._at.read_manifest(self._at.store.open()))
+        self._keys = filtered_keys(table, filters)
         return filters
 
 
@@ -260,11 +260,11 @@ def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
     return (FilteringReader if asks else TableReader)(at, schema)
 
 
-def columns_of(at: VersionedTable) -> StructType:
+def visible_columns(at: VersionedTable) -> StructType:
     """Return the columns that users see, as a Spark schema. Raises `NotFound` if gc has deleted the version."""
-    return spark_schema_of(visible_schema(_table(at.read(at.store.open()))))
+    return spark_schema_of(visible_schema(_main_table(at.read_manifest(at.store.open()))))
 
 
-def _table(manifest: Manifest) -> Table:
+def _main_table(manifest: Manifest) -> Table:
     assert manifest.table is not None  # noqa: S101  `find` and `read` checked it
     return manifest.table

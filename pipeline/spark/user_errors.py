@@ -18,10 +18,10 @@ from types import CodeType, ModuleType
 from pyspark.errors import AnalysisException, PySparkRuntimeError
 
 from ... import errors
-from ...common.validation import nearest
+from ...common.validation import nearest_hint
 from ...errors import Refused, SlackwaterError
 
-_OURS = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
 _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
 _BEFORE_SPARK = (
     "Spark starts after the program is read: call Spark's functions inside the function of a stage, and give a UDF its "
@@ -41,16 +41,16 @@ def as_user_error(subject: str, function: object = None) -> Iterator[None]:
     except SlackwaterError as error:
         if stage := _STAGE.search(subject):
             error.begin_with(stage[0])
-        place = _place(error)
-        if place is not None and (at := _shown(place)) not in error.hint:
+        place = _user_line(error)
+        if place is not None and (at := _format_line(place)) not in error.hint:
             error.hint = f"{error.hint} ({at})" if error.hint else f"see {at}"
         raise
     except Exception as error:
-        place = _place(error)
+        place = _user_line(error)
         if place is None and isinstance(code := getattr(function, "__code__", None), CodeType):
             place = Path(code.co_filename), code.co_firstlineno
-        where = "" if place is None else f"{_shown(place)}: "
-        sentence, _, quoted = _described(error).partition("\n")
+        where = "" if place is None else f"{_format_line(place)}: "
+        sentence, _, quoted = _describe(error).partition("\n")
         hint = _expected(error) or (_BEFORE_SPARK if _is_before_spark(error) else _HINT)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
@@ -58,7 +58,7 @@ def as_user_error(subject: str, function: object = None) -> Iterator[None]:
         raise Refused(f"{subject} does not run: {where}{sentence}", quoted=quoted, hint=hint) from error
 
 
-def _shown(place: tuple[Path, int]) -> str:
+def _format_line(place: tuple[Path, int]) -> str:
     file, folder = place[0].resolve(), Path.cwd()
     return f"{file.relative_to(folder) if file.is_relative_to(folder) else file}, line {place[1]}"
 
@@ -69,12 +69,12 @@ _UNEXPECTED = re.compile(r"(?:App\.)?(\w+)\(\) got an unexpected keyword argumen
 
 def _expected(error: Exception) -> str:
     match = _UNEXPECTED.match(str(error)) if isinstance(error, TypeError) else None
-    package = sys.modules[_OURS]
+    package = sys.modules[_PACKAGE]
     if match is None or not (match[1] in package.__all__ or hasattr(package.App, match[1])):
         return ""
     function = getattr(package, match[1]) if match[1] in package.__all__ else getattr(package.App, match[1])
     arguments = [name for name in inspect.signature(function).parameters if name != "self"]
-    return f"{match[1]} takes {', '.join(arguments)}{nearest(match[2], arguments)}"
+    return f"{match[1]} takes {', '.join(arguments)}{nearest_hint(match[2], arguments)}"
 
 
 def _is_before_spark(error: Exception) -> bool:
@@ -88,10 +88,10 @@ def reason_of(error: Exception) -> str:
     """Return an error as a phrase that gives a reason within a sentence, with the next step if known."""
     if isinstance(error, SlackwaterError):
         return f"{error.message}; {error.hint}" if error.hint else error.message
-    return _described(error).partition("\n")[0]
+    return _describe(error).partition("\n")[0]
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, AnalysisException):
         # The message names its class. str() would add the whole plan.
         return error.getMessage()
@@ -101,7 +101,7 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _place(error: Exception) -> tuple[Path, int] | None:
+def _user_line(error: Exception) -> tuple[Path, int] | None:
     """Return file and line of the last line of the user's code on the way to an error; None if there is none.
 
     A line of the user's code is in no module of slackwater, of Python or of an installed library.
@@ -110,7 +110,7 @@ def _place(error: Exception) -> tuple[Path, int] | None:
         (file, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if (file := Path(frame.f_code.co_filename)).is_file()
-        and str(frame.f_globals.get("__name__", "")).partition(".")[0] != _OURS
+        and str(frame.f_globals.get("__name__", "")).partition(".")[0] != _PACKAGE
         and not _is_installed(file)
     ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
@@ -125,12 +125,12 @@ def _place(error: Exception) -> tuple[Path, int] | None:
     return [at for at in own if at[0].is_relative_to(folder)][-1]
 
 
-def is_of_user(module: ModuleType) -> bool:
+def is_user_module(module: ModuleType) -> bool:
     """Return True if a module belongs neither to slackwater nor to Python nor to an installed library."""
     name, file = module.__name__, getattr(module, "__file__", None)
     if file is None:
         return name == "__main__"
-    return name.partition(".")[0] != _OURS and not _is_installed(Path(file))
+    return name.partition(".")[0] != _PACKAGE and not _is_installed(Path(file))
 
 
 @cache
@@ -155,10 +155,10 @@ _HINTS = {
     "BadRecord": "the batch was discarded and nothing is lost: fix the program, or have it set such records "
     'aside with on_error="reject", and run again',
 }
-_DROPPED = "the batch was discarded and nothing is lost"
+_BATCH_DISCARDED = "the batch was discarded and nothing is lost"
 
 
-def translate(stage: str, text: str) -> SlackwaterError:
+def parse_query_error(stage: str, text: str) -> SlackwaterError:
     """Return the error of a stage's query that Spark describes in `text`. A slackwater error keeps its class."""
     if ours := _OUR_ERROR.findall(text):
         kind, message = ours[-1]
@@ -173,7 +173,7 @@ def translate(stage: str, text: str) -> SlackwaterError:
     reason = (raised or _RAISED.findall(text) or _ENDED.findall(text) or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
-        hint=f"{_DROPPED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own error)",
+        hint=f"{_BATCH_DISCARDED}; fix the cause and run again (SLACKWATER_DEBUG=1 shows Spark's own error)",
     )
 
 
@@ -186,4 +186,4 @@ def _crash(stage: str, how: str, fault: re.Match[str] | None) -> Refused:
     else:
         event = f"worker of Spark crashed: {fault[1].strip()}"
         hint = "SLACKWATER_DEBUG=1 shows the place in Python; "
-    return Refused(f"stage {stage!r} stopped: a Python {event}", hint=f"{hint}{_DROPPED}: run again")
+    return Refused(f"stage {stage!r} stopped: a Python {event}", hint=f"{hint}{_BATCH_DISCARDED}: run again")

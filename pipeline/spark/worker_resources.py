@@ -9,9 +9,9 @@ from typing import Any
 from ...store.archive.reading import Archives
 from ...store.objects.counting import CountingStore
 from ...store.objects.local import SpooledStore
-from ...store.objects.open import open_store, take
+from ...store.objects.open import open_store, use_s3_access
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3_settings import S3Access, S3Place, S3Settings
+from ...store.objects.s3_settings import S3Access, S3ClientConfig, S3Settings
 from ...store.read.cache import SstCache
 from ..kafka.archived import ArchivedKafka
 from ..kafka.open import open_kafka
@@ -31,38 +31,38 @@ class WorkerResources:
     patience_s: float
     spool: str = ""
     """Folder of this machine where SSTs wait for their upload; empty if they are written to the store at once."""
-    elsewhere: bool = False
+    has_remote_tasks: bool = False
     """True if tasks run on other machines, which may set a cache folder of their own."""
     s3_settings: S3Settings | None = None
     s3: S3Access | None = None
 
-    def cache_here(self) -> tuple[Path, int]:
+    def local_cache(self) -> tuple[Path, int]:
         folder, max_bytes = self.cache
-        own = os.environ.get("SLACKWATER_CACHE") if self.elsewhere else None
+        own = os.environ.get("SLACKWATER_CACHE") if self.has_remote_tasks else None
         return Path(own) if own else folder, max_bytes
 
     def open_kafka(self) -> Kafka:
         archives = Archives(lambda: self.open()[1], self.app)
-        return ArchivedKafka(open_kafka(self.kafka), archives, of_past=False)
+        return ArchivedKafka(open_kafka(self.kafka), archives, archive_first=False)
 
     def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
         """Return the counter of the stage's requests, the store to use, and the cache.
 
         A worker is reused for many batches, and keeps connections open whatever credentials a batch brings.
         """
-        storage = (self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
-        counted, cache = _counting(self.app, self.stage, *storage)
+        storage = (self.store, use_s3_access(self.s3), self.s3_settings, self.patience_s, self.local_cache())
+        counted, cache = _open_counted(self.app, self.stage, *storage)
         return counted, SpooledStore(counted, Path(self.spool)) if self.spool else counted, cache
 
 
 @lru_cache(maxsize=8)
 def _open(
-    root: str, place: S3Place | None, settings: S3Settings | None, patience_s: float, cache: tuple[Path, int]
+    root: str, place: S3ClientConfig | None, settings: S3Settings | None, patience_s: float, cache: tuple[Path, int]
 ) -> tuple[ObjectStore, SstCache]:
-    return open_store(root, patience_s=patience_s, settings=settings, place=place), SstCache(*cache)
+    return open_store(root, patience_s=patience_s, settings=settings, client_config=place), SstCache(*cache)
 
 
 @lru_cache(maxsize=64)
-def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
+def _open_counted(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
     opened, cache = _open(*storage)
     return CountingStore(opened), cache

@@ -21,15 +21,15 @@ from ...common import instants
 from ...store.sst.schema import visible_columns
 from ...store.versions.manifest import Input, Manifest, Table
 from ..listener import Listener
-from .logs import is_missing, own_version, tell_once
+from .logs import is_client_missing, limit_client_log, slackwater_version
 
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import InputDataset, OutputDataset, RunEvent
 
 _log = logging.getLogger("openlineage.slackwater")
 
-EVERY_S = 60.0
-_END_S = 3.0
+EVENT_INTERVAL_S = 60.0
+_JOIN_TIMEOUT_S = 3.0
 _NAMESPACE = "slackwater"
 _FACET = "slackwater_version"
 _SCHEMA = "urn:slackwater:openlineage:version:1"
@@ -47,16 +47,16 @@ def is_configured(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Datasets:
+class DatasetNames:
     """Names of a run's datasets in OpenLineage, as pairs of namespace and name."""
 
     store: str
     brokers: str
     engine: str
-    published: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
+    published_topics: Callable[[Manifest], Mapping[str, str]] = lambda _head: {}
     """Returns, by sink, the topics of sinks whose topic differs from the declared one."""
 
-    def kafka(self, topic: str) -> tuple[str, str]:
+    def topic(self, topic: str) -> tuple[str, str]:
         return f"kafka://{self.brokers.partition(',')[0].strip()}", topic
 
     def table(self, app: str, name: str) -> tuple[str, str]:
@@ -72,17 +72,17 @@ class StageLineage:
     """Creates the events of one stage of a run, which began at the version `start`."""
 
     start: Manifest
-    where: Datasets
+    names: DatasetNames
     run: str = field(default_factory=lambda: str(uuid4()))
 
-    def event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
+    def create_event(self, kind: Event, head: Manifest, time_ms: int, failed: str = "") -> RunEvent:
         """Create an event about the stage's newest version. `failed` is the class of the error that ended the stage."""
         from openlineage.client import event_v2 as ol
         from openlineage.client.facet_v2 import error_message_run, job_type_job, processing_engine_run
 
         run: dict[str, Any] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(
-                self.where.engine, "spark", openlineageAdapterVersion=own_version()
+                self.names.engine, "spark", openlineageAdapterVersion=slackwater_version()
             )
         }
         if failed:
@@ -91,21 +91,21 @@ class StageLineage:
         name = f"{head.app}.{head.stage}"
         return ol.RunEvent(
             eventType=ol.RunState[kind],
-            eventTime=instants.iso(time_ms, "milliseconds"),
+            eventTime=instants.format_iso(time_ms, "milliseconds"),
             run=ol.Run(self.run, facets=run),
             job=ol.Job(os.environ.get("OPENLINEAGE_NAMESPACE") or _NAMESPACE, name, facets={"jobType": job_type}),
             inputs=[*self._inputs(head)],
             outputs=[*self._outputs(head)],
-            producer=f"urn:slackwater:{own_version()}",
+            producer=f"urn:slackwater:{slackwater_version()}",
         )
 
     def _inputs(self, head: Manifest) -> Iterator[InputDataset]:
         from openlineage.client import event_v2 as ol
 
         for name, read in head.inputs.items():
-            offsets = _offsets(self.start.inputs.get(name), read)
-            facet = self._version(head, offsets=offsets, upstream=read.upstream, upstreamVersion=read.version)
-            yield ol.InputDataset(*self.where.kafka(read.topic), facets={_FACET: facet})
+            offsets = _offset_ranges(self.start.inputs.get(name), read)
+            facet = self._version_facet(head, offsets=offsets, upstream=read.upstream, upstreamVersion=read.version)
+            yield ol.InputDataset(*self.names.topic(read.topic), facets={_FACET: facet})
 
     def _outputs(self, head: Manifest) -> Iterator[OutputDataset]:
         from openlineage.client import event_v2 as ol
@@ -113,23 +113,25 @@ class StageLineage:
 
         if head.table is not None:
             facets = {
-                _FACET: self._version(head),
+                _FACET: self._version_facet(head),
                 "version": dataset_version_dataset.DatasetVersionDatasetFacet(f"v{head.version}"),
                 "schema": schema_dataset.SchemaDatasetFacet(
                     [schema_dataset.SchemaDatasetFacetFields(name, kind) for name, kind in _columns(head.table)]
                 ),
             }
-            yield ol.OutputDataset(*self.where.table(head.app, head.stage), facets=facets)
+            yield ol.OutputDataset(*self.names.table(head.app, head.stage), facets=facets)
         for output in head.outputs.values():
             ends = [{"partition": number, "end": end} for number, end in enumerate(output.ends)]
-            yield ol.OutputDataset(*self.where.kafka(output.topic), facets={_FACET: self._version(head, offsets=ends)})
-        topics = self.where.published(head)
+            yield ol.OutputDataset(
+                *self.names.topic(output.topic), facets={_FACET: self._version_facet(head, offsets=ends)}
+            )
+        topics = self.names.published_topics(head)
         for name, sink in head.sinks.items():
             if sink.kind == "topic":
-                where = self.where.kafka(topics.get(name, name))
-                yield ol.OutputDataset(*where, facets={_FACET: self._version(head, rows=sink.sent)})
+                where = self.names.topic(topics.get(name, name))
+                yield ol.OutputDataset(*where, facets={_FACET: self._version_facet(head, rows=sink.sent)})
 
-    def _version(self, head: Manifest, **more: object) -> Any:
+    def _version_facet(self, head: Manifest, **more: object) -> Any:
         from openlineage.client.event_v2 import PRODUCER
         from openlineage.client.generated.base import DatasetFacet
 
@@ -147,7 +149,7 @@ def _columns(table: Table) -> list[tuple[str, str]]:
     return [(column.name, column.type) for column in visible_columns(table)]
 
 
-def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
+def _offset_ranges(start: Input | None, read: Input) -> list[dict[str, int]]:
     """Return the range read of each Kafka partition since the run's start: `start` to `end` (exclusive)."""
     begins = start.offsets if start is not None else ()
     return [
@@ -159,26 +161,28 @@ def _offsets(start: Input | None, read: Input) -> list[dict[str, int]]:
 class RunLineage(Listener):
     """Sends the events of a run in a thread. `on_version` only stores the newest version; any thread may call it."""
 
-    def __init__(self, claimed: Mapping[str, Manifest], where: Datasets, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, claimed: Mapping[str, Manifest], where: DatasetNames, *, every_s: float = EVENT_INTERVAL_S
+    ) -> None:
         self._stages = {name: StageLineage(head, where) for name, head in claimed.items()}
         self._heads = dict(claimed)
         self._every_s = every_s
-        self._over = threading.Event()
-        self._ended: dict[str, tuple[Event, str]] = {}
-        self._sending = threading.Thread(target=self._work, name="lineage", daemon=True)
-        self._sending.start()
+        self._stopping = threading.Event()
+        self._last_events: dict[str, tuple[Event, str]] = {}
+        self._thread = threading.Thread(target=self._send_events, name="lineage", daemon=True)
+        self._thread.start()
 
-    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
+    def on_version(self, head: Manifest, _tip: Manifest | None = None) -> None:
         self._heads[head.stage] = head
 
     def end(self, ended: Mapping[str, tuple[Event, str]]) -> None:
         """Send the last event of each stage, with the class of its error. Blocks for at most some seconds."""
-        self._ended = dict(ended)
-        self._over.set()
-        self._sending.join(_END_S)
+        self._last_events = dict(ended)
+        self._stopping.set()
+        self._thread.join(_JOIN_TIMEOUT_S)
 
-    def _work(self) -> None:
-        tell_once("openlineage", "OpenLineage")
+    def _send_events(self) -> None:
+        limit_client_log("openlineage", "OpenLineage")
         from openlineage.client.client import OpenLineageClient
 
         try:
@@ -193,27 +197,29 @@ class RunLineage(Listener):
                 if head.version != sent_versions[name]:
                     sent_versions[name] = head.version
                     self._send(client, self._stages[name], kind, head)
-            if self._over.wait(self._every_s):
+            if self._stopping.wait(self._every_s):
                 break
             kind = "RUNNING"
-        for name, (last, failed) in self._ended.items():
+        for name, (last, failed) in self._last_events.items():
             self._send(client, self._stages[name], last, self._heads[name], failed)
-        client.close(_END_S)
+        client.close(_JOIN_TIMEOUT_S)
 
     def _send(self, client: Any, stage: StageLineage, kind: Event, head: Manifest, failed: str = "") -> None:
         try:
-            client.emit(stage.event(kind, head, instants.now_ms(), failed))
+            client.emit(stage.create_event(kind, head, instants.now_ms(), failed))
         except Exception as error:
             _log.warning("an event was not sent: %s", type(error).__name__)
 
 
-def lineage_of(claimed: Mapping[str, Manifest], where: Datasets) -> RunLineage | None:
-    if not is_configured() or is_missing("openlineage.client", "OpenLineage", "openlineage"):
+def configured_lineage(claimed: Mapping[str, Manifest], where: DatasetNames) -> RunLineage | None:
+    if not is_configured() or is_client_missing("openlineage.client", "OpenLineage", "openlineage"):
         return None
     return RunLineage(claimed, where)
 
 
-def ended(errors: Mapping[str, BaseException | None], error: BaseException | None) -> dict[str, tuple[Event, str]]:
+def last_events(
+    errors: Mapping[str, BaseException | None], error: BaseException | None
+) -> dict[str, tuple[Event, str]]:
     """Return the last event of each stage of a run, by the stage's own error, if it has one, and the run's error."""
     if error is None:
         return dict.fromkeys(errors, ("COMPLETE", ""))

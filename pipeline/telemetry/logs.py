@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 
-from ...common.validation import installing
+from ...common.validation import install_hint
 
 _log = logging.getLogger("slackwater")
 
-_AGAIN_S = 600.0
-_VERSION: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
+_MIN_INTERVAL_S = 600.0
+_VERSION_TO_COMMIT: ContextVar[tuple[str, str, int] | None] = ContextVar("version", default=None)
 
 _APPS: list[str] = []
 
 
 @contextmanager
-def running(app: str) -> Iterator[None]:
+def running_app(app: str) -> Iterator[None]:
     _APPS.append(app)
     try:
         yield
@@ -28,17 +28,17 @@ def running(app: str) -> Iterator[None]:
 
 
 @contextmanager
-def working_on(app: str, stage: str, version: int) -> Iterator[None]:
+def committing_version(app: str, stage: str, version: int) -> Iterator[None]:
     """Register, during the block, the version that this thread is about to commit."""
-    token = _VERSION.set((app, stage, version))
+    token = _VERSION_TO_COMMIT.set((app, stage, version))
     try:
         yield
     finally:
-        _VERSION.reset(token)
+        _VERSION_TO_COMMIT.reset(token)
 
 
-def fields() -> dict[str, object]:
-    version = _VERSION.get()
+def log_fields() -> dict[str, object]:
+    version = _VERSION_TO_COMMIT.get()
     named: dict[str, object] = {"app": _APPS[0]} if len(_APPS) == 1 else {}
     if version is not None:
         named = dict(zip(("app", "stage", "version"), version, strict=True))
@@ -49,37 +49,37 @@ def fields() -> dict[str, object]:
     return named
 
 
-def is_missing(module: str, client: str, extra: str) -> bool:
+def is_client_missing(module: str, client: str, extra: str) -> bool:
     try:
         is_installed = find_spec(module) is not None
     except ModuleNotFoundError:  # raised if the parent package is missing
         is_installed = False
     if not is_installed:
-        _log.warning("%s is configured, but its client is not installed: %s", client, installing(extra))
+        _log.warning("%s is configured, but its client is not installed: %s", client, install_hint(extra))
     return not is_installed
 
 
-def own_version() -> str:
+def slackwater_version() -> str:
     return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
-class Once(logging.Handler):
+class RateLimitedHandler(logging.Handler):
     """Logs a client's warnings and errors, at most one line every ten minutes."""
 
     def __init__(self, client: str) -> None:
         super().__init__(logging.WARNING)
-        self._what = client
+        self._client = client
         self._next_s = float("-inf")
 
     def emit(self, record: logging.LogRecord) -> None:
         if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _AGAIN_S
+            self._next_s = time.monotonic() + _MIN_INTERVAL_S
             line = record.getMessage().partition("\n")[0]
-            _log.warning("%s: %s (slackwater continues without it)", self._what, line)
+            _log.warning("%s: %s (slackwater continues without it)", self._client, line)
 
 
-def tell_once(logger: str, client: str) -> None:
+def limit_client_log(logger: str, client: str) -> None:
     log = logging.getLogger(logger)
-    if not any(isinstance(handler, Once) for handler in log.handlers):
-        log.addHandler(Once(client))
+    if not any(isinstance(handler, RateLimitedHandler) for handler in log.handlers):
+        log.addHandler(RateLimitedHandler(client))
         log.propagate = False

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..kafka.channels import group_of
-from .logs import is_missing, own_version, tell_once
+from ..kafka.channels import consumer_group
+from .logs import is_client_missing, limit_client_log, slackwater_version
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ...store.versions.manifest import Manifest
 
 TRACEPARENT = "traceparent"
-_ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_MOST_LINKS = 128
-_END_S = 3.0
+_CONFIGURING_VARIABLES = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_MAX_LINKS = 128
+_SHUTDOWN_TIMEOUT_S = 3.0
 
 Headers = Iterable[tuple[str, str | bytes | None]]
 
@@ -37,7 +37,7 @@ def traceparents(records: Iterable[Headers]) -> tuple[str, ...]:
     parents: dict[str, None] = {}
     for headers in records:
         for name, value in headers:
-            if name.lower() == TRACEPARENT and value and len(parents) < _MOST_LINKS:
+            if name.lower() == TRACEPARENT and value and len(parents) < _MAX_LINKS:
                 parents[value.decode("ascii", "replace") if isinstance(value, bytes) else value] = None
     return tuple(parents)
 
@@ -56,14 +56,14 @@ class BatchSpan:
                 "messaging.system": "kafka",
                 "messaging.operation.name": "process",
                 "messaging.operation.type": "process",
-                "messaging.consumer.group.name": group_of(app, stage),
+                "messaging.consumer.group.name": consumer_group(app, stage),
                 "slackwater.app": app,
                 "slackwater.stage": stage,
             },
         )
 
     @contextmanager
-    def committed(
+    def end_committed(
         self, previous: Manifest, manifest: Manifest, commit_s: float, windows: Iterable[str], rejected: Iterable[str]
     ) -> Iterator[None]:
         """End the span of a version that was just committed. Log lines inside the block belong to the span.
@@ -85,7 +85,7 @@ class BatchSpan:
                 **({"messaging.destination.name": topics[0]} if len(topics) == 1 else {}),
             }
         )
-        _link(self.span, rejected, "rejected")
+        _add_links(self.span, rejected, "rejected")
         with use_span(self.span, end_on_exit=False):
             commit = self._tracer.start_span(
                 f"commit {manifest.app}/{manifest.stage}",
@@ -107,18 +107,18 @@ class BatchSpan:
             finally:
                 self.span.end()
 
-    def failed(self, error: BaseException) -> None:
+    def end_failed(self, error: BaseException) -> None:
         if self.span.is_recording():
-            _fail(self.span, error)
+            _set_error(self.span, error)
             self.span.end()
 
 
 class Tracing:
     """Creates spans with a provider. `close` shuts the provider down if slackwater created it."""
 
-    def __init__(self, provider: TracerProvider, *, own: bool = False) -> None:
-        self._provider, self._own = provider, own
-        self._tracer = provider.get_tracer("slackwater", own_version())
+    def __init__(self, provider: TracerProvider, *, owns_provider: bool = False) -> None:
+        self._provider, self._owns_provider = provider, owns_provider
+        self._tracer = provider.get_tracer("slackwater", slackwater_version())
 
     @contextmanager
     def batch(self, app: str, stage: str) -> Iterator[BatchSpan]:
@@ -129,7 +129,7 @@ class Tracing:
             try:
                 yield batch
             except BaseException as error:
-                batch.failed(error)
+                batch.end_failed(error)
                 raise
 
     @contextmanager
@@ -143,15 +143,15 @@ class Tracing:
             try:
                 yield BisectSpan(span)
             except BaseException as error:
-                _fail(span, error)
+                _set_error(span, error)
                 raise
 
     def close(self) -> None:
-        if self._own:
+        if self._owns_provider:
             end: Any = getattr(self._provider, "shutdown", None)
             ending = threading.Thread(target=end, name="spans-end", daemon=True)
             ending.start()
-            ending.join(_END_S)
+            ending.join(_SHUTDOWN_TIMEOUT_S)
 
 
 class BisectSpan:
@@ -160,15 +160,15 @@ class BisectSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def found(self, stage: str, version: int, record: Headers = (), where: str = "") -> None:
+    def set_first_bad(self, stage: str, version: int, record: Headers = (), location: str = "") -> None:
         """Add the first bad commit, and the causing record's headers (empty if unknown) and location, to the span."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
-        if where:
-            self._span.set_attribute("slackwater.record", where)
-        _link(self._span, traceparents([record]), "bisect")
+        if location:
+            self._span.set_attribute("slackwater.record", location)
+        _add_links(self._span, traceparents([record]), "bisect")
 
 
-def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
+def configured_tracing(environ: Mapping[str, str] = os.environ) -> Tracing | None:
     """Return tracing with the process's provider, or with one configured by the environment; None without either."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
@@ -176,15 +176,15 @@ def tracing_of(environ: Mapping[str, str] = os.environ) -> Tracing | None:
     if api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider):
         return Tracing(api.get_tracer_provider())
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
-    if exporter == "none" or not any(environ.get(name) for name in _ASKED):
+    if exporter == "none" or not any(environ.get(name) for name in _CONFIGURING_VARIABLES):
         return None
-    if is_missing("opentelemetry.sdk.trace", "OpenTelemetry", "otel"):
+    if is_client_missing("opentelemetry.sdk.trace", "OpenTelemetry", "otel"):
         return None
-    tell_once("opentelemetry", "OpenTelemetry")
-    return _exporting(exporter.split(",")[0].strip(), environ)
+    limit_client_log("opentelemetry", "OpenTelemetry")
+    return _tracing_with_exporter(exporter.split(",")[0].strip(), environ)
 
 
-def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
+def _tracing_with_exporter(name: str, environ: Mapping[str, str]) -> Tracing | None:
     from importlib.metadata import entry_points
 
     from opentelemetry.sdk.resources import Resource
@@ -196,16 +196,16 @@ def _exporting(name: str, environ: Mapping[str, str]) -> Tracing | None:
         name = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
     exporter = next(iter(entry_points(group="opentelemetry_traces_exporter", name=name)), None)
     if exporter is None:
-        is_missing(f"opentelemetry.{name}", f"OpenTelemetry (with the exporter {name})", "otel")
+        is_client_missing(f"opentelemetry.{name}", f"OpenTelemetry (with the exporter {name})", "otel")
         return None
     named = "OTEL_SERVICE_NAME" in environ or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create({} if named else {"service.name": "slackwater"})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter.load()()))
-    return Tracing(provider, own=True)
+    return Tracing(provider, owns_provider=True)
 
 
-def _link(span: Span, parents: Iterable[str], why: str) -> None:
+def _add_links(span: Span, parents: Iterable[str], why: str) -> None:
     from opentelemetry.trace import get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -216,7 +216,7 @@ def _link(span: Span, parents: Iterable[str], why: str) -> None:
             span.add_link(context, {"slackwater.link": why})
 
 
-def _fail(span: Span, error: BaseException) -> None:
+def _set_error(span: Span, error: BaseException) -> None:
     from opentelemetry.trace import Status, StatusCode
 
     name = type(error).__qualname__

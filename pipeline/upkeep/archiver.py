@@ -17,28 +17,28 @@ import pyarrow as pa
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
-from ...state.records import is_known, ranges, stretches
+from ...state.records import is_kafka_id, ranges, read_spans
 from ...store.archive import index, merge
-from ...store.archive.extents import Extent, Extents, common, count, minus, union
+from ...store.archive.extents import Extent, Extents, count_offsets, intersect, subtract, union
 from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.archive.merge import append
 from ...store.archive.objects import ArchiveWriter
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.apps import read_app
 from ...store.versions.manifest import Input, Manifest
-from ..kafka.columns import Columns
+from ..kafka.columns import MessageColumns
 from ..kafka.protocol import Kafka
 from ..listener import ArchiveState, Listener
-from ..source.spool import InputSpool, Spooled
+from ..source.spool import InputSpool, SpooledFile
 from .upkeep import lower_priority
 
 _log = logging.getLogger("slackwater")
 
 _EVERY_S = 5.0
-_MANY = 200_000
+_CHUNK_OFFSETS = 200_000
 """Number of pending offsets that are archived at once, without waiting for the interval."""
 _RETRY_S = 30.0
-_LOOK_AT_TOPIC_S = 60.0
+_TOPIC_CHECK_S = 60.0
 """Seconds between checks that a topic in Kafka is not re-created."""
 _SWEEP_EVERY = 200
 """Number of new indexes after which replaced indexes are deleted."""
@@ -47,17 +47,17 @@ _MERGES_WITHIN = 16
 
 
 @dataclass(slots=True)
-class _Topic:
+class _TopicArchive:
     """State of one topic's archive. Other threads write only `pending`, under the lock."""
 
     name: str
     keep_ms: int
-    first: dict[str, Input] = field(default_factory=dict)
+    first_inputs: dict[str, Input] = field(default_factory=dict)
     pending: Extents = ()
     """Ranges that batches have read and that are not known to be archived."""
     read_ms: int = 0
     head: ArchiveIndex | None = None
-    looked_s: float = float("-inf")
+    checked_s: float = float("-inf")
     retry_s: float = 0.0
     error: str = ""
     swept: int = 0
@@ -84,13 +84,13 @@ class Archiver(Listener):
         report: Callable[[tuple[ArchiveState, ...]], None] = lambda _states: None,
     ) -> None:
         self._store, self._app, self._kafka, self._keep_ms = store, app, kafka, keep_ms
-        self._spool, self._by, self._patience_s, self._told = spool, by, patience_s, report
+        self._spool, self._by, self._patience_s, self._report = spool, by, patience_s, report
         self._heads: dict[str, Manifest] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, _TopicArchive] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
 
-    def move(self, head: Manifest, _tip: Manifest | None = None) -> None:
+    def on_version(self, head: Manifest, _tip: Manifest | None = None) -> None:
         """Add the records that were read since the stage's previous version to the ranges to archive."""
         with self._lock:
             previous = self._heads.get(head.stage)
@@ -99,10 +99,10 @@ class Archiver(Listener):
                 keep_ms = self._keep_ms(source.topic)
                 if keep_ms is None:
                     continue
-                topic = self._topics.setdefault(source.topic, _Topic(source.topic, keep_ms))
+                topic = self._topics.setdefault(source.topic, _TopicArchive(source.topic, keep_ms))
                 last_input = previous.inputs.get(name) if previous is not None else None
                 if last_input is None or last_input.topic != source.topic:
-                    topic.first[head.stage] = source
+                    topic.first_inputs[head.stage] = source
                 elif head.traits.reads_records:
                     read = (
                         Extent(window.partition, window.first, window.last)
@@ -110,11 +110,11 @@ class Archiver(Listener):
                     )
                     topic.pending = union(topic.pending, read)
                     topic.read_ms = max(topic.read_ms, head.time_ms)
-                    if count(topic.pending) >= _MANY:
+                    if count_offsets(topic.pending) >= _CHUNK_OFFSETS:
                         self._wake.set()
 
     @contextmanager
-    def at_work(self, drain_s: Callable[[], float]) -> Iterator[None]:
+    def running(self, drain_s: Callable[[], float]) -> Iterator[None]:
         """Run the archiver in a thread during the block, then wait up to `drain_s()` seconds for pending records."""
         over = threading.Event()
         thread = threading.Thread(target=self._work, args=(over,), name="archiver", daemon=True)
@@ -129,13 +129,13 @@ class Archiver(Listener):
     def _work(self, over: threading.Event) -> None:
         lower_priority()
         while not over.is_set():
-            self.round(over)
-            self._told(self.states)
+            self.archive_pending(over)
+            self._report(self.states)
             self._wake.wait(_EVERY_S)
             self._wake.clear()
         for topic in self._topics.values():
             topic.retry_s = 0.0
-        self.round(over, merging=False)
+        self.archive_pending(over, merging=False)
 
     @property
     def states(self) -> tuple[ArchiveState, ...]:
@@ -144,7 +144,7 @@ class Archiver(Listener):
                 ArchiveState(
                     self._app,
                     topic.name,
-                    count(topic.pending),
+                    count_offsets(topic.pending),
                     len(topic.head.objects) if topic.head is not None else 0,
                     topic.head.bytes if topic.head is not None else 0,
                     topic.error,
@@ -152,7 +152,7 @@ class Archiver(Listener):
                 for topic in self._topics.values()
             )
 
-    def round(self, over: threading.Event | None = None, *, merging: bool = True) -> None:
+    def archive_pending(self, over: threading.Event | None = None, *, merging: bool = True) -> None:
         """Archive pending records and, with `merging`, merge objects. Failures are retried later."""
         with self._lock:
             topics = tuple(self._topics.values())
@@ -165,43 +165,47 @@ class Archiver(Listener):
                     self._merge(topic, over or threading.Event())
                 topic.error = ""
             except SlackwaterError as error:
-                self._failed(topic, error.message, expected=isinstance(error, Unavailable | CommitConflict))
+                self._record_failure(topic, error.message, expected=isinstance(error, Unavailable | CommitConflict))
             except Exception as error:
                 _log.debug("archiving %s of %s", topic.name, self._app, exc_info=True)
-                self._failed(topic, f"{type(error).__name__}: {error}", expected=False)
+                self._record_failure(topic, f"{type(error).__name__}: {error}", expected=False)
 
-    def _failed(self, topic: _Topic, why: str, *, expected: bool) -> None:
-        topic.retry_s, topic.looked_s = time.monotonic() + _RETRY_S, float("-inf")
+    def _record_failure(self, topic: _TopicArchive, why: str, *, expected: bool) -> None:
+        topic.retry_s, topic.checked_s = time.monotonic() + _RETRY_S, float("-inf")
         if topic.error != why:
             log = _log.info if expected else _log.warning
             log(
                 "the input archive of %s is delayed: %s offsets of %s to archive: %s",
                 self._app,
-                count(topic.pending),
+                count_offsets(topic.pending),
                 topic.name,
                 why,
             )
         topic.error = why
 
-    def _archive(self, topic: _Topic) -> None:
+    def _archive(self, topic: _TopicArchive) -> None:
         now_s = time.monotonic()
-        if now_s - topic.looked_s > _LOOK_AT_TOPIC_S:
-            self._open(topic)
-            topic.looked_s = now_s
+        if now_s - topic.checked_s > _TOPIC_CHECK_S:
+            self._open_archive(topic)
+            topic.checked_s = now_s
         assert topic.head is not None  # noqa: S101  it was opened
         while pending := self._unarchived(topic):
             topic.head = self._append(topic, topic.head, pending)
             if self._unarchived(topic) == pending:
                 break
 
-    def _open(self, topic: _Topic) -> None:
+    def _open_archive(self, topic: _TopicArchive) -> None:
         with self._lock:
-            inputs = list(topic.first.values())
+            inputs = list(topic.first_inputs.values())
         read_app(self._store, self._app)  # raises for a removed app, which must not be recreated
         # The id of the topic that the stages read: Kafka may have another topic of that name by now.
-        read = (source.topic_id for source in inputs if is_known(source.topic_id))
+        read = (source.topic_id for source in inputs if is_kafka_id(source.topic_id))
         topic_id, previous = next(read, "") or self._kafka.topic_id(topic.name), topic.head
-        incarnation = previous.life if previous is not None else index.topics(self._store, self._app).get(topic.name, 1)
+        incarnation = (
+            previous.life
+            if previous is not None
+            else index.newest_incarnations(self._store, self._app).get(topic.name, 1)
+        )
         head = index.newest(self._store, self._app, topic.name, incarnation, previous=previous)
         if head is not None and topic_id and head.topic_id not in ("", topic_id):
             _log.warning(
@@ -212,30 +216,32 @@ class Archiver(Listener):
             )
             incarnation, head = incarnation + 1, None
         begins = tuple(map(min, zip(*(source.offsets for source in inputs), strict=False))) if inputs else ()
-        empty = index.empty(self._app, topic.name, incarnation, topic_id)
-        initial = index.begun(begins)
+        empty = index.empty_index(self._app, topic.name, incarnation, topic_id)
+        initial = index.begin_update(begins)
         topic.head = head or index.change(self._store, empty, initial, by=self._by, now_ms=instants.now_ms())
         # Ranges read by earlier runs and not archived.
-        missing = topic.head.owes(read for source in inputs for read in stretches(None, source, former=False))
+        missing = topic.head.unarchived(
+            read for source in inputs for read in read_spans(None, source, with_former_topics=False)
+        )
         with self._lock:
             topic.pending = union(topic.pending, missing)
-            topic.first.clear()
+            topic.first_inputs.clear()
 
-    def _unarchived(self, topic: _Topic) -> Extents:
+    def _unarchived(self, topic: _TopicArchive) -> Extents:
         assert topic.head is not None  # noqa: S101  it was opened
         with self._lock:
-            topic.pending = minus(topic.pending, topic.head.covered)
+            topic.pending = subtract(topic.pending, topic.head.covered)
             return topic.pending
 
-    def _append(self, topic: _Topic, head: ArchiveIndex, pending: Extents) -> ArchiveIndex:
-        spooled = self._spool.look(topic.name) if self._spool is not None else []
+    def _append(self, topic: _TopicArchive, head: ArchiveIndex, pending: Extents) -> ArchiveIndex:
+        spooled = self._spool.list_files(topic.name) if self._spool is not None else []
         writer, read, gone = ArchiveWriter(), list[Extent](), list[Extent]()
-        for part, source in _sources(pending, spooled):
+        for part, source in _parts_with_files(pending, spooled):
             lost: list[Gone] = []
             for records in self._records(head, part, source, lost):
                 writer.append(records)
-            available = minus((part,), self._lost(topic.name, part)) if lost else (part,)
-            gone += minus((part,), available)
+            available = subtract((part,), self._lost_range(topic.name, part)) if lost else (part,)
+            gone += subtract((part,), available)
             read += available
             if writer.num_bytes >= merge.TARGET_BYTES // 2:
                 break
@@ -254,48 +260,48 @@ class Archiver(Listener):
         for extent in gone:
             _log.info("%s%s of %s is gone from Kafka, and not in its input archive", topic.name, extent, self._app)
         with self._lock:
-            topic.pending = minus(topic.pending, gone)
+            topic.pending = subtract(topic.pending, gone)
         for file in spooled:
-            if not minus((file.extent,), index_after.covered):
+            if not subtract((file.extent,), index_after.covered):
                 file.path.unlink(missing_ok=True)
         return index_after
 
     def _records(
-        self, head: ArchiveIndex, part: Extent, source: Spooled | None, lost: list[Gone]
+        self, head: ArchiveIndex, part: Extent, source: SpooledFile | None, lost: list[Gone]
     ) -> Iterator[pa.Table]:
         if source is not None:
             try:
-                yield from source.records(part)
+                yield from source.read_records(part)
             except OSError:
                 source.path.unlink(missing_ok=True)  # so that the retry reads from Kafka
                 raise
             return
         where, topic_id = (head.topic, part.partition, part.first, part.end), head.topic_id
-        for chunk in self._kafka.read(*where, patience_s=self._patience_s, gone=lost, topic_id=topic_id):
-            yield pa.Table.from_batches([Columns(chunk).records()])
+        for chunk in self._kafka.read(*where, patience_s=self._patience_s, deletion_errors=lost, topic_id=topic_id):
+            yield pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()])
 
-    def _lost(self, topic: str, part: Extent) -> Extents:
-        first = self._kafka.offsets(topic)[0][part.partition]
-        return common((part,), (Extent(part.partition, 0, first),)) if first else ()
+    def _lost_range(self, topic: str, part: Extent) -> Extents:
+        first = self._kafka.offset_bounds(topic)[0][part.partition]
+        return intersect((part,), (Extent(part.partition, 0, first),)) if first else ()
 
-    def _merge(self, topic: _Topic, over: threading.Event) -> None:
+    def _merge(self, topic: _TopicArchive, over: threading.Event) -> None:
         assert topic.head is not None  # noqa: S101  it was opened
         span_ms = max(1, min(DAY_MS, topic.keep_ms // _MERGES_WITHIN))
-        while not over.is_set() and (inputs := merge.pick(topic.head, span_ms)):
+        while not over.is_set() and (inputs := merge.pick_inputs(topic.head, span_ms)):
             topic.head = merge.merge(self._store, topic.head, inputs, by=self._by, now_ms=instants.now_ms())
         if topic.head.number - topic.swept >= _SWEEP_EVERY:
             topic.swept = topic.head.number
-            for info in index.replaced(INDEXES.listed(self._store, topic.head.prefix)):
+            for info in index.replaced_indexes(INDEXES.listed(self._store, topic.head.prefix)):
                 self._store.delete(info.key)
 
 
-def _sources(pending: Extents, spooled: Sequence[Spooled]) -> Iterator[tuple[Extent, Spooled | None]]:
-    parts: list[tuple[Extent, Spooled | None]] = []
+def _parts_with_files(pending: Extents, spooled: Sequence[SpooledFile]) -> Iterator[tuple[Extent, SpooledFile | None]]:
+    parts: list[tuple[Extent, SpooledFile | None]] = []
     for file in spooled:
-        in_file = common(pending, (file.extent,))
+        in_file = intersect(pending, (file.extent,))
         parts += [(part, file) for part in in_file]
-        pending = minus(pending, in_file)
+        pending = subtract(pending, in_file)
     for part in pending:
-        steps = range(part.first, part.end, _MANY)
-        parts += [(Extent(part.partition, first, min(first + _MANY, part.end)), None) for first in steps]
+        steps = range(part.first, part.end, _CHUNK_OFFSETS)
+        parts += [(Extent(part.partition, first, min(first + _CHUNK_OFFSETS, part.end)), None) for first in steps]
     return iter(sorted(parts, key=lambda pair: pair[0]))

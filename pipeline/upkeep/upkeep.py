@@ -22,8 +22,8 @@ from pyspark.errors import PySparkException
 
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
-from ...store.compaction.picker import pick_for
-from ...store.compaction.plan import Compaction, Done
+from ...store.compaction.picker import pick_for_manifest
+from ...store.compaction.plan import Compaction, CompactionResult
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
@@ -35,7 +35,7 @@ from ..source.worker import configure_worker
 from ..spark.placement import Homes
 from ..spark.worker_resources import WorkerResources
 
-Compacting = Literal["nothing", "under way", "finished"]
+MergeProgress = Literal["nothing", "under way", "finished"]
 """Progress of a runner's merges of L0 SSTs; `finished` if results wait for the next batch's version to name them."""
 
 _POLL_S = 0.1
@@ -45,7 +45,7 @@ _log = logging.getLogger("slackwater")
 
 
 @dataclass(frozen=True, slots=True)
-class Triggers:
+class StallTriggers:
     """Numbers of L0 SSTs in one state partition that delay or stop batches."""
 
     slowdown: int = L0_SLOWDOWN
@@ -61,15 +61,15 @@ class Triggers:
 
 
 @dataclass(slots=True)
-class Stall:
+class WriteStall:
     """Delays the batches of one stage. Logs once whenever compaction begins to fall behind."""
 
     stage: str
-    triggers: Triggers
-    l0: Callable[[], int]
+    triggers: StallTriggers
+    count_l0: Callable[[], int]
     """Returns the number of L0 SSTs in the state partition that has the most."""
-    compacting: Callable[[], Compacting]
-    begin: Callable[[], None]
+    merge_progress: Callable[[], MergeProgress]
+    start_merges: Callable[[], None]
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
     sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
     _logged: set[str] = field(default_factory=set)
@@ -83,11 +83,11 @@ class Stall:
         began = self.clock()
         waited_s = 0.0
         while not stopping():
-            l0 = self.l0()
+            l0 = self.count_l0()
             delay_s = self.triggers.delay_s(l0, batch_s)
             self._log_state(l0, delay_s)
             if delay_s and not waited_s:
-                self.begin()
+                self.start_merges()
             if delay_s == inf:
                 delay_s = self._stopped_s(batch_s, waited_s)
             if waited_s >= delay_s:
@@ -98,7 +98,7 @@ class Stall:
         return waited_s
 
     def _stopped_s(self, batch_s: float, waited_s: float) -> float:
-        if (compacting := self.compacting()) != "nothing":
+        if (compacting := self.merge_progress()) != "nothing":
             return inf if compacting == "under way" else 0.0
         if "gave up" in self._logged:
             return batch_s
@@ -144,7 +144,7 @@ class Upkeep:
         threads: int = 1,
         deliver: Callable[[tuple[Sst, ...], Table], None] | None = None,
         prefetch: bool = False,
-        triggers: Triggers | None = None,
+        triggers: StallTriggers | None = None,
         tip: Callable[[], Manifest] | None = None,
     ) -> None:
         self._store, self._cache, self._deliver = store, cache, deliver
@@ -152,20 +152,22 @@ class Upkeep:
         self._head = head
         self._tip = tip or (lambda: self._head)
         name = f"stage {head.app}/{head.stage}"
-        self.stall = Stall(name, triggers or Triggers(), self._l0_files, lambda: self.doing, self._begin_if_idle)
+        self.stall = WriteStall(
+            name, triggers or StallTriggers(), self._l0_files, lambda: self.merge_progress, self._start_if_idle
+        )
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._wanted: list[Compaction] = []
+        self._waiting_merges: list[Compaction] = []
         """Merges that the newest version needs and that have not started, most urgent first."""
-        self._busy: set[Compaction] = set()
+        self._running_merges: set[Compaction] = set()
         """Merges started and not yet committed."""
-        self.finished: tuple[Done, ...] = ()
+        self.finished_merges: tuple[CompactionResult, ...] = ()
         """Merges whose results no version names yet (`plan.apply` adds them to a version)."""
-        self._threads, self._working = threads, 0
+        self._threads, self._active_threads = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
-    def consider(
-        self, head: Manifest, merges: Collection[Done] = (), missed: Iterable[str] | None = None
+    def start_merges(
+        self, head: Manifest, merges: Collection[CompactionResult] = (), missed: Iterable[str] | None = None
     ) -> tuple[Compaction, ...]:
         """Start the merges that a version about to be committed needs, and return them.
 
@@ -174,22 +176,22 @@ class Upkeep:
         those that did not fit. `missed` are the objects to prefetch, of which the version's batch read byte ranges;
         None without a batch.
         """
-        due = pick_for(head)
+        due = pick_for_manifest(head)
         if head.forgotten != self._head.forgotten:
             # Rewritten SSTs held forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
         with self._lock:
-            self._busy.difference_update(merge.compaction for merge in merges)
-            self.finished = tuple(done for done in self.finished if done not in merges)
+            self._running_merges.difference_update(merge.compaction for merge in merges)
+            self.finished_merges = tuple(done for done in self.finished_merges if done not in merges)
             self._head = head
             # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
-            self._wanted = sorted(due, key=lambda compaction: compaction.output_level)
+            self._waiting_merges = sorted(due, key=lambda compaction: compaction.output_level)
             if self._executor is not None:
-                for _ in range(min(len(due), self._threads - self._working)):
-                    self._working += 1
+                for _ in range(min(len(due), self._threads - self._active_threads)):
+                    self._active_threads += 1
                     self._executor.submit(self._work)
         if self._prefetcher is not None and missed is not None:
-            self._prefetcher.consider(head, missed)
+            self._prefetcher.prefetch_missing(head, missed)
         return due
 
     def close(self) -> None:
@@ -200,31 +202,31 @@ class Upkeep:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
     @property
-    def doing(self) -> Compacting:
+    def merge_progress(self) -> MergeProgress:
         with self._lock:
-            if len(self._busy) > len(self.finished):
+            if len(self._running_merges) > len(self.finished_merges):
                 return "under way"
-            return "finished" if self.finished else "nothing"
+            return "finished" if self.finished_merges else "nothing"
 
     def _l0_files(self) -> int:
         tip = self._tip()
         assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
-        return sorted_runs.l0_files(plan.apply(tip.ssts, self.finished), tip.table.ranges)
+        return sorted_runs.max_l0_files(plan.apply_results(tip.ssts, self.finished_merges), tip.table.ranges)
 
-    def _begin_if_idle(self) -> None:
-        if self.doing == "nothing":
-            self.consider(self._tip())
+    def _start_if_idle(self) -> None:
+        if self.merge_progress == "nothing":
+            self.start_merges(self._tip())
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                busy_inputs = {sst for compaction in self._busy for sst in compaction.inputs}
-                free = [compaction for compaction in self._wanted if busy_inputs.isdisjoint(compaction.inputs)]
+                busy_inputs = {sst for compaction in self._running_merges for sst in compaction.inputs}
+                free = [compaction for compaction in self._waiting_merges if busy_inputs.isdisjoint(compaction.inputs)]
                 if not free or self._closing.is_set():
-                    self._working -= 1
+                    self._active_threads -= 1
                     return
-                self._busy.add(free[0])
-                self._wanted.remove(free[0])
+                self._running_merges.add(free[0])
+                self._waiting_merges.remove(free[0])
                 head = self._head
             self._run(head, free[0])
 
@@ -233,10 +235,12 @@ class Upkeep:
         stop = self._closing.is_set
         done = None
         try:
-            done = merge.run(self._store, self._cache, head.app, head.stage, head.table, compaction, stop=stop)
+            done = merge.run_compaction(
+                self._store, self._cache, head.app, head.stage, head.table, compaction, should_stop=stop
+            )
             if self._deliver is not None:
                 self._deliver(done.outputs, head.table)
-        except merge.Stopped:
+        except merge.MergeStopped:
             pass
         except SlackwaterError as error:
             # The runs stay and are picked again later: look-ups are slower but correct.
@@ -248,13 +252,13 @@ class Upkeep:
             # In all cases: a merge left in `_busy` would never be picked again, and batches would wait for it.
             with self._lock:
                 if done is None:
-                    self._busy.discard(compaction)
+                    self._running_merges.discard(compaction)
                 else:
-                    self.finished += (done,)
+                    self.finished_merges += (done,)
 
 
 _NICE = 10
-_FULL = 0.9
+_MAX_CACHE_FILL = 0.9
 _EXPANSION = 4
 """Approximate ratio of an SST's decoded bytes to its stored bytes, used until the SST is cached."""
 
@@ -272,7 +276,7 @@ class Prefetcher:
         self._running: Future[None] | None = None
         self._stopping = threading.Event()
 
-    def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
+    def prefetch_missing(self, head: Manifest, ranged: Iterable[str]) -> None:
         """Start fetching the SSTs that look-ups in the committed version lack on this machine. Returns at once.
 
         `ranged` are the objects of which the version's tasks read byte ranges.
@@ -304,7 +308,7 @@ class Prefetcher:
             if sst.object not in missing or sizes[sst]:
                 continue
             total_bytes += sst.bytes * _EXPANSION
-            if total_bytes > self._cache.max_bytes * _FULL or self._stopping.is_set():
+            if total_bytes > self._cache.max_bytes * _MAX_CACHE_FILL or self._stopping.is_set():
                 return
             try:
                 self._cache.prefetch(self._store, sst, head.table)
@@ -321,7 +325,7 @@ def lower_priority() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class SstDelivery:
     """Sends SSTs that result from merges to the machines of their state partitions, by a small Spark job."""
 
     homes: Homes
@@ -337,11 +341,11 @@ class Delivery:
             _, store, cache = local_resources.open()
             for batch in batches:
                 for partition in batch.column(0).to_pylist():
-                    for sst in sorted_runs.touching(ssts, partition, table.ranges):
+                    for sst in sorted_runs.ssts_of_partition(ssts, partition, table.ranges):
                         cache.prefetch(store, sst, table)
                 yield batch
 
         try:
-            self.homes.visit(fetch)
+            self.homes.run_at_homes(fetch)
         except (Py4JError, PySparkException) as error:
             _log.debug("SSTs of %s/%s were not delivered: %s", local_resources.app, local_resources.stage, error)

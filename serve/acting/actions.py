@@ -9,21 +9,21 @@ from typing import Any, Unpack
 
 from ...client.app import StoredApp
 from ...client.declared.questions import SearchOptions, VerifyOptions
-from ...client.show.programs import replayed
+from ...client.show.programs import replay_result
 from ...client.show.shown import Result
-from ...client.show.status import verification
+from ...client.show.status import verification_result
 from ...errors import SlackwaterError
 from ...snapshot.bisect.verdict import Evaluation
-from ...snapshot.query.key_text import key_of
+from ...snapshot.query.key_text import parse_key_text
 from ...snapshot.take.audit_log import because
 from ..declare import AppName, KeyOrNone, Limit, Message, Moment, SnapshotName, Stage, Version, endpoint
 from ..errors import problem
 from ..service import Call, event
-from .finding import find, limited, probe, prove, run_again
-from .searching import check_asked
+from .finding import bisect_and_explain, evaluation_data, limit_result, replay_batch, verify_moment
+from .searching import check_one_predicate
 
 _log = logging.getLogger(__name__)
-_TAKEN_S = 30.0
+_SNAPSHOT_TIMEOUT_S = 30.0
 
 
 @endpoint("/me", verb=None)
@@ -43,20 +43,20 @@ async def bisect(
     `found` is the document of `slackwater bisect --json`, with at most `limit` rows and keys. A disconnect of the
     client cancels the search.
     """
-    check_asked(wrong)
-    stored_app = await call.whole_app(app, "a bisect")
+    check_one_predicate(wrong)
+    stored_app = await call.app_with_all_tables(app, "a bisect")
     call.service.check_not_busy()
     return _events(call, stored_app, wrong, limit)
 
 
 async def _events(call: Call, stored_app: StoredApp, wrong: SearchOptions, limit: int) -> AsyncIterator[bytes]:
     service, steps = call.service, asyncio.Queue[Evaluation | None]()
-    searching = asyncio.create_task(find(call, stored_app, wrong, steps.put_nowait))
+    searching = asyncio.create_task(bisect_and_explain(call, stored_app, wrong, steps.put_nowait))
     searching.add_done_callback(lambda _done: steps.put_nowait(None))
     try:
         while (step := await steps.get()) is not None:
-            yield event("probe", probe(step))
-        yield event("found", await service.in_thread(lambda: limited(searching.result(), limit)))
+            yield event("probe", evaluation_data(step))
+        yield event("found", await service.in_thread(lambda: limit_result(searching.result(), limit)))
     except Exception as error:
         if not isinstance(error, SlackwaterError):
             _log.exception("bisect")
@@ -68,8 +68,8 @@ async def _events(call: Call, stored_app: StoredApp, wrong: SearchOptions, limit
 @endpoint("/apps/{app}/at/{ref}/verify", is_long=True)
 async def verify(call: Call, app: AppName, ref: Moment, stage: Stage = "", **options: Unpack[VerifyOptions]) -> Result:
     """Verify that a moment is consistent, complete and undamaged, from the objects in the store."""
-    stored_app = await call.whole_app(app, "a verification")
-    return verification(await prove(call, stored_app, ref, options, stage))
+    stored_app = await call.app_with_all_tables(app, "a verification")
+    return verification_result(await verify_moment(call, stored_app, ref, options, stage))
 
 
 @endpoint("/apps/{app}/replay", verb="bisect", methods=("POST",), is_long=True)
@@ -80,16 +80,16 @@ async def replay(
 
     Returns at most `limit` differing keys.
     """
-    stored_app = await call.whole_app(app, "a replay")
-    comparison, notes = await run_again(
-        call, stored_app, stage, version, lambda declared: tuple(key_of(stage, declared, key)) if key else ()
+    stored_app = await call.app_with_all_tables(app, "a replay")
+    comparison, notes = await replay_batch(
+        call, stored_app, stage, version, lambda declared: tuple(parse_key_text(stage, declared, key)) if key else ()
     )
     channels = [
         replace(channel, missing=channel.missing[:limit], added=channel.added[:limit])
         for channel in comparison.channels
     ]
     keys = comparison.different.head(limit) if comparison.different is not None else None
-    document: Any = replayed(replace(comparison, keys=keys, channels=tuple(channels)), None, None).data
+    document: Any = replay_result(replace(comparison, keys=keys, channels=tuple(channels)), None, None).data
     return {**document, "same": comparison.same, "notes": notes}
 
 
@@ -99,4 +99,6 @@ def snapshot(call: Call, app: AppName, name: SnapshotName = "", message: Message
     call.grant.check_all_tables("a snapshot")
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     with because(message):
-        return call.app(app).take(name, instant=False, timeout_s=_TAKEN_S, wait=False, on_look=lambda _look: None)
+        return call.app(app).take_snapshot(
+            name, instant=False, timeout_s=_SNAPSHOT_TIMEOUT_S, wait=False, on_poll=lambda _look: None
+        )

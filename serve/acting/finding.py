@@ -10,61 +10,61 @@ from ...client.app import StoredApp
 from ...client.declared.questions import SearchOptions, VerifyOptions
 from ...client.show import verdict as shown
 from ...errors import TooMuch
-from ...snapshot.bisect.causes import Behind
+from ...snapshot.bisect.causes import TracedCause
 from ...snapshot.bisect.verdict import Evaluation, Verdict
 from ...snapshot.verify.verify import Report
 from ...store.versions.manifest import Table
 from ..service import Call
-from .replays import cause_of, replayed
-from .searching import Searcher, SearchStopped, check_asked
+from .replays import explain_in_process, replay_in_process
+from .searching import Searcher, SearchStopped, check_one_predicate
 
 if TYPE_CHECKING:
     from ...operations.debugging.replay.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)
-class SearchFound:
+class SearchResult:
     """Result of a bisect, with the cause of the bad commit."""
 
     verdict: Verdict
-    findings: Behind
+    explanation: TracedCause
     """Cause of the commit; without the app's program on the server, found from the store's data alone."""
     notes: tuple[str, ...]
 
 
-async def find(
+async def bisect_and_explain(
     call: Call, stored_app: StoredApp, wrong: SearchOptions, on_step: Callable[[Evaluation], None]
-) -> SearchFound:
+) -> SearchResult:
     """Bisect, then replay the first bad commit if the server has the app's program. Stops when cancelled.
 
     Raises `TooOften`, `TooMuch`, and the errors of `check_one_predicate` and `Searcher.search`.
     """
-    check_asked(wrong)
+    check_one_predicate(wrong)
     service, loop = call.service, asyncio.get_running_loop()
     searcher = Searcher(service.statements, call.bounds(stored_app.name), service.options.sql_rows, call.grant.name)
 
     def forward(step: Evaluation) -> None:
         loop.call_soon_threadsafe(on_step, step)
 
-    async def search() -> SearchFound:
-        with service.taking_long():  # count the search until its thread ends, even after a timeout
+    async def search() -> SearchResult:
+        with service.long_operation():  # count the search until its thread ends, even after a timeout
             verdict = await service.in_thread(lambda: searcher.search(stored_app, wrong, forward))
-            cause, notes = await searcher.wait_for(cause_of(service, verdict, stored_app.called))
-            return SearchFound(verdict, cause, notes)
+            cause, notes = await searcher.run_cancellable(explain_in_process(service, verdict, stored_app.called))
+            return SearchResult(verdict, cause, notes)
 
     task = asyncio.create_task(search())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # after a timeout nobody awaits the task
     try:
-        async with asyncio.timeout(service.options.long_s):
+        async with asyncio.timeout(service.options.long_timeout_s):
             return await asyncio.shield(task)
     except TimeoutError:
-        message = f"the search took more than {service.options.long_s:g} s"
+        message = f"the search took more than {service.options.long_timeout_s:g} s"
         raise TooMuch(message, hint="narrow the range with good and bad") from None
     finally:
         searcher.stop()
 
 
-async def prove(
+async def verify_moment(
     call: Call,
     stored_app: StoredApp,
     ref: str,
@@ -86,13 +86,13 @@ async def prove(
 
     whole_ref = f"{stored_app.name}/{stage}@{ref}" if stage else f"{stored_app.name}@{ref}"
     try:
-        with call.service.taking_long():
+        with call.service.long_operation():
             return await call.service.in_thread(lambda: stored_app.verify(whole_ref, on_progress=forward, **options))
     finally:
         stopped.set()
 
 
-async def run_again(
+async def replay_batch(
     call: Call, stored_app: StoredApp, stage: str, version: int, key_of: Callable[[Table], tuple[object, ...]]
 ) -> "tuple[Comparison, tuple[str, ...]]":
     """Replay a batch, or only one key of it; return the comparison with the commit, and notes.
@@ -104,22 +104,22 @@ async def run_again(
         declared = stored_app.at(f"v{version}", stage=stage).cut.stages[stage].table
         return key_of(declared) if declared is not None else ()
 
-    with call.service.taking_long():
+    with call.service.long_operation():
         key = await call.service.in_thread(parse_key)
-        return await replayed(call.service, stored_app.called, f"{stored_app.name}/{stage}@v{version}", key)
+        return await replay_in_process(call.service, stored_app.called, f"{stored_app.name}/{stage}@v{version}", key)
 
 
-def probe(step: Evaluation) -> dict[str, Any]:
+def evaluation_data(step: Evaluation) -> dict[str, Any]:
     about = {"ref": step.ref, "versions": step.cut.versions, "time_ms": step.cut.time_ms, "outcome": step.answer}
     return about | {"why": step.why, "took_ms": step.took_ms, "number": step.number, "left": step.total - step.number}
 
 
-def limited(result: SearchFound, limit: int) -> dict[str, Any]:
+def limit_result(result: SearchResult, limit: int) -> dict[str, Any]:
     """Return the JSON document of a result with at most `limit` rows and keys."""
     verdict = result.verdict
     keys = verdict.keys.head(limit) if verdict.keys is not None else None
     limited_verdict = replace(verdict, rows=verdict.rows.slice(0, limit), keys=keys)
-    data: Any = shown.verdict(limited_verdict, result.findings, None, "", "").data
+    data: Any = shown.verdict_result(limited_verdict, result.explanation, None, "", "").data
     data["cause"]["records"] = data["cause"]["records"][:limit]
     is_cut = verdict.more_rows or verdict.rows.num_rows > limit or len(verdict.keys or ()) > limit
     return {**data, "notes": result.notes, "cut_off": is_cut}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ...client.replays import batch_of, cause_behind
+from ...client.replays import explain_verdict, open_batch
 from ...errors import Refused
-from ...snapshot.bisect.causes import Behind
+from ...snapshot.bisect.causes import TracedCause
 from ...snapshot.bisect.verdict import Verdict
 from ..service import Service
-from ..sql import here
+from ..sql import process_client
 
 if TYPE_CHECKING:
     from ...operations.debugging.replay.compare import Comparison
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAsked:
+class ReplayRequest:
     """Request to replay a batch in another process."""
 
     ref: str
@@ -32,18 +32,18 @@ class BatchAsked:
     program: Path
 
 
-async def cause_of(service: Service, verdict: Verdict, called: str) -> tuple[Behind, tuple[str, ...]]:
+async def explain_in_process(service: Service, verdict: Verdict, called: str) -> tuple[TracedCause, tuple[str, ...]]:
     """Return the cause of a verdict, and notes; without the app's program, from the store's data alone.
 
     Raises `TooOften` and `TooMuch`.
     """
     program = service.options.programs.get(called)
     if program is None or verdict.candidates:
-        return await service.in_thread(lambda: (cause_behind(service.client, verdict, None), ()))
-    return await service.replays.run(_cause, (verdict, program), service.options.long_s)
+        return await service.in_thread(lambda: (explain_verdict(service.client, verdict, None), ()))
+    return await service.replays.run(_cause, (verdict, program), service.options.long_timeout_s)
 
 
-async def replayed(
+async def replay_in_process(
     service: Service, called: str, ref: str, key: tuple[object, ...]
 ) -> tuple["Comparison", tuple[str, ...]]:
     """Replay a batch in a process of its own, and compare it with the committed batch.
@@ -56,25 +56,25 @@ async def replayed(
             f"cannot replay {called}: the server was started without its program",
             hint=f"start the server with --code {called}=FILE; bisect, history and diff work without",
         )
-    return await service.replays.run(_replay, BatchAsked(ref, key, program), service.options.long_s)
+    return await service.replays.run(_replay, ReplayRequest(ref, key, program), service.options.long_timeout_s)
 
 
-def _cause(verdict_and_program: tuple[Verdict, Path]) -> tuple[Behind, tuple[str, ...]]:
+def _cause(verdict_and_program: tuple[Verdict, Path]) -> tuple[TracedCause, tuple[str, ...]]:
     verdict, program = verdict_and_program
-    return _noted(lambda: cause_behind(here(), verdict, [program]))
+    return _with_notes(lambda: explain_verdict(process_client(), verdict, [program]))
 
 
-def _replay(request: BatchAsked) -> tuple["Comparison", tuple[str, ...]]:
+def _replay(request: ReplayRequest) -> tuple["Comparison", tuple[str, ...]]:
     from ...operations.debugging.replay.compare import compare
 
     def compared() -> "Comparison":
-        with batch_of(here(), request.ref, request.program, request.key) as (batch, sent, only):
+        with open_batch(process_client(), request.ref, request.program, request.key) as (batch, sent, only):
             return compare(batch, sent, only)
 
-    return _noted(compared)
+    return _with_notes(compared)
 
 
-def _noted(action: Callable[[], T]) -> tuple[T, tuple[str, ...]]:
+def _with_notes(action: Callable[[], T]) -> tuple[T, tuple[str, ...]]:
     notes: list[str] = []
-    here().note = notes.append
+    process_client().note = notes.append
     return action(), tuple(notes)

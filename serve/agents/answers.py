@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...client.show import verdict as shown
-from ...client.show.shown import encoded
-from ...common.instants import iso
+from ...client.show.shown import encode_json
+from ...common.instants import format_iso
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Cause
-from ...snapshot.bisect.verdict import Guilty
+from ...snapshot.bisect.verdict import RecordPath
 from ...snapshot.cut.lineage import Window
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.key_history import RowChange
 from ...snapshot.diff.moments import TableDiff
 from ...snapshot.query.log import LogEntry
-from ..acting.finding import SearchFound
+from ..acting.finding import SearchResult
 from .masking import Masking
 
 Document = dict[str, Any]
-MOST_RECORDS = 20
+MAX_RECORDS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +27,45 @@ class ToolAnswer:
     """Answer of a tool, before its size is limited."""
 
     document: Document
-    list_: str = ""
+    list_field: str = ""
     """Name of the field whose list is shortened if the document is too large."""
     rows: int = 0
 
 
-def bounded(answer: ToolAnswer, most_bytes: int) -> bytes:
+def encode_bounded(answer: ToolAnswer, max_bytes: int) -> bytes:
     """Encode an answer as JSON. If it is too large, its list is shortened, and the field `cut_off` says so.
 
     Raises `TooMuch` if the document is too large even with an empty list.
     """
-    data = encoded(answer.document)
-    whole: Sequence[object] = answer.document.get(answer.list_, ())
+    data = encode_json(answer.document)
+    whole: Sequence[object] = answer.document.get(answer.list_field, ())
     num_items = len(whole)
-    while len(data) > most_bytes and num_items:
-        num_items = min(num_items - 1, num_items * most_bytes // len(data))
-        left_out = f"{num_items} of {len(whole)} {answer.list_} fit: an answer has at most {most_bytes:,} bytes"
-        cut = {answer.list_: whole[:num_items], "cut_off": f"{left_out}; ask for fewer at once, or for less of each"}
-        data = encoded(answer.document | cut)
-    if len(data) > most_bytes:
-        raise TooMuch(f"the answer has {len(data):,} bytes; the limit is {most_bytes:,}", hint="ask for fewer columns")
+    while len(data) > max_bytes and num_items:
+        num_items = min(num_items - 1, num_items * max_bytes // len(data))
+        left_out = f"{num_items} of {len(whole)} {answer.list_field} fit: an answer has at most {max_bytes:,} bytes"
+        cut = {
+            answer.list_field: whole[:num_items],
+            "cut_off": f"{left_out}; ask for fewer at once, or for less of each",
+        }
+        data = encode_json(answer.document | cut)
+    if len(data) > max_bytes:
+        raise TooMuch(f"the answer has {len(data):,} bytes; the limit is {max_bytes:,}", hint="ask for fewer columns")
     return data
 
 
-def time(time_ms: int) -> str:
-    return iso(time_ms, "milliseconds")
+def iso_time(time_ms: int) -> str:
+    return format_iso(time_ms, "milliseconds")
 
 
-def windows(ranges: Iterable[Window]) -> list[Document]:
+def range_documents(ranges: Iterable[Window]) -> list[Document]:
     """Return the documents of offset ranges; `end` is exclusive."""
     return [{"topic": w.topic, "partition": w.partition, "start": w.start, "end": w.end} for w in ranges]
 
 
-def commit(entry: LogEntry, app: str, masking: Masking) -> Document:
+def commit_document(entry: LogEntry, app: str, masking: Masking) -> Document:
     fields = {
         "ref": f"{app}/{entry.stage}@v{entry.version}",
-        "time": time(entry.time_ms),
+        "time": iso_time(entry.time_ms),
         "kind": entry.kind,
         "rows_in": entry.rows_in,
         "read": [*map(str, entry.windows)],
@@ -75,7 +78,7 @@ def commit(entry: LogEntry, app: str, masking: Masking) -> Document:
     return {name: value for name, value in fields.items() if value not in ((), [], "", None)}
 
 
-def changes(
+def change_documents(
     keys: KeyChanges, limit: int, masking: Masking, sides: tuple[str, str] = ("before", "after")
 ) -> list[Document]:
     first_side, second_side = sides
@@ -90,7 +93,7 @@ def changes(
     ]
 
 
-def differing(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple[list[Document], list[Document]]:
+def diff_documents(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple[list[Document], list[Document]]:
     tables, rows = [], []
     for table_diff in diffs:
         counts = {
@@ -99,48 +102,50 @@ def differing(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple
         }
         columns = {column.column: column.differing for column in table_diff.columns if column.differing}
         tables.append(counts | {"differing_by_column": columns})
-        rows += [{"table": table_diff.table} | change for change in changes(table_diff.changes, limit, masking)]
+        rows += [
+            {"table": table_diff.table} | change for change in change_documents(table_diff.changes, limit, masking)
+        ]
     return tables, rows
 
 
-def key_change(change: RowChange, app: str, masking: Masking) -> Document:
+def key_change_document(change: RowChange, app: str, masking: Masking) -> Document:
     ref = f"{app}/{change.stage}@v{change.version}"
-    document: Document = {"ref": ref, "time": time(change.time_ms), "change": change.kind}
+    document: Document = {"ref": ref, "time": iso_time(change.time_ms), "change": change.kind}
     document |= {name: getattr(change, name) for name in ("expired", "inherited") if getattr(change, name)}
     read = [*map(str, change.windows)]
     return document | {"read": read, "before": masking.row(change.before), "after": masking.row(change.after)}
 
 
-def verdict(result: SearchFound, limit: int, masking: Masking) -> Document:
+def verdict_document(result: SearchResult, limit: int, masking: Masking) -> Document:
     bisected = result.verdict
     keys = (bisected.keys.changed() or bisected.keys) if bisected.keys is not None else None
-    last_good = {"ref": bisected.good_ref, "time": time(bisected.good_time_ms)} if bisected.good_ref else None
+    last_good = {"ref": bisected.good_ref, "time": iso_time(bisected.good_time_ms)} if bisected.good_ref else None
     return {
-        "found": shown.sentence(bisected),
+        "found": shown.verdict_sentence(bisected),
         "certain": not bisected.candidates,
         "candidates": [*map(str, bisected.candidates)],
         "first_bad": {
             "ref": bisected.bad_ref,
             "stage": bisected.stage,
             "version": bisected.bad_version,
-            "time": time(bisected.bad_time_ms),
+            "time": iso_time(bisected.bad_time_ms),
         },
         "last_good": last_good,
-        "input": windows(bisected.lineage.sources),
-        "read_by_the_stage": windows(bisected.lineage.direct),
+        "input": range_documents(bisected.lineage.sources),
+        "read_by_the_stage": range_documents(bisected.lineage.direct),
         "wrong_rows": bisected.rows.num_rows,
         "keys_changed": len(keys) if keys is not None else None,
-        "keys_are_those_that_turned_bad": bool(keys is not None and keys.named),
-        "keys": changes(keys, limit, masking) if keys is not None else [],
+        "keys_are_those_that_turned_bad": bool(keys is not None and keys.from_predicate),
+        "keys": change_documents(keys, limit, masking) if keys is not None else [],
         "evaluations": bisected.evaluations,
-        "turned_more_than_once": bool(bisected.bad_before or bisected.non_monotone),
-        "cause": cause(result.findings.cause, masking),
-        "record": record(result.findings.guilty, masking),
+        "turned_more_than_once": bool(bisected.earlier_bad_ref or bisected.non_monotone),
+        "cause": cause_document(result.explanation.cause, masking),
+        "record": record_document(result.explanation.named_record_path, masking),
         "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in result.notes],
     }
 
 
-def cause(origin: Cause, masking: Masking) -> Document:
+def cause_document(origin: Cause, masking: Masking) -> Document:
     evidence: Document = dict(origin.evidence)
     if "keys" in evidence:
         evidence["keys"] = [masking.row(key) for key in evidence["keys"]]
@@ -153,13 +158,13 @@ def cause(origin: Cause, masking: Masking) -> Document:
         "sentence": masking.mask.reason(origin.sentence) if origin.kind == "unknown" else origin.sentence,
         "record": str(origin.record) if origin.record is not None else None,
         "one_of": origin.one_of,
-        "records": [*map(str, origin.records[:MOST_RECORDS])],
+        "records": [*map(str, origin.records[:MAX_RECORDS])],
         "num_records": len(origin.records),
         "evidence": evidence,
     }
 
 
-def record(guilty: Guilty | None, masking: Masking) -> Document | None:
+def record_document(guilty: RecordPath | None, masking: Masking) -> Document | None:
     """Return the document of the record that made the state bad; None if nothing was replayed.
 
     For an unknown record, the document has the reason, and the input that contains the record.
@@ -167,18 +172,21 @@ def record(guilty: Guilty | None, masking: Masking) -> Document | None:
     if guilty is None:
         return None
     document: Document = {"replays": guilty.replays}
-    if (message := guilty.message) is not None:
-        address = message.address
+    if (message := guilty.source_record) is not None:
+        address = message.location
         document |= {
             "topic": address.topic,
             "partition": address.partition,
             "offset": address.offset,
-            "time": time(message.time_ms),
+            "time": iso_time(message.time_ms),
         }
         document |= {"key": masking.data(message.key), "value": masking.data(message.value)}
         document["headers"] = {name: masking.data(value) for name, value in message.headers}
     if guilty.reason:
-        document |= {"not_told_because": masking.mask.reason(guilty.reason), "it_is_in": windows(guilty.windows)}
+        document |= {
+            "not_told_because": masking.mask.reason(guilty.reason),
+            "it_is_in": range_documents(guilty.windows),
+        }
     way = [f"{hop.stage} v{hop.version}: {hop.record}, of {hop.records} records" for hop in guilty.hops]
     alone = guilty.hops[0].alone if guilty.hops else None
     return document | {"way": way, "is_wrong_by_itself": alone, "others_that_would_be": guilty.others}

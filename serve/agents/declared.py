@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...operations.maintenance.tokens import Verb
-from ..declare import parameter_struct_of
+from ..declare import build_parameter_struct
 from ..service import Call
 from .answers import ToolAnswer
 from .masking import Masking
@@ -45,7 +45,7 @@ KeyText = Annotated[
 ]
 KeyTexts = Annotated[list[KeyText], Meta(min_length=1, max_length=100, description="Keys, each as text.")]
 ColumnNames = Annotated[list[str], Meta(max_length=1_000, description="Only these columns; default all.")]
-Some = Annotated[int, Meta(ge=1, le=500, description="Maximum number of results.")]
+ResultLimit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of results.")]
 VersionNumber = Annotated[int, Meta(ge=1, le=1 << 53, description="Version number, such as 42 for `v42`.")]
 
 
@@ -93,7 +93,7 @@ def tool(
 
     def declared(function: Callable[..., Any]) -> Callable[..., Any]:
         name = function.__name__
-        TOOLS[name] = AgentTool(name, title, verb, function, parameter_struct_of(function)[1], is_long)
+        TOOLS[name] = AgentTool(name, title, verb, function, build_parameter_struct(function)[1], is_long)
         return function
 
     return declared

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...client.show.report import Mask
-from ...client.show.values import NOT_TEXT, readable, shortened
+from ...client.show.values import NOT_TEXT, format_bytes, shorten
 from ...errors import NotFound, SlackwaterError, Usage
-from ...snapshot.query.hidden import NAME, Names
-from ...snapshot.query.key_text import key_of
-from ...store.sst.arrow_types import hexadecimal
+from ...snapshot.query.hidden import PSEUDONYM_PATTERN, Pseudonyms
+from ...snapshot.query.key_text import parse_key_text
+from ...store.sst.arrow_types import bytes_to_hex
 from ...store.versions.manifest import Table
 from ..errors import problem
 
-_NAME = re.compile(NAME)
+_NAME = re.compile(PSEUDONYM_PATTERN)
 _MAX_DATA = 1 << 20
 _MAX_TEXT = 2_000
 _SQL_ERRORS = ("Parser Error", "Binder Error", "Catalog Error", "Conversion Error")
@@ -35,7 +35,7 @@ class Masking:
     """Display of values in the answer to one call."""
 
     show: bool
-    names: Names = field(default_factory=Names)
+    names: Pseudonyms = field(default_factory=Pseudonyms)
 
     @property
     def mask(self) -> Mask:
@@ -47,24 +47,24 @@ class Masking:
 
     def value(self, value: object) -> object:
         """Return a value of a row or a key; if values are hidden, its name."""
-        return self.plain(value) if self.show else self.names.name(value)
+        return self.sql_value(value) if self.show else self.names.pseudonym(value)
 
-    def plain(self, value: object) -> object:
+    def sql_value(self, value: object) -> object:
         """Return a value from a SQL result, shortened and JSON-safe. SQL sees names in place of hidden values."""
-        value = hexadecimal(value)
-        return shortened(value, _MAX_TEXT) if isinstance(value, str) else value
+        value = bytes_to_hex(value)
+        return shorten(value, _MAX_TEXT) if isinstance(value, str) else value
 
     def row(self, row: Mapping[str, object] | None) -> dict[str, object] | None:
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
         """Return bytes of a record as text or hexadecimal; if hidden, as the name that a table shows for the text."""
-        text = readable(data, _MAX_DATA) if data is not None else None
+        text = format_bytes(data, _MAX_DATA) if data is not None else None
         return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 
     def key(self, table: str, declared: Table, text: str) -> tuple[Any, ...]:
         """Parse a key from its text, or from names if values are hidden. Raises `Usage` and `NotFound`."""
-        values = tuple(key_of(table, declared, text))
+        values = tuple(parse_key_text(table, declared, text))
         if self.show:
             return values
         return tuple(None if name is None else self._value(str(name)) for name in values)
@@ -73,13 +73,13 @@ class Masking:
         """Return the JSON document of an error, without the parts that quote hidden values."""
         document = problem(error, root)
         if self.show or not isinstance(error, SlackwaterError):
-            return document | {"message": shortened(str(document["message"]), _MAX_TEXT)}
+            return document | {"message": shorten(str(document["message"]), _MAX_TEXT)}
         sentence, is_of_sql = str(document["message"]).partition("\n")[0], False
         if document["error"] not in _SAFE_ERRORS:
             is_of_sql = sentence.startswith(_SQL_ERRORS)
             sentence = sentence if is_of_sql else self.mask.reason(sentence)
         hint = "" if str(document["hint"]).startswith("query: ") else str(document["hint"])
-        return document | {"message": shortened(sentence, _MAX_TEXT), "hint": hint or (_HINT if is_of_sql else "")}
+        return document | {"message": shorten(sentence, _MAX_TEXT), "hint": hint or (_HINT if is_of_sql else "")}
 
     def _value(self, name: str) -> object:
         if _NAME.fullmatch(name) is None:

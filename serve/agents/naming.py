@@ -15,14 +15,14 @@ from typing import Annotated
 from cachetools import LRUCache
 from msgspec import Meta, Struct
 
-from ...common.instants import iso, now_ms
+from ...common.instants import format_iso, now_ms
 from ...errors import Forbidden
-from ...snapshot.query.hidden import Names
+from ...snapshot.query.hidden import Pseudonyms
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.codec import Notes
+from ...store.versions.codec import JsonFolder
 
-_ASKERS = 100
+_MAX_CALLERS = 100
 
 
 class DaySecret(Struct, frozen=True):
@@ -32,34 +32,34 @@ class DaySecret(Struct, frozen=True):
     secret: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="32 bytes, as 64 hexadecimal digits")]
 
 
-SECRETS = Notes(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
+SECRETS = JsonFolder(DaySecret, lambda: keys.NAMING, lambda secret: secret.day)
 
 
-class Naming:
+class ValueNaming:
     """Names of hidden values by caller, in one server instance."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._known: DaySecret | None = None
-        self._names: LRUCache[str, Names] = LRUCache(_ASKERS)
+        self._day_secret: DaySecret | None = None
+        self._names: LRUCache[str, Pseudonyms] = LRUCache(_MAX_CALLERS)
         self._lock = Lock()
 
-    def of(self, who: str) -> Names | None:
+    def names_for(self, who: str) -> Pseudonyms | None:
         """Return a caller's names; None until `load_day_secret` has loaded today's secret."""
         with self._lock:
-            day_secret = self._known
+            day_secret = self._day_secret
             if day_secret is None or day_secret.day != _today():
                 return None
             secret = blake2b(who.encode(), key=bytes.fromhex(day_secret.secret), digest_size=32).digest()
             names = self._names.get(who)
             if names is None or names.secret != secret:  # yesterday's names stay valid
-                names = self._names[who] = replace(names, secret=secret) if names else Names(secret)
+                names = self._names[who] = replace(names, secret=secret) if names else Pseudonyms(secret)
             return names
 
-    def of_today(self) -> None:
+    def load_day_secret(self) -> None:
         """Load today's secret from the store, or create it there.
 
-        Uses a secret of this instance alone if the store is read-only. Raises as `Notes.find`.
+        Uses a secret of this instance alone if the store is read-only. Raises as `JsonFolder.find`.
         """
         new_secret = DaySecret(_today(), secrets.token_hex(32))
         stored = SECRETS.find(self._store, new_secret.day)
@@ -69,8 +69,8 @@ class Naming:
                 stored = SECRETS.add(self._store, new_secret)
                 SECRETS.sweep(self._store, SECRETS.listed(self._store), lambda info: info.key < SECRETS.key(new_secret))
         with self._lock:
-            self._known = stored
+            self._day_secret = stored
 
 
 def _today() -> str:
-    return iso(now_ms())[:10]
+    return format_iso(now_ms())[:10]

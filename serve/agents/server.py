@@ -17,20 +17,20 @@ from starlette.types import Receive, Scope, Send
 
 from ... import __version__
 from ...client import Client
-from ...client.show.shown import encoded
+from ...client.show.shown import encode_json
 from ...errors import NotFound, SlackwaterError
-from ...snapshot.query.hidden import Names
+from ...snapshot.query.hidden import Pseudonyms
 from .. import audit
-from ..declare import converted
+from ..declare import convert_arguments
 from ..errors import problem, status_of
 from ..service import Call, ServeOptions, Service
-from ..tokens import Doorkeeper, Grant
-from ..web import refused
+from ..tokens import Authenticator, Grant
+from ..web import error_response
 from . import tools  # noqa: F401  declares the tools
-from .answers import ToolAnswer, bounded
+from .answers import ToolAnswer, encode_bounded
 from .declared import TOOLS, AgentTool, ToolCall
 from .masking import Masking
-from .naming import Naming
+from .naming import ValueNaming
 
 _log = logging.getLogger(__name__)
 _GRANT = "slackwater.grant"
@@ -52,9 +52,9 @@ class AgentServer:
         door: Doorkeeper that admits HTTP clients; or, over standard streams, the grant of the only client.
     """
 
-    def __init__(self, service: Service, door: Doorkeeper | Grant) -> None:
+    def __init__(self, service: Service, door: Authenticator | Grant) -> None:
         self._service, self._door = service, door
-        self._naming = Naming(service.client.store)
+        self._naming = ValueNaming(service.client.store)
         self.server: Server[Any] = Server(
             "slackwater",
             version=__version__,
@@ -78,10 +78,10 @@ class AgentServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            assert isinstance(self._door, Doorkeeper)  # noqa: S101  always one for HTTP
+            assert isinstance(self._door, Authenticator)  # noqa: S101  always one for HTTP
             scope[_GRANT] = await self._door.admit(request.headers, scope)
         except SlackwaterError as error:
-            await refused(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         await self._sessions.handle_request(scope, receive, send)
 
@@ -97,34 +97,34 @@ class AgentServer:
             if not masking.show:
                 masking = Masking(show=False, names=await self._names(grant))
             tool = _tool(params.name)
-            grant.check(tool.verb)
+            grant.check_verb(tool.verb)
             hint = f"see the schema of the tool {tool.name}"
-            arguments = converted(params.arguments or {}, tool.parameters, tool.name, hint)
+            arguments = convert_arguments(params.arguments or {}, tool.parameters, tool.name, hint)
         except SlackwaterError as error:  # quotes only arguments, no values
-            data, status = encoded(problem(error, root)), status_of(error)
+            data, status = encode_json(problem(error, root)), status_of(error)
         else:
             try:
                 answer = await self._run_tool(
                     context, tool, Call(self._service, grant, secret=masking.secret), masking, arguments
                 )
-                data, rows = bounded(answer, self._service.options.answer_bytes), answer.rows
+                data, rows = encode_bounded(answer, self._service.options.answer_bytes), answer.rows
             except SlackwaterError as error:
-                data, status = encoded(masking.problem(error, root)), status_of(error)
+                data, status = encode_json(masking.problem(error, root)), status_of(error)
             except Exception as error:
                 _log.exception("%s", tool.name)
-                data, status = encoded(problem(error)), 500
+                data, status = encode_json(problem(error)), 500
         self._service.metrics.observe(
             f"mcp {params.name if params.name in TOOLS else ''}", status, time.perf_counter() - began_s
         )
-        audit.write(
+        audit.log_request(
             f"mcp {params.name[:100]}", host, grant.name, arguments, status, rows, time.perf_counter() - began_s
         )
         content = types.TextContent(type="text", text=data.replace(b"\n", b"").decode())
         return types.CallToolResult(content=[content], is_error=status != 200)
 
-    async def _names(self, grant: Grant) -> Names:
-        while (names := self._naming.of(grant.name)) is None:
-            await self._service.in_thread(self._naming.of_today)
+    async def _names(self, grant: Grant) -> Pseudonyms:
+        while (names := self._naming.names_for(grant.name)) is None:
+            await self._service.in_thread(self._naming.load_day_secret)
         return names
 
     async def _run_tool(
@@ -146,8 +146,8 @@ class AgentServer:
         def progress(done: float, total: float, message: str) -> None:
             loop.call_soon_threadsafe(report, done, total, message)
 
-        limit_s = options.long_s if tool.is_long else options.request_s
-        async with self._service.store_watch.bounded(limit_s, "ask for less, or narrow the range"):
+        limit_s = options.long_timeout_s if tool.is_long else options.request_timeout_s
+        async with self._service.store_watch.limit_request(limit_s, "ask for less, or narrow the range"):
             answer: ToolAnswer = await tool.function(ToolCall(call, masking, progress), **arguments)
             return answer
 
@@ -158,15 +158,15 @@ class AgentServer:
         return grant
 
 
-async def over_streams(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
+async def serve_stdio(client: Client, options: ServeOptions, *, shows_values: bool) -> None:
     service, grant = Service(client, options), Grant("")
-    server = AgentServer(service, grant.also("values") if shows_values else grant).server
-    await service.begin()
+    server = AgentServer(service, grant.with_verb("values") if shows_values else grant).server
+    await service.start()
     try:
         async with stdio_server() as (reader, writer):
             await server.run(reader, writer, server.create_initialization_options())
     finally:
-        await service.end()
+        await service.stop()
 
 
 def _tool(name: str) -> AgentTool:

@@ -8,16 +8,25 @@ from ...client.show import values
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
-from ..acting.finding import find, prove, run_again
+from ..acting.finding import bisect_and_explain, replay_batch, verify_moment
 from ..declare import AppName, KeyOrNone, Moment, Stage, Table
-from .answers import Document, ToolAnswer, changes, commit, differing, key_change, time, verdict
+from .answers import (
+    Document,
+    ToolAnswer,
+    change_documents,
+    commit_document,
+    diff_documents,
+    iso_time,
+    key_change_document,
+    verdict_document,
+)
 from .declared import (
     AppOrNone,
     ColumnNames,
     KeyText,
     KeyTexts,
     Ref,
-    Some,
+    ResultLimit,
     Sql,
     ToolCall,
     VersionNumber,
@@ -42,11 +51,11 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
 
     def described() -> ToolAnswer:
         stored_app, grant, cut = request.app(app), request.grant, reading.moment.cut
-        tables = [table for table in shown_rows.tables_data(cut) if grant.may_read(table["table"])]
+        tables = [table for table in shown_rows.tables_data(cut) if grant.may_read_table(table["table"])]
         document: Document = {
             "app": app,
             "versions": cut.versions,
-            "time": time(cut.time_ms),
+            "time": iso_time(cut.time_ms),
             "tables": [
                 {
                     "table": table["table"],
@@ -56,9 +65,11 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
             ],
             "read_up_to": reading.offsets(*[table["table"] for table in tables]) if tables else {},
         }
-        if grant.may_read("*"):
+        if grant.may_read_table("*"):
             document["snapshots"] = [snapshot.name for snapshot in stored_app.snapshots][-50:]
-            document["archived_input"] = [archive.topic for archive in index.all_of(client.store, stored_app.name)]
+            document["archived_input"] = [
+                archive.topic for archive in index.iter_archives(client.store, stored_app.name)
+            ]
         document["can_be_replayed"] = app in request.service.options.programs
         document["values"] = (
             "shown" if call.masking.show else "hidden by names (UUIDs), which are equal for equal values of all tables"
@@ -69,7 +80,7 @@ async def apps(call: ToolCall, app: AppOrNone = "") -> ToolAnswer:
 
 
 @tool("Commits of an app")
-async def log(call: ToolCall, app: AppName, limit: Some = 20, stage: Stage = "") -> ToolAnswer:
+async def log(call: ToolCall, app: AppName, limit: ResultLimit = 20, stage: Stage = "") -> ToolAnswer:
     """The newest commits of an app, or of one stage.
 
     For each: time, kind (batch, edit, migration, rewind …), number of rows, offsets read, and deploys of another
@@ -81,13 +92,15 @@ async def log(call: ToolCall, app: AppName, limit: Some = 20, stage: Stage = "")
     def build() -> ToolAnswer:
         stored_app = call.request.app(app)
         entries = stored_app.log(limit, stage=stage)
-        return ToolAnswer({"commits": [commit(entry, app, call.masking) for entry in entries]}, "commits", len(entries))
+        return ToolAnswer(
+            {"commits": [commit_document(entry, app, call.masking) for entry in entries]}, "commits", len(entries)
+        )
 
     return await call.in_thread(build)
 
 
 @tool("SQL at a moment", verb="sql")
-async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: Some = 50) -> ToolAnswer:
+async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit: ResultLimit = 50) -> ToolAnswer:
     """Result of a SELECT over the tables of an app at a moment.
 
     Use it to count, to find out what is wrong, and to try a predicate before `bisect`. Where values are hidden, SQL
@@ -96,13 +109,13 @@ async def query(call: ToolCall, app: AppName, sql: Sql, ref: Ref = "now", limit:
     """
     request, masking = call.request, call.masking
     reading = await request.moment(app, ref)
-    question = request.question(reading, ref, "", sql, limit)
-    result = await request.service.statements.answer(question, request.grant.name)
+    question = request.sql_statement(reading, ref, "", sql, limit)
+    result = await request.service.statements.execute(question, request.grant.name)
 
     def document() -> ToolAnswer:
         table = result.table()
-        masking.names.learn(result.named)
-        rows = [{name: masking.plain(value) for name, value in row.items()} for row in values.rows(table)]
+        masking.names.remember(result.named)
+        rows = [{name: masking.sql_value(value) for name, value in row.items()} for row in values.rows_as_dicts(table)]
         columns = [{"name": field.name, "type": str(field.type)} for field in table.schema]
         more = (
             f"there are more than {len(rows)} rows: narrow the query, or raise the limit" if result.is_cut_off else None
@@ -133,11 +146,11 @@ async def get(
 
     def build() -> ToolAnswer:
         moment = reading.moment
-        declared = moment.declared(table)
-        parsed = moment.keys_of(table, [masking.key(table, declared, text) for text in keys])
-        rows, present = moment.rows_of(table, parsed)
-        keys_and_rows = zip(keys, values.rows(select(table, rows, columns)), present.tolist(), strict=True)
-        about = {"version": moment.cut.tables[table].version, "time": time(moment.cut.tables[table].time_ms)}
+        declared = moment.table_declaration(table)
+        parsed = moment.parse_key_values(table, [masking.key(table, declared, text) for text in keys])
+        rows, present = moment.read_rows(table, parsed)
+        keys_and_rows = zip(keys, values.rows_as_dicts(select(table, rows, columns)), present.tolist(), strict=True)
+        about = {"version": moment.cut.tables[table].version, "time": iso_time(moment.cut.tables[table].time_ms)}
         listed = [{"key": key, "row": masking.row(row) if flag else None} for key, row, flag in keys_and_rows]
         return ToolAnswer(about | {"offsets": reading.offsets(table), "rows": listed}, "rows", len(listed))
 
@@ -150,7 +163,7 @@ async def diff(
     app: AppName,
     before: Moment,
     after: Moment = "now",
-    limit: Some = 20,
+    limit: ResultLimit = 20,
     **options: Unpack[DiffOptions],
 ) -> ToolAnswer:
     """Rows that differ between two moments of an app, of one table or of all.
@@ -162,14 +175,14 @@ async def diff(
 
     def build() -> ToolAnswer:
         compared = call.request.app(app).diff(before, after, **options)
-        tables, rows = differing(compared.found, limit, call.masking)
+        tables, rows = diff_documents(compared.full_diffs, limit, call.masking)
         return ToolAnswer({"refs": compared.refs, "tables": tables, "rows": rows}, "rows", len(rows))
 
     return await call.in_thread(build)
 
 
 @tool("Changes of one key")
-async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limit: Some = 20) -> ToolAnswer:
+async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limit: ResultLimit = 20) -> ToolAnswer:
     """Changes of one key's row, newest first.
 
     For each: the version, the row before and after it, and the offsets that the version read. Use it when a known key
@@ -180,9 +193,9 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
     def build() -> ToolAnswer:
         stored_app = call.request.app(app)
         changed = stored_app.history(
-            table, call.masking.key(table, stored_app.at().declared(table), key), limit=limit
-        ).found
-        listed_changes = [key_change(change, app, call.masking) for change in changed.changes]
+            table, call.masking.key(table, stored_app.at().table_declaration(table), key), limit=limit
+        ).full_history
+        listed_changes = [key_change_document(change, app, call.masking) for change in changed.changes]
         about = {"table": table, "changes": listed_changes, "whole_from": changed.whole_from or None}
         return ToolAnswer(about, "changes", len(listed_changes))
 
@@ -190,7 +203,7 @@ async def history(call: ToolCall, app: AppName, table: Table, key: KeyText, limi
 
 
 @tool("The commit and the record that introduced an error", verb="bisect", is_long=True)
-async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[SearchOptions]) -> ToolAnswer:
+async def bisect(call: ToolCall, app: AppName, limit: ResultLimit = 5, **wrong: Unpack[SearchOptions]) -> ToolAnswer:
     """The first commit of an app at which a predicate fails, and the input record that caused it.
 
     A binary search over all commits. Give the predicate by `where`, a SELECT that returns rows when something is wrong
@@ -202,14 +215,14 @@ async def bisect(call: ToolCall, app: AppName, limit: Some = 5, **wrong: Unpack[
     these offsets, if the input is archived.
     """
     request, masking = call.request, call.masking
-    stored_app = await request.whole_app(app, "a bisect")
+    stored_app = await request.app_with_all_tables(app, "a bisect")
 
     def on_step(step: Evaluation) -> None:
         call.progress(step.number, step.total, f"{step.ref or 'the beginning'}: {step.answer}")
 
-    result = await find(request, stored_app, wrong, on_step)
+    result = await bisect_and_explain(request, stored_app, wrong, on_step)
     return await call.in_thread(
-        lambda: ToolAnswer(verdict(result, limit, masking), "keys", result.verdict.rows.num_rows)
+        lambda: ToolAnswer(verdict_document(result, limit, masking), "keys", result.verdict.rows.num_rows)
     )
 
 
@@ -220,7 +233,7 @@ async def replay(
     stage: Stage,
     version: VersionNumber,
     key: KeyOrNone = "",
-    limit: Some = 20,
+    limit: ResultLimit = 20,
 ) -> ToolAnswer:
     """Replay the batch of one version of a stage with the app's program, and compare it with the commit.
 
@@ -228,8 +241,8 @@ async def replay(
     Requires `can_be_replayed` of `apps`; the app itself is not changed.
     """
     request, masking = call.request, call.masking
-    stored_app = await request.whole_app(app, "a replay")
-    comparison, notes = await run_again(
+    stored_app = await request.app_with_all_tables(app, "a replay")
+    comparison, notes = await replay_batch(
         request, stored_app, stage, version, lambda declared: masking.key(stage, declared, key) if key else ()
     )
 
@@ -246,7 +259,9 @@ async def replay(
                 {"channel": channel.name, "missing": channel.missing.num_rows, "added": channel.added.num_rows}
                 for channel in comparison.channels
             ],
-            "different": changes(different, limit, masking, ("committed", "replayed")) if different is not None else [],
+            "different": change_documents(different, limit, masking, ("committed", "replayed"))
+            if different is not None
+            else [],
             "notes": [masking.mask.reason(note.removeprefix("note: ")) for note in notes],
         }
         return ToolAnswer(about, "different", len(about["different"]))
@@ -262,8 +277,8 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: U
     it to tell damage in the store from an error in the input or the program.
     """
     request = call.request
-    stored_app = await request.whole_app(app, "a verification")
-    report = await prove(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
+    stored_app = await request.app_with_all_tables(app, "a verification")
+    report = await verify_moment(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
     differences = [
         {
             "check": difference.check,

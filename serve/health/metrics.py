@@ -26,20 +26,20 @@ class ServeMetrics:
         seconds = Histogram(
             "request_seconds", "Seconds from a request's headers to its answer.", ("what",), buckets=_SECONDS, **common
         )
-        self._counted, self._took = cache(requests.labels), cache(seconds.labels)
+        self._counted, self._seconds_histogram = cache(requests.labels), cache(seconds.labels)
         self._gauges = {name: Gauge(name, text, **common) for name, text in _GAUGES.items()}
         self._replaced = Counter(
             "sql_processes_replaced", "SQL processes that exceeded their memory or time.", **common
         )
 
-    def observe(self, action: str, status: int, took_s: float) -> None:
+    def observe(self, action: str, status: int, elapsed_s: float) -> None:
         self._counted(action, status).inc()
-        self._took(action).observe(took_s)
+        self._seconds_histogram(action).observe(elapsed_s)
 
-    def replaced(self) -> None:
+    def count_replaced_process(self) -> None:
         self._replaced.inc()
 
-    def look(self, gauge: str, value: Callable[[], float]) -> None:
+    def set_gauge_function(self, gauge: str, value: Callable[[], float]) -> None:
         self._gauges[gauge].set_function(value)
 
     def text(self) -> bytes:

@@ -16,16 +16,16 @@ SILENT_S = 2.0
 """Seconds without an answer after which the store counts as unavailable."""
 _CHECK_AFTER_S = 1.0
 """Seconds after which a running request triggers a check of the store."""
-_KNOWN_S = 1.0
+_REUSE_S = 1.0
 _KEY = "_serve/answers"
 """Key of an object that does not exist: the answer "not found" proves that the store works."""
-_GIVEN_UP_S = 10.0
+_HUNG_AFTER_S = 10.0
 """Seconds after which an unanswered check is repeated, since its connection may be dead."""
 _THREADS = 16
 """Number of threads for checks, apart from request threads, which may all wait for the store."""
 
 
-class Look:
+class SharedCheck:
     """Check of the store whose result concurrent callers share. Belongs to one event loop."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Look:
         Raises the errors of the function that checks the store, except `Unavailable`.
         """
         now_s = time.monotonic()
-        if self._future is None or now_s - self._started_s > (age_s if self._future.done() else _GIVEN_UP_S):
+        if self._future is None or now_s - self._started_s > (age_s if self._future.done() else _HUNG_AFTER_S):
             self._future, self._started_s = asyncio.ensure_future(self._in_thread(self._function)), now_s
             self._future.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
@@ -61,24 +61,24 @@ class StoreWatch:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="watch")
-        self._look = self.look(self._ask)
-        self.is_away = False
-        self._asking: asyncio.Future[bool] | None = None
+        self._store_check = self.shared_check(self._request_store)
+        self.is_unavailable = False
+        self._background_check: asyncio.Future[bool] | None = None
 
-    def look(self, function: Callable[[], None]) -> Look:
+    def shared_check(self, function: Callable[[], None]) -> SharedCheck:
         async def in_thread(function: Callable[[], None]) -> None:
             await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
-        return Look(in_thread, function)
+        return SharedCheck(in_thread, function)
 
-    async def answers(self) -> bool:
-        self.is_away = not await self._look.is_answered(_KNOWN_S)
-        return not self.is_away
+    async def is_answering(self) -> bool:
+        self.is_unavailable = not await self._store_check.is_answered(_REUSE_S)
+        return not self.is_unavailable
 
-    def ask(self) -> None:
-        self._asking = asyncio.ensure_future(self.answers())
+    def check_in_background(self) -> None:
+        self._background_check = asyncio.ensure_future(self.is_answering())
 
-    def _ask(self) -> None:
+    def _request_store(self) -> None:
         try:
             exists(self._store, _KEY)
         except Unavailable:
@@ -87,7 +87,7 @@ class StoreWatch:
             pass  # an error answer is an answer
 
     @asynccontextmanager
-    async def bounded(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
+    async def limit_request(self, limit_s: float, hint: str = "") -> AsyncIterator[None]:
         """Limit the duration of the request in the context; cancel the request if the store is unavailable.
 
         Raises `TooMuch` and `Unavailable`.
@@ -95,7 +95,7 @@ class StoreWatch:
         watching: asyncio.Task[None] | None = None
 
         async def look(limit: asyncio.Timeout) -> None:
-            while await self.answers():
+            while await self.is_answering():
                 await asyncio.sleep(_CHECK_AFTER_S)
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
@@ -110,8 +110,8 @@ class StoreWatch:
                 handle = asyncio.get_running_loop().call_later(_CHECK_AFTER_S, begin, limit)
                 yield
         except TimeoutError:
-            if self.is_away and watching is not None:
-                raise away() from None
+            if self.is_unavailable and watching is not None:
+                raise store_unavailable() from None
             raise TooMuch(f"the request took more than {limit_s:g} s", hint=hint) from None
         finally:
             if handle is not None:
@@ -123,5 +123,5 @@ class StoreWatch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def away(sentence: str = "the store does not answer") -> Unavailable:
+def store_unavailable(sentence: str = "the store does not answer") -> Unavailable:
     return Unavailable(sentence, hint="retry; /readyz answers 200 once the store is back")

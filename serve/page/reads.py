@@ -10,14 +10,14 @@ from ...client.declared.questions import OperationsOptions, RejectedOptions
 from ...client.moment import Moment as StoredMoment
 from ...client.show import rows as shown
 from ...client.show import values
-from ...client.show.shown import Result, encoded, fields
+from ...client.show.shown import Result, attributes, encode_json
 from ...common.durations import DAY_MS
 from ...errors import Usage
-from ...snapshot.query.columns import FIRST, FirstRows
+from ...snapshot.query.columns import FIRST_HASH, FirstRows
 from ..declare import AppName, Limit, Moment, Stage, Table, endpoint
 from ..service import Answer, Call
 
-_COST_OF_MS = DAY_MS
+_COST_PERIOD_MS = DAY_MS
 _WARM_BYTES = 256 << 20
 Points = Annotated[
     int, Meta(ge=10, le=2_000, description="Approximate number of commits; more are thinned out to that.")
@@ -44,8 +44,8 @@ Against = Annotated[
 def timeline(call: Call, app: AppName, points: Points = 300, from_ms: TimeMs = 0, to_ms: TimeMs = 0) -> object:
     """Return commits between two times, thinned out if there are many, and marks such as snapshots and deploys."""
     result = call.app(app, "the timeline of an app").timeline(points, from_ms=from_ms, to_ms=to_ms)
-    points_of = [fields(point, "stage", "version", "time_ms", "kind", "rows") for point in result.points]
-    return fields(result, "app", "commits", "marks", points=points_of, is_whole=result.is_whole)
+    points_of = [attributes(point, "stage", "version", "time_ms", "kind", "rows") for point in result.points]
+    return attributes(result, "app", "commits", "marks", points=points_of, is_whole=result.is_whole)
 
 
 @endpoint("/apps/{app}/at/{ref}/stages")
@@ -56,7 +56,7 @@ async def stages(call: Call, app: AppName, ref: Moment, stage: Stage = "") -> ob
     stored_app, cut = call.app(app), reading.moment.cut
     if reading.is_newest:
         # Stages need requests to Kafka, so concurrent callers share one result.
-        stage_states = await call.service.shared(("stages", app, *cut.versions.items()), stored_app.stages)
+        stage_states = await call.service.run_shared(("stages", app, *cut.versions.items()), stored_app.stages)
     else:
         stage_states = await call.service.in_thread(lambda: stored_app.stages(reading.moment))
     tables = {name: manifest.stage for name, manifest in cut.tables.items()}
@@ -79,44 +79,46 @@ async def first_rows(
     """Return the first rows of a table at a moment, in storage order; `against` is a moment to compare with."""
     reading = await call.moment(app, ref, stage, table=table)
     other = await call.moment(app, against, against_stage, table=table) if against else None
-    first = int(start or FIRST)
-    if not FIRST <= first <= -FIRST - 1:
+    first = int(start or FIRST_HASH)
+    if not FIRST_HASH <= first <= -FIRST_HASH - 1:
         raise Usage(f"start={start} is not a position in a table", hint="use the previous answer's `next`")
     sides = [side for side in (reading, other) if side is not None]
     manifests = [side.moment.cut.tables[table] for side in sides]
     etag = call.etag("rows", *(f"v{manifest.version}.{manifest.forgotten}" for manifest in manifests), limit, start)
-    is_fixed = all(not side.is_newest or side.moment.declared(table).ttl is None for side in sides)
+    is_fixed = all(not side.is_newest or side.moment.table_declaration(table).ttl is None for side in sides)
     if is_fixed and etag in call.known_etags:
         return Answer(b"", status=304, headers={"etag": etag})
     moments = reading.moment, other.moment if other is not None else None
-    page = await call.service.in_thread(lambda: _document(*moments, table, limit, first))
+    page = await call.service.in_thread(lambda: _first_rows_document(*moments, table, limit, first))
     if reading.is_newest and sum(sst.bytes for sst in manifests[0].ssts) <= _WARM_BYTES:
         # The user will probably look at other moments, which share most SSTs with this one.
-        (await call.service.newest(app)).keep_warm(table)
+        (await call.service.poller(app)).keep_warm(table)
     count = len(page["rows"])
-    return call.document(page, headers={"etag": etag} if is_fixed else {}, rows=count)
+    return call.json_answer(page, headers={"etag": etag} if is_fixed else {}, rows=count)
 
 
-def _document(moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int) -> dict[str, Any]:
+def _first_rows_document(
+    moment: StoredMoment, other: StoredMoment | None, table: str, limit: int, start: int
+) -> dict[str, Any]:
     manifest = moment.cut.tables[table]
     new = moment.first_rows(table, limit, start=start)
     about = {
-        **fields(manifest, "app", "version", "time_ms", table=table),
+        **attributes(manifest, "app", "version", "time_ms", table=table),
         "columns": shown.columns_data(manifest),
         "keys_at_most": sum(sst.rows - sst.tombstones for sst in manifest.ssts),
         "thinned_out": moment.cut.thinned,
     }
     if other is None:
-        return about | {"rows": values.rows(new.rows), "next": _text(new.next_hash)}
+        return about | {"rows": values.rows_as_dicts(new.rows), "next": _number_as_text(new.next_hash)}
     old = other.first_rows(table, limit, start=start)
     # Cut both at the smaller end hash; later rows belong to the next page.
     end = min((side.next_hash for side in (new, old) if side.next_hash is not None), default=None)
-    key = [column.name for column in moment.declared(table).key]
-    rows, changes, old_rows = _compared(key, new.below(end), old.below(end))
-    return about | {"rows": rows, "changes": changes, "before": old_rows, "next": _text(end)}
+    key = [column.name for column in moment.table_declaration(table).key]
+    rows, changes, old_rows = _merge_by_hash(key, new.below_hash(end), old.below_hash(end))
+    return about | {"rows": rows, "changes": changes, "before": old_rows, "next": _number_as_text(end)}
 
 
-def _compared(
+def _merge_by_hash(
     key: list[str], new: FirstRows, previous: FirstRows
 ) -> tuple[list[dict[str, Any] | None], list[str], list[dict[str, Any] | None]]:
     """Merge the rows of two moments by hash; return the rows, the kinds of changes, and the old rows of changes."""
@@ -126,7 +128,7 @@ def _compared(
     merged: list[tuple[int, dict[str, Any] | None, str, dict[str, Any] | None]] = []
     for at, name, row in new_by_key:
         old_row = old_by_key.get(name)
-        change = "added" if old_row is None else "" if encoded(old_row) == encoded(row) else "changed"
+        change = "added" if old_row is None else "" if encode_json(old_row) == encode_json(row) else "changed"
         merged.append((at, row, change, old_row if change == "changed" else None))
     old_rows = zip(previous.hashes, _by_key(key, previous.rows), strict=True)
     merged += [(int(at), None, "removed", row) for at, (name, row) in old_rows if name not in new_keys]
@@ -135,10 +137,10 @@ def _compared(
 
 
 def _by_key(key: list[str], rows: pa.Table) -> list[tuple[bytes, dict[str, Any]]]:
-    return [(encoded([row.get(name) for name in key]), row) for row in values.rows(rows)]
+    return [(encode_json([row.get(name) for name in key]), row) for row in values.rows_as_dicts(rows)]
 
 
-def _text(number: int | None) -> str | None:
+def _number_as_text(number: int | None) -> str | None:
     """Return a number as text, since JavaScript cannot represent all 64-bit integers."""
     return None if number is None else str(number)
 
@@ -146,7 +148,9 @@ def _text(number: int | None) -> str | None:
 @endpoint("/apps/{app}/rejected")
 def rejected(call: Call, app: AppName, limit: Limit = 50, **options: Unpack[RejectedOptions]) -> Result:
     """Return records that stages rejected, newest first, and how many wait for a retry."""
-    return shown.rejected(call.app(app, "the list of rejected records").rejected(limit=limit, **options), limit)
+    return shown.rejected_records_result(
+        call.app(app, "the list of rejected records").rejected(limit=limit, **options), limit
+    )
 
 
 @endpoint("/apps/{app}/operations")
@@ -160,4 +164,4 @@ def cost(call: Call, app: AppName) -> object:
     """Return stored bytes, requests of the last day by hour, and their estimated cost."""
     call.grant.check_all_tables("the cost of an app")
     call.app(app)
-    return {"app": app, "costs": status.cost(call.service.client, app, _COST_OF_MS).data}
+    return {"app": app, "costs": status.cost(call.service.client, app, _COST_PERIOD_MS).data}

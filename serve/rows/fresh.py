@@ -6,13 +6,13 @@ from threading import Lock
 from typing import Any
 
 from ...client.moment import Moment
-from ...client.show.shown import encoded
-from ...client.show.values import row_as_json
+from ...client.show.shown import encode_json
+from ...client.show.values import row_encoder
 from ...common.instants import now_ms
 from ...snapshot.cut.graph import Cut
 from ...snapshot.query.columns import visible_schema
 from ...store.read.open_rows import OpenRows
-from ...store.sst.ttl import seen_clock_ms
+from ...store.sst.ttl import read_clock_ms
 from ...store.versions.manifest import Manifest, Table
 
 Offsets = Mapping[str, tuple[int, ...]]
@@ -28,13 +28,13 @@ class TableAnswers:
     manifest: Manifest
     declared: Table
     is_newest: bool
-    fresh: dict[str, object]
+    freshness: dict[str, object]
     """Freshness fields of an answer: app, version, time and offsets."""
-    begin: bytes
+    json_prefix: bytes
     """JSON of an answer up to its rows: the freshness fields."""
     columns: tuple[str, ...]
     encode: Callable[[Mapping[str, object] | None], bytes]
-    opened: OpenRows | None = None
+    open_rows: OpenRows | None = None
     """State partitions whose SSTs are all open in this process, so that look-ups do no I/O."""
 
     @property
@@ -42,7 +42,7 @@ class TableAnswers:
         return self.name, f"v{self.manifest.version}", self.manifest.forgotten
 
     @property
-    def changes_by_itself(self) -> bool:
+    def may_expire(self) -> bool:
         """True if rows may expire without a write."""
         return self.is_newest and self.declared.ttl is not None
 
@@ -54,11 +54,11 @@ class TableAnswers:
         stage = self.cut.stages.get(self.name)
         if stage is None or self.declared.ttl is None:
             return self.cut.clock_ms(self.name)
-        return seen_clock_ms(stage, seen_ms or (now_ms() if self.is_newest else self.cut.seen_ms))
+        return read_clock_ms(stage, seen_ms or (now_ms() if self.is_newest else self.cut.seen_ms))
 
 
 @dataclass(frozen=True, slots=True)
-class FreshMoment:
+class CachedMoment:
     """A moment with cached freshness fields and cached answers by table."""
 
     moment: Moment
@@ -67,21 +67,21 @@ class FreshMoment:
     """Function called with each table whose rows are requested, to keep the newest moment's tables warm."""
     _cached: dict[tuple[str, ...], Any] = field(default_factory=dict)
     _tables: dict[str, TableAnswers] = field(default_factory=dict)
-    _making: Lock = field(default_factory=Lock)
+    _build_lock: Lock = field(default_factory=Lock)
 
-    def has(self, table: str) -> bool:
+    def has_table(self, table: str) -> bool:
         return table in self._tables or table in self.moment.cut.tables
 
-    def known(self, table: str) -> TableAnswers | None:
+    def cached_answers(self, table: str) -> TableAnswers | None:
         """Return the cached answers of a table; None if `answers_for` must build them first."""
         answers = self._tables.get(table)
         # After keys were forgotten, the opened SSTs are stale.
         return answers if answers is not None and answers.cut is self.moment.cut else None
 
-    def about(self, table: str) -> TableAnswers:
+    def answers_for(self, table: str) -> TableAnswers:
         """Return the answers of a table, built on first use; may read the store."""
-        with self._making:
-            answers = self.known(table)
+        with self._build_lock:
+            answers = self.cached_answers(table)
             if answers is None:
                 answers = self._tables[table] = self._build(table)
             return answers
@@ -92,20 +92,24 @@ class FreshMoment:
         declared = manifest.table
         assert declared is not None  # noqa: S101  all manifests in `Cut.tables` have a table
         fresh, schema = self.freshness(table), visible_schema(declared)
-        begin = encoded(fresh)[:-1] + b',"rows":['
-        names, encode = tuple(schema.names), row_as_json(schema)
+        begin = encode_json(fresh)[:-1] + b',"rows":['
+        names, encode = tuple(schema.names), row_encoder(schema)
         return TableAnswers(cut, table, manifest, declared, self.is_newest, fresh, begin, names, encode)
 
-    def open(self, table: str, partitions: Sequence[int], most_bytes: int | None = None) -> None:
-        answers = self.about(table)
-        answers.opened = self.moment.opened(table, partitions, most_bytes)
+    def open_partitions(self, table: str, partitions: Sequence[int], max_fetch_bytes: int | None = None) -> None:
+        answers = self.answers_for(table)
+        answers.open_rows = self.moment.open_rows(table, partitions, max_fetch_bytes)
 
     def is_open(self, table: str, partitions: Iterable[int]) -> bool:
         """Return True if look-ups in these state partitions do no I/O."""
-        answers = self.known(table)
-        return answers is not None and answers.opened is not None and answers.opened.partitions.issuperset(partitions)
+        answers = self.cached_answers(table)
+        return (
+            answers is not None
+            and answers.open_rows is not None
+            and answers.open_rows.partitions.issuperset(partitions)
+        )
 
-    def knows_offsets(self, *tables: str) -> bool:
+    def has_cached_offsets(self, *tables: str) -> bool:
         return tables in self._cached
 
     def offsets(self, *tables: str) -> Offsets:

@@ -18,11 +18,11 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import owner, side_manifests
-from ..cut.graph import Cut, order
-from ..cut.kafka_topics import Topics
+from ...store.versions.side_tables import find_owner, side_manifests
+from ..cut.graph import Cut, topological_order
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.line import Line
-from .predicate import ByHand, Context, Predicate, Skip, Wanted
+from .predicate import AnswerNeeded, Context, ManualPredicate, Predicate, Skip
 from .verdict import Answer, Evaluation
 
 PROBES = 2
@@ -32,7 +32,7 @@ Skips = Mapping[str, Collection[int]]
 
 
 @dataclass(frozen=True)
-class Between:
+class SearchRange:
     """Search range: the moments of a line after `low`, up to and including `high`.
 
     Each moment is a prefix of the line that ends with a commit. If versions were collected, only the remaining moments
@@ -42,50 +42,50 @@ class Between:
     consumed or sent offsets of such a stage differ.
     """
 
-    whole: Line
+    full_line: Line
     low: Cut
     high: Cut
     watched: frozenset[str]
-    channels: bool = False
+    watches_channels: bool = False
 
     @cached_property
     def line(self) -> Line:
         """Line without the commits up to `low` if no version after `low` was collected; else the whole line."""
-        return self.whole.above(self.low) if self.is_whole else self.whole
+        return self.full_line.above(self.low) if self.is_gapless else self.full_line
 
     @cached_property
-    def is_whole(self) -> bool:
-        return self.whole.is_whole(self.low)
+    def is_gapless(self) -> bool:
+        return self.full_line.is_whole(self.low)
 
     def tables(self, cut: Cut) -> frozenset[str]:
-        return self.watched | {table for table in cut.tables if owner(table, cut.stages) in self.watched}
+        return self.watched | {table for table in cut.tables if find_owner(table, cut.stages) in self.watched}
 
-    def ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         return all(
             stage in self.high.stages and manifest.version <= self.high.stages[stage].version
             for stage, manifest in self.low.stages.items()
         )
 
-    def length(self, stage: str) -> int:
-        return self.high.stages[stage].version - self.lowest(stage)
+    def num_versions(self, stage: str) -> int:
+        return self.high.stages[stage].version - self.low_version(stage)
 
-    def differing(self) -> tuple[str, ...]:
+    def differing_stages(self) -> tuple[str, ...]:
         """Return the watched stages whose tables may differ between `low` and `high`, upstream first."""
         return tuple(
             stage
-            for stage in order(self.high.stages)
+            for stage in topological_order(self.high.stages)
             if stage in self.watched and self._stage_content(self.low, stage) != self._stage_content(self.high, stage)
         )
 
     def evaluations_left(self) -> int:
         """Return how many more evaluations the search needs at most, if no moment is skipped."""
-        if not self.is_whole:
-            return len(self.whole.kept_between(self.low, self.high)).bit_length()
-        differing = self.differing()
-        longest = max((self.length(stage) for stage in differing), default=1)
+        if not self.is_gapless:
+            return len(self.full_line.kept_between(self.low, self.high)).bit_length()
+        differing = self.differing_stages()
+        longest = max((self.num_versions(stage) for stage in differing), default=1)
         return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1)))
 
-    def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
+    def content_fingerprint(self, cut: Cut) -> tuple[frozenset[object], ...]:
         """Return a fingerprint of the watched tables at a cut. Equal fingerprints imply equal rows."""
         return tuple(self._stage_content(cut, stage) for stage in sorted(self.watched))
 
@@ -96,36 +96,36 @@ class Between:
         version of these is taken. Moments in `skips` are never returned: the ranges between skipped versions are halved
         instead, with preference for ranges that end with a judged moment.
         """
-        if not self.is_whole:
-            moments = self.whole.kept_between(self.low, self.high)
+        if not self.is_gapless:
+            moments = self.full_line.kept_between(self.low, self.high)
             inside = [moment for moment in moments if moment.version not in skips.get(moment.stage, ())]
-            return self.whole.at(inside[len(inside) // 2]) if inside else None
-        differing = self.differing()
-        gaps = [gap for stage in differing for gap in self._gaps(stage, skips.get(stage, ()))]
+            return self.full_line.cut_of_moment(inside[len(inside) // 2]) if inside else None
+        differing = self.differing_stages()
+        gaps = [gap for stage in differing for gap in self._unskipped_ranges(stage, skips.get(stage, ()))]
         if gaps:
             _, length, low, stage = max(gaps, key=lambda gap: gap[:2])
-            return self.line.up_to(self.line.read(stage, low + length // 2))
-        commits = sorted((self.high.stages[stage] for stage in differing), key=self.line.place)
+            return self.line.prefix_up_to(self.line.read(stage, low + length // 2))
+        commits = sorted((self.high.stages[stage] for stage in differing), key=self.line.sort_key)
         half = (len(commits) - 1) // 2
         candidates = [commit for commit in commits[:-1] if commit.version not in skips.get(commit.stage, ())]
         nearest = min(candidates, key=lambda commit: abs(commits.index(commit) - half), default=None)
-        return self.line.up_to(nearest) if nearest is not None else None
+        return self.line.prefix_up_to(nearest) if nearest is not None else None
 
-    def _gaps(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
+    def _unskipped_ranges(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
         """Yield ranges between skipped versions: (one end was judged, length, version before, stage)."""
-        low, high = self.lowest(stage), self.high.stages[stage].version
+        low, high = self.low_version(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
             if end - start > 1:
                 yield start == low not in skipped or end == high, end - start, start, stage
 
-    def only(self) -> Manifest | None:
-        stages = self.differing()[:1] if self.is_whole else ()
-        return next((self.high.stages[stage] for stage in stages if self.length(stage) <= 1), None)
+    def only_commit(self) -> Manifest | None:
+        stages = self.differing_stages()[:1] if self.is_gapless else ()
+        return next((self.high.stages[stage] for stage in stages if self.num_versions(stage) <= 1), None)
 
-    def lowest(self, stage: str) -> int:
+    def low_version(self, stage: str) -> int:
         """Return the stage's version in `low`; if `low` lacks the stage, the number before its first version."""
-        return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
+        return self.low.stages[stage].version if stage in self.low.stages else self.full_line.first_version(stage) - 1
 
     def _stage_content(self, cut: Cut, stage: str) -> frozenset[object]:
         """Return the SSTs and schema of a stage's tables, and with `watches_channels` its offsets.
@@ -135,17 +135,17 @@ class Between:
         if stage not in cut.stages:
             return frozenset()
         manifest = cut.stages[stage]
-        content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
+        content: set[object] = {ttl.visible_rows_key(sst, manifest.clock_ms) for sst in manifest.ssts}
         content |= {sst.object for side_manifest in side_manifests(manifest) for sst in side_manifest.ssts}
         if manifest.table is not None and manifest.table.schema:
             content.add(manifest.table.schema)
-        if self.channels:
+        if self.watches_channels:
             content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
             content |= {(name, written.ends) for name, written in manifest.outputs.items()}
         return frozenset(content)
 
 
-def length(prefix: Cut) -> int:
+def line_position(prefix: Cut) -> int:
     """Return the number of commits up to a cut: the sum of its stages' versions."""
     return sum(prefix.versions.values())
 
@@ -157,58 +157,60 @@ class Evaluator:
     store: ObjectStore
     cache: SstCache
     predicate: Predicate
-    between: Between
+    search_range: SearchRange
     on_step: Callable[[Evaluation], None] | None
-    reader: Topics | None
+    reader: KafkaTopics | None
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """Evaluations by content fingerprint, in the order in which they were made."""
-    lacking: dict[object, str] = field(default_factory=dict)
+    missing_column_errors: dict[object, str] = field(default_factory=dict)
     """Error messages by table columns, for tables that lack a column of the predicate."""
-    able: set[object] = field(default_factory=set)
+    working_columns: set[object] = field(default_factory=set)
     """Table columns with which the predicate was evaluated successfully."""
 
-    def at(self, cut: Cut, to_come: int) -> Evaluation:
+    def evaluate(self, cut: Cut, remaining: int) -> Evaluation:
         """Evaluate the predicate at a moment. `remaining` is the estimated number of later evaluations.
 
         If the predicate raises an error, the answer is `skip`. At the first evaluated moment, which is the bad end, the
         error is raised.
         """
-        content = self.between.content(cut)
+        content = self.search_range.content_fingerprint(cut)
         if content in self.evaluated:
             return self.evaluated[content]
         # Columns of the tables that the predicate depends on.
-        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
+        tables = (
+            cut.tables[name].table if name in cut.tables else None for name in sorted(self.search_range.tables(cut))
+        )
         columns = tuple((table.key, table.values) if table else None for table in tables)
-        if (why := self.lacking.get(columns)) is not None:
-            return Evaluation(0, 0, self.ref(cut), cut, "skip", why=why, lacks=True)
+        if (why := self.missing_column_errors.get(columns)) is not None:
+            return Evaluation(0, 0, self.ref(cut), cut, "skip", why=why, is_column_missing=True)
         started, number = time.perf_counter(), len(self.evaluated) + 1
         try:
-            answer, why, lacks = self._ask(cut)
-        except Wanted:
-            raise Wanted(cut, self.ref(cut), to_come) from None
+            answer, why, lacks = self._ask_predicate(cut)
+        except AnswerNeeded:
+            raise AnswerNeeded(cut, self.ref(cut), remaining) from None
         # The predicate has worked with these columns before, so something else is missing.
-        lacks = lacks and columns not in self.able
+        lacks = lacks and columns not in self.working_columns
         took_ms = round((time.perf_counter() - started) * 1000)
         # The total never shrinks, even if fewer evaluations remain than expected.
-        total = max(number + to_come, *(step.total for step in self.evaluated.values()), 0)
-        step = Evaluation(number, total, self.ref(cut), cut, answer, why=why, took_ms=took_ms, lacks=lacks)
+        total = max(number + remaining, *(step.total for step in self.evaluated.values()), 0)
+        step = Evaluation(number, total, self.ref(cut), cut, answer, why=why, took_ms=took_ms, is_column_missing=lacks)
         self.evaluated[content] = step
         if lacks:
-            self.lacking[columns] = why
+            self.missing_column_errors[columns] = why
         elif answer != "skip":
-            self.able.add(columns)
+            self.working_columns.add(columns)
         if self.on_step is not None:
             self.on_step(step)
         return step
 
     @property
-    def most_probes(self) -> int:
-        return 0 if isinstance(self.predicate, ByHand) else 2 * PROBES
+    def max_probes(self) -> int:
+        return 0 if isinstance(self.predicate, ManualPredicate) else 2 * PROBES
 
-    def know(self, cut: Cut, answer: Answer) -> None:
+    def add_answer(self, cut: Cut, answer: Answer) -> None:
         """Add a known answer. Raises `Refused` if a moment with equal rows has a different answer."""
-        step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, given=True)
-        previous = self.evaluated.setdefault(self.between.content(cut), step)
+        step = Evaluation(len(self.evaluated) + 1, 0, self.ref(cut), cut, answer, is_given=True)
+        previous = self.evaluated.setdefault(self.search_range.content_fingerprint(cut), step)
         if previous.answer != answer:
             raise Refused(
                 f"{step.ref} is {answer}, but {previous.ref}, whose tables hold the same rows, was {previous.answer}",
@@ -216,19 +218,19 @@ class Evaluator:
                 "`bisect replay`",
             )
 
-    def rows(self, cut: Cut, max_rows: int) -> pa.Table:
-        later = self.between.whole.heads.stages
-        cut = cut.under_names_of(later)
-        at = Context(self.store, self.cache, cut, later, self.between.tables(cut), self.reader, self.ref(cut))
+    def wrong_rows(self, cut: Cut, max_rows: int) -> pa.Table:
+        later = self.search_range.full_line.heads.stages
+        cut = cut.with_renamed_stages(later)
+        at = Context(self.store, self.cache, cut, later, self.search_range.tables(cut), self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
     def ref(self, cut: Cut) -> str:
-        return self.between.whole.ref(cut)
+        return self.search_range.full_line.ref(cut)
 
-    def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
-        is_first = all(step.given and not step.bad for step in self.evaluated.values())
+    def _ask_predicate(self, cut: Cut) -> tuple[Answer, str, bool]:
+        is_first = all(step.is_given and not step.bad for step in self.evaluated.values())
         try:
-            rows = self.rows(cut, 1)
+            rows = self.wrong_rows(cut, 1)
             # If code decides, the row has its reason.
             why = str(rows.column(0)[0]) if rows.num_rows and not self.predicate.sql else ""
             return ("bad" if rows.num_rows else "good"), why, False

@@ -16,19 +16,19 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ...common.instants import iso
+from ...common.instants import format_iso
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.multi_get import LookUps
+from ...store.read.multi_get import TableLookUps
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys
 from ...store.sst.schema import arrow_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Program
-from ...store.versions.side_tables import table_of, tables_of
-from ..cut.lineage import read_up_to
+from ...store.versions.side_tables import as_main_table, tables_of
+from ..cut.lineage import offsets_read_by_all
 from ..take.audit_log import Operation, list_operations
-from .verdict import Address, Guilty, Verdict
+from .verdict import RecordLocation, RecordPath, Verdict
 
 CauseKind = Literal[
     "operation", "time", "absence", "deploy", "watermark", "duplicate", "records", "record", "unknown"
@@ -80,11 +80,11 @@ class Cause:
     kind: CauseKind
     proved: bool
     sentence: str
-    record: Address | None = None
+    record: RecordLocation | None = None
     """Record at fault, or the first of several; None if the class names no record."""
     one_of: int | None = None
     """Number of tied records, any of which may be the first bad record; None without a tie."""
-    records: tuple[Address, ...] = ()
+    records: tuple[RecordLocation, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,39 +97,39 @@ class Cause:
             )
 
 
-def unknown(reason: str) -> Cause:
+def unknown_cause(reason: str) -> Cause:
     return Cause("unknown", proved=False, sentence=f"the cause is unknown: {reason}", evidence={"reason": reason})
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class TracedCause:
     """Cause of a bad commit, with the path from the commit upstream to the record at fault."""
 
     cause: Cause
-    found: Guilty | None = None
+    record_path: RecordPath | None = None
 
     @property
-    def guilty(self) -> Guilty | None:
+    def named_record_path(self) -> RecordPath | None:
         """Path to the record that the cause names; None if the class of the cause names no record."""
         if self.cause.kind != "unknown" and not CLASSES[self.cause.kind].names_record:
             return None
-        return self.found
+        return self.record_path
 
 
-_SLACK_MS = 3_600_000
+_CLOCK_SLACK_MS = 3_600_000
 
 
-def operation_of(store: ObjectStore, verdict: Verdict) -> Cause | None:
+def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
     """Return the operation that made the bad commit as its cause; None if the commit is a batch.
 
     Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
     if verdict.candidates:
         return None
-    return operation(store, verdict.bad.stages[verdict.stage])
+    return operation_cause(store, verdict.bad.stages[verdict.stage])
 
 
-def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause | None:
+def operation_cause(store: ObjectStore, commit: Manifest, *, suffix: str = "") -> Cause | None:
     """Return the operation that made a version as a cause; None if the version is a batch.
 
     `suffix` is appended to the cause's sentence. Raises the errors of `find_operation_cause`.
@@ -143,13 +143,13 @@ def operation(store: ObjectStore, commit: Manifest, *, then: str = "") -> Cause 
     detail = edited.what if edited is not None else _describe(commit, done)
     why = edited.message if edited is not None else done.message if done is not None else ""
     # A statement contains values, so it is only in the evidence, which can be masked.
-    sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {iso(commit.time_ms)}{then}"
+    sentence = f"{stage}@v{version} is {commit.traits.noun}, by {by}, at {format_iso(commit.time_ms)}{suffix}"
     evidence = {
         "kind": commit.kind,
         "stage": stage,
         "version": version,
         "by": by,
-        "at": iso(commit.time_ms),
+        "at": format_iso(commit.time_ms),
         "what": f"{detail} ({why})" if why else detail,
         "command": f"slackwater {verb}",
     }
@@ -162,7 +162,7 @@ def _find_entry(store: ObjectStore, commit: Manifest) -> Operation | None:
         is_in_range = done.before.get(stage, version) < version <= done.after.get(stage, 0)
         return is_in_range and done.verb in commit.traits.verbs
 
-    entries = list_operations(store, commit.app, 1, is_meant=is_meant, since_ms=commit.time_ms - _SLACK_MS)
+    entries = list_operations(store, commit.app, 1, is_match=is_meant, since_ms=commit.time_ms - _CLOCK_SLACK_MS)
     return entries[0] if entries else None
 
 
@@ -172,7 +172,7 @@ def _describe(commit: Manifest, done: Operation | None) -> str:
     return done.detail if done is not None and done.detail else f"{commit.stage} v{commit.version - 1} was changed"
 
 
-_ONE_BY_ONE = 32
+_MAX_SEQUENTIAL_READS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +185,14 @@ class ProgramChange:
     time_ms: int
     before: Program
     after: Program
-    last: int
+    last_old_version: int
     batches: int
 
     def __str__(self) -> str:
         return f"{self.stage}@v{self.version}, from {self.before} to {self.after}"
 
 
-def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
+def last_program_change(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
     """Return the last program change of a stage at or before the version `commit`; None if none is known.
 
     Reads a few manifests. May miss an old change that was reverted later. Raises `Corruption` and `Unavailable`.
@@ -200,7 +200,7 @@ def change_before(store: ObjectStore, commit: Manifest) -> ProgramChange | None:
     if (program := commit.program) is None:
         return None
     newer, batches = commit, 0
-    for manifest in islice(history.backwards(store, commit), 1, _ONE_BY_ONE + 1):
+    for manifest in islice(history.iter_backwards(store, commit), 1, _MAX_SEQUENTIAL_READS + 1):
         if (change := _change_between(manifest, newer, batches)) is not None:
             return change
         if manifest.traits.reads_records:
@@ -221,50 +221,60 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
     old, new = earlier.program, later.program
     if old is None or new is None or old.checksum == new.checksum:
         return None
-    return ProgramChange(later.stage, later.version, later.time_ms, old, new, last=earlier.version, batches=batches)
+    return ProgramChange(
+        later.stage, later.version, later.time_ms, old, new, last_old_version=earlier.version, batches=batches
+    )
 
 
-def fresh_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
+def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
     """Yield program changes first applied by this commit or by an upstream commit that it read, nearest first.
 
     Raises the errors of `last_program_change`.
     """
-    change = change_before(store, commit)
+    change = last_program_change(store, commit)
     if change is not None and not change.batches:
         yield change
     previous = history.find(store, commit.app, commit.stage, commit.version - 1)
     for name, read in commit.inputs.items():
         after = previous.inputs[name].version if previous is not None and name in previous.inputs else 0
         if read.upstream and read.version > after:
-            for sender in history.between(store, commit.app, read.upstream, after, read.version):
+            for sender in history.iter_between(store, commit.app, read.upstream, after, read.version):
                 if sender.traits.reads_records:
-                    yield from fresh_changes(store, sender)
+                    yield from newly_applied_program_changes(store, sender)
                     break
 
 
-def guess(store: ObjectStore, verdict: Verdict) -> Cause | None:
+def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
     """Return a program change as a guessed cause if the bad commit is the new program's first batch; else None.
 
     Needs no replay. Raises the errors of `last_program_change`.
     """
     if verdict.candidates or not verdict.bad.stages[verdict.stage].traits.reads_records:
         return None
-    change = next(fresh_changes(store, verdict.bad.stages[verdict.stage]), None)
-    return deploy(change, how="guess", proved=False, because="", add=change.before) if change is not None else None
+    change = next(newly_applied_program_changes(store, verdict.bad.stages[verdict.stage]), None)
+    return (
+        deploy_cause(change, how="guess", proved=False, suffix="", old_program=change.before)
+        if change is not None
+        else None
+    )
 
 
-def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: Program | None = None) -> Cause:
+def deploy_cause(
+    change: ProgramChange, *, how: str, proved: bool, suffix: str, old_program: Program | None = None
+) -> Cause:
     """Return the cause "the program changed". `suffix` is appended to the cause's sentence.
 
     `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. `old_program` is given
     if the user could prove the cause by a replay with this program (`--code`).
     """
     first = f"{change.stage}@v{change.version}"
-    sentence = f"the program changed at {first}, from {change.before} to {change.after}{because}"
+    sentence = f"the program changed at {first}, from {change.before} to {change.after}{suffix}"
     if not proved:
         sentence = f"a guess: {sentence}"
-    if add is not None:
-        sentence += f"; to prove it by a replay, add the old program: --code {add.path} as it was before the change"
+    if old_program is not None:
+        sentence += (
+            f"; to prove it by a replay, add the old program: --code {old_program.path} as it was before the change"
+        )
     evidence: dict[str, object] = {
         "stage": change.stage,
         "version": change.version,
@@ -272,73 +282,77 @@ def deploy(change: ProgramChange, *, how: str, proved: bool, because: str, add: 
         "to": {"path": change.after.path, "checksum": change.after.checksum},
         "how": how,
     }
-    if add is not None:
-        evidence["add"] = add.path
+    if old_program is not None:
+        evidence["add"] = old_program.path
     return Cause("deploy", proved=proved, sentence=sentence, evidence=evidence)
 
 
-MOST_KEYS = 20
-_BATCHES_LATER = 64
+MAX_LISTED_KEYS = 20
+_MAX_VERSION_LAG = 64
 """Maximum difference between a batch's version and its `_seq`, due to compactions in between."""
 
 
 @dataclass(frozen=True, slots=True)
-class Untouched:
+class UntouchedKeys:
     """Keys that turned bad at a commit that wrote none of these keys."""
 
     keys: pa.Table
-    since: Manifest | None
+    last_change: Manifest | None
 
 
-def untouched(store: ObjectStore, cache: SstCache, verdict: Verdict) -> Untouched | None:
+def find_untouched_keys(store: ObjectStore, cache: SstCache, verdict: Verdict) -> UntouchedKeys | None:
     """Return the bad keys if the commit wrote none of them; None if it wrote one, or if the keys are unknown.
 
     Costs one look-up of these keys. Raises `Corruption` and `Unavailable`.
     """
     keys, commit = verdict.keys, verdict.bad.stages[verdict.stage]
-    if keys is None or not keys.named or not len(keys) or len(keys.changed()):
+    if keys is None or not keys.from_predicate or not len(keys) or len(keys.changed()):
         return None
-    table_names = (name for name in (commit.stage, *tables_of(commit)) if verdict.predicate.names(name))
-    side = table_of(commit, next(table_names, commit.stage))
+    table_names = (name for name in (commit.stage, *tables_of(commit)) if verdict.predicate.names_table(name))
+    side = as_main_table(commit, next(table_names, commit.stage))
     if side.table is None or [column.name for column in side.table.key] != keys.keys.column_names:
         return None
     keys_as_stored = keys.keys.cast(arrow_schema(side.table.key))
-    look_ups = LookUps(store, cache, side.table, side.ssts, side.clock_ms)
-    seqs = look_ups.of_keys(hash_keys(keys_as_stored, keys_as_stored.column_names), keys_as_stored)[2]
+    look_ups = TableLookUps(store, cache, side.table, side.ssts, side.clock_ms)
+    seqs = look_ups.get_rows(hash_keys(keys_as_stored, keys_as_stored.column_names), keys_as_stored)[2]
     if not seqs.any() or (seqs >= commit.row_seq).any():
         # No key has a row, so another table makes them wrong; or the commit rewrote some keys with the same values.
         return None
-    return Untouched(keys.keys, _version_with_seq(store, commit, int(np.max(seqs))))
+    return UntouchedKeys(keys.keys, _version_with_seq(store, commit, int(np.max(seqs))))
 
 
-def absence(store: ObjectStore, verdict: Verdict, of: Untouched, *, proved: bool, how: str) -> Cause:
+def absence_cause(
+    store: ObjectStore, verdict: Verdict, untouched: UntouchedKeys, *, proved: bool, suffix: str
+) -> Cause:
     """Return the cause "no record of these keys arrived". `suffix` is appended to the cause's sentence.
 
     Reads one manifest for each upstream channel. Raises `Corruption` and `Unavailable`.
     """
-    since, count = of.since, of.keys.num_rows
-    offsets = read_up_to(store, verdict.bad, [verdict.stage])
+    since, count = untouched.last_change, untouched.keys.num_rows
+    offsets = offsets_read_by_all(store, verdict.bad, [verdict.stage])
     read_to = {
         f"{topic}[{partition}]": end for topic, ends in sorted(offsets.items()) for partition, end in enumerate(ends)
     }
     subject = "the bad key" if count == 1 else f"any of the {count:,} bad keys"
-    when = f" after {since.stage}@v{since.version}, at {iso(since.time_ms)}" if since is not None else ""
+    when = f" after {since.stage}@v{since.version}, at {format_iso(since.time_ms)}" if since is not None else ""
     return Cause(
         "absence",
         proved=proved,
         sentence=f"no record of {subject} arrived{when}; rows of other keys made "
-        f"{'it' if count == 1 else 'them'} bad{how}",
+        f"{'it' if count == 1 else 'them'} bad{suffix}",
         evidence={
-            "keys": python_rows(of.keys.slice(0, MOST_KEYS)),
+            "keys": python_rows(untouched.keys.slice(0, MAX_LISTED_KEYS)),
             "num_keys": count,
-            "since": {"stage": since.stage, "version": since.version, "time": iso(since.time_ms)} if since else None,
+            "since": {"stage": since.stage, "version": since.version, "time": format_iso(since.time_ms)}
+            if since
+            else None,
             "read_to": read_to,
         },
     )
 
 
 def _version_with_seq(store: ObjectStore, commit: Manifest, seq: int) -> Manifest | None:
-    for version in range(seq, min(commit.version, seq + _BATCHES_LATER)):
+    for version in range(seq, min(commit.version, seq + _MAX_VERSION_LAG)):
         manifest = history.find(store, commit.app, commit.stage, version)
         if manifest is not None and manifest.traits.changes_rows and manifest.row_seq == seq:
             return manifest

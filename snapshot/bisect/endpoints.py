@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.side_tables import owner
+from ...store.versions.side_tables import find_owner
 from ..cut.graph import Cut
 from ..cut.line import Line
-from ..cut.moments import line_of, with_retired
-from ..cut.refs import parse
+from ..cut.moments import read_line, with_retired
+from ..cut.refs import parse_ref
 from ..cut.resolve import resolve
-from .between import Between, Evaluator, length
+from .between import Evaluator, SearchRange, line_position
 from .predicate import Predicate
 from .verdict import Answer, Evaluation
 
@@ -19,69 +19,69 @@ BEGINNING = "beginning"
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class SearchEnds:
     """Good and bad end of a search."""
 
-    between: Between
-    begin: Cut
+    search_range: SearchRange
+    gapless_start: Cut
     """Moment since which all versions exist; the good end if no version was collected, or if all were."""
     good: str | None
     bad: str | None
     resolved: Mapping[str, Cut]
-    begins: str
+    gapless_start_ref: str
     """Ref of `gapless_start` if the search also covers older, thinned-out history; else empty."""
 
-    def with_known(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "Ends":
+    def narrowed_by_answers(self, evaluator: Evaluator, answers: Mapping[str, Answer], now_ms: int) -> "SearchEnds":
         """Add known answers to the evaluator, and return the ends narrowed by these answers.
 
         Raises:
             Refused: a moment known to be good is not before a moment known to be bad.
         """
-        between, line = self.between, self.between.whole
-        good, bad = [self.begin], list[Cut]()
+        between, line = self.search_range, self.search_range.full_line
+        good, bad = [self.gapless_start], list[Cut]()
         for ref, answer in answers.items():
             cut = with_retired(line, resolve(line.store, ref, now_ms=now_ms)) if ref else Cut(line.heads.app, {})
             is_kept = line.is_kept(cut)
             if not is_kept:
-                cut = line.within(cut) if answer == "good" else line.around(cut)
-            evaluator.know(cut, answer)
+                cut = line.longest_prefix_within(cut) if answer == "good" else line.shortest_prefix_around(cut)
+            evaluator.add_answer(cut, answer)
             if not is_kept and answer != "skip":
                 (good if answer == "good" else bad).append(cut)
-        begin, high = max(good, key=length), min(bad, key=length, default=between.high)
-        if bad and length(begin) >= length(high):
+        begin, high = max(good, key=line_position), min(bad, key=line_position, default=between.high)
+        if bad and line_position(begin) >= line_position(high):
             raise Refused(
                 f"{evaluator.ref(begin) or 'the beginning'} is good, and {evaluator.ref(high) or 'the beginning'}, "
                 "which is not after it, is bad",
                 hint=f"correct the answers in the output of `slackwater bisect log {high.app}`, and replay them with "
                 "`bisect replay`",
             )
-        low = between.low if begin is self.begin else begin
-        high = min(high, between.high, key=length)
-        return replace(self, between=replace(between, low=low, high=high), begin=begin)
+        low = between.low if begin is self.gapless_start else begin
+        high = min(high, between.high, key=line_position)
+        return replace(self, search_range=replace(between, low=low, high=high), gapless_start=begin)
 
-    def settle(self, evaluator: Evaluator) -> Between:
+    def evaluate_ends(self, evaluator: Evaluator) -> SearchRange:
         """Evaluate the ends, and return the range to search. It starts at `gapless_start` if that moment is good.
 
         Raises:
             Refused: the good end is already bad, or the bad end is good.
         """
-        low, high, begin = self.between.low, self.between.high, self.begin
-        to_come = replace(self.between, low=begin).evaluations_left() + evaluator.most_probes
-        if not (at_high := evaluator.at(high, 1 + to_come)).bad:
-            raise self._not_bad(evaluator, at_high)
-        if self.good and evaluator.at(low, to_come).bad:
-            raise self._already_bad(evaluator)
-        if length(begin) < length(high):
-            if not evaluator.at(begin, to_come).bad:
-                return replace(self.between, low=begin)
+        low, high, begin = self.search_range.low, self.search_range.high, self.gapless_start
+        to_come = replace(self.search_range, low=begin).evaluations_left() + evaluator.max_probes
+        if not (at_high := evaluator.evaluate(high, 1 + to_come)).bad:
+            raise self._bad_end_error(evaluator, at_high)
+        if self.good and evaluator.evaluate(low, to_come).bad:
+            raise self._good_end_error(evaluator)
+        if line_position(begin) < line_position(high):
+            if not evaluator.evaluate(begin, to_come).bad:
+                return replace(self.search_range, low=begin)
             high = begin
-        if evaluator.at(low, to_come).bad:
-            raise self._already_bad(evaluator)
-        return replace(self.between, high=high)
+        if evaluator.evaluate(low, to_come).bad:
+            raise self._good_end_error(evaluator)
+        return replace(self.search_range, high=high)
 
-    def _not_bad(self, evaluator: Evaluator, at_high: Evaluation) -> Refused:
-        high = self.between.high
-        where = self._name_of(evaluator, self.bad, high) or f"{high.app}@now"
+    def _bad_end_error(self, evaluator: Evaluator, at_high: Evaluation) -> Refused:
+        high = self.search_range.high
+        where = self._end_name(evaluator, self.bad, high) or f"{high.app}@now"
         if at_high.answer == "skip":
             why = f": {at_high.why}" if at_high.why else ""
             return Refused(f"the bad end {where} cannot be judged{why}", hint="choose another --bad")
@@ -92,31 +92,31 @@ class Ends:
             hint="choose a --bad moment at which something is wrong; `slackwater query` shows the tables",
         )
 
-    def _already_bad(self, evaluator: Evaluator) -> Refused:
-        low, line = self.between.low, self.between.whole
-        where = f"{self._name_of(evaluator, self.good, low)}, which therefore is not good"
+    def _good_end_error(self, evaluator: Evaluator) -> Refused:
+        low, line = self.search_range.low, self.search_range.full_line
+        where = f"{self._end_name(evaluator, self.good, low)}, which therefore is not good"
         hint = "omit --good to search the whole history"
-        until_low = replace(self.between, low=line.beginning(), high=low)
-        if not self.good and not self.between.is_whole:
+        until_low = replace(self.search_range, low=line.beginning(), high=low)
+        if not self.good and not self.search_range.is_gapless:
             where = f"{evaluator.ref(low)}, the oldest remaining moment of {low.app}"
             hint = "garbage collection removed the earlier versions, so the first bad commit cannot be found"
         elif not self.good:
             where = f"the beginning of the history of {low.app}"
             hint = "give a later --good, or a predicate that is not true from the start"
-        elif self.between.is_whole and until_low.ordered() and (earlier := until_low.middle()) is not None:
+        elif self.search_range.is_gapless and until_low.is_ordered() and (earlier := until_low.middle()) is not None:
             hint = f"try --good {evaluator.ref(earlier)}"
         finding = "the predicate returns rows" if evaluator.predicate.sql else "something is wrong"
         return Refused(f"{finding} already at {where}", hint=hint)
 
-    def _name_of(self, evaluator: Evaluator, text: str | None, prefix: Cut) -> str:
-        if text is None or not self.between.is_whole or self.resolved[text].versions == prefix.versions:
+    def _end_name(self, evaluator: Evaluator, text: str | None, prefix: Cut) -> str:
+        if text is None or not self.search_range.is_gapless or self.resolved[text].versions == prefix.versions:
             return text or ""
         return f"{evaluator.ref(prefix) or 'the beginning'}, the commit nearest to {text}"
 
 
 def find_ends(
     store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
-) -> Ends:
+) -> SearchEnds:
     """Return the ends of a search between two refs. An end that is not on the line moves to the next moment on it.
 
     `good` may be `beginning`, which is the default for None.
@@ -138,41 +138,41 @@ def find_ends(
         _check_app(app, ref, now_ms)
     resolved = {ref: resolve(store, ref, now_ms=now_ms) for ref in refs}
     # Read after the ends, so that they lie on the line. Later commits of the app do not change it.
-    line = line_of(store, app)
+    line = read_line(store, app)
     resolved = {ref: with_retired(line, cut) for ref, cut in resolved.items()}
     until = resolved[bad] if bad else line.heads
     is_late, begin = not line.is_whole(until), line.beginning()
-    high = line.around(until) if bad and not is_late else until
+    high = line.shortest_prefix_around(until) if bad and not is_late else until
     for stage, last in high.tables.items():
-        if last.retired and predicate.names(stage):
+        if last.retired and predicate.names_table(stage):
             raise Refused(
                 f"the predicate names the table {stage}, whose stage is retired at {bad or app}",
                 hint=f"search up to its last version: --bad {app}/{stage}@v{last.version - 1}",
             )
-    between = Between(line, begin, high, _watched(predicate, line), predicate.channels)
+    between = SearchRange(line, begin, high, _watched_stages(predicate, line), predicate.reads_channels)
     low = _good_end(between, resolved[good] if good else None)
     if is_late or line.is_whole(low):
         begin = low
     _check_order(replace(between, low=low), begin, good, bad)
     begins = "" if is_late or not line.limit.first or (good and begin is low) else line.ref(begin)
-    return Ends(replace(between, low=low), begin, good, bad, resolved, begins)
+    return SearchEnds(replace(between, low=low), begin, good, bad, resolved, begins)
 
 
-def _good_end(between: Between, good: Cut | None) -> Cut:
-    line, begin = between.whole, between.low
+def _good_end(between: SearchRange, good: Cut | None) -> Cut:
+    line, begin = between.full_line, between.low
     if good is None:
         commits = line.kept_between(Cut(between.high.app, {}), between.high)
-        return line.at(commits[0]) if commits else begin
+        return line.cut_of_moment(commits[0]) if commits else begin
     if not line.is_whole(good):
         return good
-    low = line.within(good)
+    low = line.longest_prefix_within(good)
     # The prefix within a snapshot may lie where versions were collected.
-    return low if not line.limit.first or replace(between, high=low).ordered() else begin
+    return low if not line.limit.first or replace(between, high=low).is_ordered() else begin
 
 
-def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None) -> None:
-    line, low, high, app = between.whole, between.low, between.high, between.high.app
-    is_before = replace(between, low=begin).ordered()
+def _check_order(between: SearchRange, begin: Cut, good: str | None, bad: str | None) -> None:
+    line, low, high, app = between.full_line, between.low, between.high, between.high.app
+    is_before = replace(between, low=begin).is_ordered()
     if not line.is_whole(high):
         is_before = not line.is_whole(low) and low.time_ms < high.time_ms
         if not is_before and not good:
@@ -187,28 +187,28 @@ def _check_order(between: Between, begin: Cut, good: str | None, bad: str | None
         )
 
 
-def pinned(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
+def stable_ref(store: ObjectStore, app: str, ref: str, answer: Answer, now_ms: int) -> str:
     """Return a stable ref to the moment that a search uses for `ref`; `ref` itself if that moment was collected.
 
     Raises the errors of `find_ends`.
     """
     _check_app(app, ref, now_ms)
-    line = line_of(store, app)
+    line = read_line(store, app)
     cut = with_retired(line, resolve(store, ref, now_ms=now_ms))
     if not line.is_whole(cut):
         return ref
-    return line.ref(line.within(cut) if answer == "good" else line.around(cut))
+    return line.ref(line.longest_prefix_within(cut) if answer == "good" else line.shortest_prefix_around(cut))
 
 
-def _watched(predicate: Predicate, line: Line) -> frozenset[str]:
+def _watched_stages(predicate: Predicate, line: Line) -> frozenset[str]:
     heads = line.heads.stages
-    named = frozenset(heads) if predicate.channels else predicate.tables(line.heads)
-    stages = {owner(table, heads) for table in named}
+    named = frozenset(heads) if predicate.reads_channels else predicate.tables(line.heads)
+    stages = {find_owner(table, heads) for table in named}
     return frozenset(stages | {former.stage for name in stages for former in heads[name].formerly})
 
 
 def _check_app(app: str, ref: str, now_ms: int) -> None:
-    if (other := parse(ref, now_ms=now_ms).app) != app:
+    if (other := parse_ref(ref, now_ms=now_ms).app) != app:
         raise Refused(
             f"{ref} is a moment of app {other!r}; expected one of {app!r}",
             hint=f"did you mean {app}@{ref}" if ref == other else "",

@@ -16,9 +16,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..cut.kafka_topics import Topics
-from ..cut.line import Line, newest_first
-from ..cut.moments import later_stages, line_of
+from ..cut.kafka_topics import KafkaTopics
+from ..cut.line import Line, commits_newest_first
+from ..cut.moments import later_stages, read_line
 from ..cut.stored import Snapshot, list_snapshots
 from ..diff.candidates import changed_keys
 from ..diff.key_changes import KeyChanges
@@ -28,12 +28,12 @@ from .verdict import Verdict
 
 MAX_COUNTED = 100_000
 _MAX_COUNTS = 8
-_BEFORE = 8
-_AFTER = 6
+_COMMITS_BEFORE = 8
+_COMMITS_AFTER = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class AffectedStage:
     """Downstream stage that consumed the bad version, directly or through other stages."""
 
     first: Manifest
@@ -44,19 +44,21 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VerdictEvidence:
     """Evidence for a verdict."""
 
     commits: tuple[Manifest, ...]
-    wrong: Mapping[str, int]
+    wrong_row_counts: Mapping[str, int]
     """Number of wrong rows, at most `MAX_COUNTED`, by ref of a bad moment; empty unless the predicate is SQL."""
     snapshots: tuple[Snapshot, ...]
-    reached: tuple[Reached, ...]
+    affected_stages: tuple[AffectedStage, ...]
     audit: Report
     """Result of `verify` at the bad moment, from manifests and object sizes only."""
 
 
-def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None = None) -> Evidence:
+def collect_evidence(
+    store: ObjectStore, cache: SstCache, verdict: Verdict, reader: KafkaTopics | None = None
+) -> VerdictEvidence:
     """Return the evidence for a verdict. `reader` reads in-flight records if the predicate needs them.
 
     Raises:
@@ -64,31 +66,35 @@ def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topic
         Corruption: a manifest is not readable.
         Unavailable: storage did not answer.
     """
-    line, bad = line_of(store, verdict.app).above(verdict.good), verdict.bad
-    earlier = list(islice(newest_first(store, verdict.app, bad.stages), _BEFORE + 1))[::-1]
-    following = (history.after(store, verdict.app, name, bad.versions.get(name, 0)) for name in line.heads.stages)
-    after = sorted((commit for commits in following for commit in islice(commits, _AFTER)), key=line.place)[:_AFTER]
-    return Evidence(
+    line, bad = read_line(store, verdict.app).above(verdict.good), verdict.bad
+    earlier = list(islice(commits_newest_first(store, verdict.app, bad.stages), _COMMITS_BEFORE + 1))[::-1]
+    following = (history.iter_after(store, verdict.app, name, bad.versions.get(name, 0)) for name in line.heads.stages)
+    after = sorted((commit for commits in following for commit in islice(commits, _COMMITS_AFTER)), key=line.sort_key)[
+        :_COMMITS_AFTER
+    ]
+    return VerdictEvidence(
         commits=(*earlier, *after),
-        wrong=_count_wrong(store, cache, verdict, reader),
+        wrong_row_counts=_count_wrong_rows(store, cache, verdict, reader),
         snapshots=list_snapshots(store, verdict.app),
-        reached=tuple(_reached(line, cache, bad.stages[verdict.stage])),
+        affected_stages=tuple(_find_affected_stages(line, cache, bad.stages[verdict.stage])),
         audit=verify(store, bad),
     )
 
 
-def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
+def commits_from_bad(verdict: Verdict, versions: Mapping[str, int]) -> int:
     """Return the number of commits from the first bad commit to a prefix; negative if the prefix ends earlier."""
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 
-def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: Topics | None) -> dict[str, int]:
+def _count_wrong_rows(
+    store: ObjectStore, cache: SstCache, verdict: Verdict, reader: KafkaTopics | None
+) -> dict[str, int]:
     if not verdict.predicate.sql:
         return {}
     counts = {verdict.bad_ref: min(verdict.rows.num_rows, MAX_COUNTED)}
     bad = sorted(
         (step for step in verdict.steps if step.bad and step.ref != verdict.bad_ref),
-        key=lambda step: abs(distance(verdict, step.cut.versions)),
+        key=lambda step: abs(commits_from_bad(verdict, step.cut.versions)),
     )
     for step in bad[:_MAX_COUNTS]:
         at = Context(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
@@ -97,7 +103,7 @@ def _count_wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: 
     return counts
 
 
-def _reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached]:
+def _find_affected_stages(line: Line, cache: SstCache, version: Manifest) -> Iterator[AffectedStage]:
     firsts, store = line.dependents(version), line.store
     for stage, first in firsts.items():
         previous = history.find(store, first.app, stage, first.version - 1) if first.version > 1 else None
@@ -106,4 +112,4 @@ def _reached(line: Line, cache: SstCache, version: Manifest) -> Iterator[Reached
             keys = changed_keys(store, cache, previous, first, pa.table({}))
         except (NotFound, Corruption):
             keys = None
-        yield Reached(first, line.heads.stages[stage].version, rows, keys)
+        yield AffectedStage(first, line.heads.stages[stage].version, rows, keys)

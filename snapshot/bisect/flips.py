@@ -21,22 +21,22 @@ import pyarrow as pa
 from ...errors import Corruption, Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import alike, from_files, quoted
-from ...store.sst.arrow_types import showable
+from ...store.read.duckdb_view import from_clause, group_by_columns, quote_identifier
+from ...store.sst.arrow_types import make_sql_safe
 from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
-from ...store.versions.side_tables import owner, table_of
+from ...store.versions.side_tables import as_main_table, find_owner
 from ..query.columns import visible_schema
-from .between import Between
-from .predicate import Predicate, Where
+from .between import SearchRange
+from .predicate import Predicate, SqlPredicate
 from .verdict import Flip, Flips
 
 _AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
-ROW = "_slackwater_row"
+ROW_NUMBER = "_slackwater_row"
 
 
-def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
+def parse_row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
     """Return the table that a query reads, and the query rewritten to return row numbers (`ROW_NUMBER`).
 
     Raises `Refused` (the result for a row depends on other rows; the message says why), `NotFound` (no such table)
@@ -48,35 +48,35 @@ def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
             raise Usage(f"the predicate is not a single query: {parsed.get('error_message', sql)}")
         node = parsed["statements"][0]["node"]
         aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
-        if reason := next(_reasons(node, aggregates), ""):
+        if reason := next(_non_local_parts(node, aggregates), ""):
             raise Refused(f"the query does not decide row by row: it has {reason}")
         name = node["from_table"]["table_name"].casefold()
         stage = next((stage for stage in tables if stage.casefold() == name), None)
         if stage is None:
             raise NotFound("table", node["from_table"]["table_name"], tables)
         node["modifiers"] = []
-        number = con.execute(f"SELECT json_serialize_sql('SELECT {ROW}')").fetchall()[0][0]
+        number = con.execute(f"SELECT json_serialize_sql('SELECT {ROW_NUMBER}')").fetchall()[0][0]
         node["select_list"] += json.loads(number)["statements"][0]["node"]["select_list"]
         tree = json.dumps(parsed)
         numbers: str = con.execute("SELECT json_deserialize_sql($tree::JSON)", {"tree": tree}).fetchall()[0][0]
     return stage, numbers
 
 
-def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
+def matching_row_numbers(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Run a query from `parse_row_local`, and return the distinct row numbers in ascending order.
 
     `rows` has the columns of the table and `ROW_NUMBER`. Raises `Usage` (DuckDB cannot run the query).
     """
     with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
-        con.register(stage, showable(rows))
+        con.register(stage, make_sql_safe(rows))
         try:
-            numbers = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
+            numbers = con.sql(f"SELECT DISTINCT {ROW_NUMBER} FROM ({sql}) ORDER BY 1").to_arrow_table()
         except duckdb.Error as error:
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql}") from error
     return np.asarray(numbers.column(0).to_numpy(), np.int64)
 
 
-def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
+def _non_local_parts(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
     if node["type"] != "SELECT_NODE":
         yield "a set operation"
         return
@@ -89,23 +89,23 @@ def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]
     for modifier in node["modifiers"]:
         if modifier["type"] != "ORDER_MODIFIER":
             yield modifier["type"].partition("_")[0]
-    yield from _in_expressions([node["select_list"], node["where_clause"]], aggregates)
+    yield from _non_local_expressions([node["select_list"], node["where_clause"]], aggregates)
 
 
-def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
+def _non_local_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
     if isinstance(node, dict):
         if node.get("class") in ("WINDOW", "SUBQUERY"):
             yield "a window function" if node["class"] == "WINDOW" else "a subquery"
         elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
             yield f"the aggregate {node['function_name'].removesuffix('_star')}"
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _in_expressions(child, aggregates)
+        yield from _non_local_expressions(child, aggregates)
 
 
-_MOST_VERSIONS = 256
-_MOST_BYTES = 64 << 20
+_MAX_VERSIONS = 256
+_MAX_BYTES = 64 << 20
 
-_CHANGES = f"""
+_WRONG_KEY_DELTAS = f"""
     WITH lives AS (
         SELECT version, {{row}} IN (FROM _bad) AS bad, _expires,
             lead(version) OVER (PARTITION BY {HASH}, {{keys}} ORDER BY version, {SEQ}) AS overwritten
@@ -124,7 +124,7 @@ A wrong row counts until its key is written again, or until the row expires.
 """
 
 
-def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
+def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, between: SearchRange) -> Flips | None:
     """Return all versions in the range at which a row-local predicate turned bad or good; None if expensive.
 
     Returns None if the predicate is not row-local, if versions are missing or one is a rewind, or if the scan would
@@ -132,9 +132,9 @@ def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, bet
     """
     watched = between.watched & between.high.stages.keys()
     # With resource limits for untrusted users, nothing but the evaluations may run.
-    if not isinstance(predicate, Where) or predicate.bounds is not None or not between.is_whole:
+    if not isinstance(predicate, SqlPredicate) or predicate.bounds is not None or not between.is_gapless:
         return None
-    if sum(map(between.length, watched)) > _MOST_VERSIONS:
+    if sum(map(between.num_versions, watched)) > _MAX_VERSIONS:
         return None
     try:
         return _scan(store, cache, predicate, between)
@@ -143,21 +143,21 @@ def scan_if_cheap(store: ObjectStore, cache: SstCache, predicate: Predicate, bet
         return None
 
 
-def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Between) -> Flips | None:
-    table, sql = row_local(predicate.sql, between.high.tables)
-    stage, high = owner(table, between.high.stages), between.high.tables[table]
-    first = between.lowest(stage)
+def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: SearchRange) -> Flips | None:
+    table, sql = parse_row_local(predicate.sql, between.high.tables)
+    stage, high = find_owner(table, between.high.stages), between.high.tables[table]
+    first = between.low_version(stage)
     if any(version.version > first for version in high.rewinds):
         return None
     read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
-    manifests = [table_of(manifest, table) for manifest in read]
-    sources = [*_written(manifests)]
+    manifests = [as_main_table(manifest, table) for manifest in read]
+    sources = [*_written_rows(manifests)]
     if stage in between.low.stages:
-        low = table_of(between.low.stages[stage], table)
+        low = as_main_table(between.low.stages[stage], table)
         manifests.insert(0, low)
-        sources += (_WrittenIn(sst, first, None) for sst in low.ssts)
+        sources += (_WrittenRows(sst, first, None) for sst in low.ssts)
     sst_bytes = {source.sst.object: source.sst.bytes for source in sources}
-    if sum(sst_bytes.values()) > _MOST_BYTES:
+    if sum(sst_bytes.values()) > _MAX_BYTES:
         return None
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
@@ -165,14 +165,14 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Be
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
         _create_views(con, table, high, sources, paths)
         try:
-            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW_NUMBER} FROM ({sql})")
         except duckdb.Error as error:
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
         clocks = {manifest.clock_ms: manifest.version for manifest in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
-        keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
+        keys = ", ".join(quote_identifier(column.name) for column in high.table.key) if high.table else ""
         # Change of the number of wrong keys, by ascending version.
-        changes: dict[int, int] = dict(con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall())
+        changes: dict[int, int] = dict(con.execute(_WRONG_KEY_DELTAS.format(keys=keys, row=ROW_NUMBER)).fetchall())
         rows: int = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     later = {version: delta for version, delta in changes.items() if version > first}
     at_first = sum(changes.values()) - sum(later.values())
@@ -187,7 +187,7 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Be
 
 
 @dataclass(frozen=True, slots=True)
-class _WrittenIn:
+class _WrittenRows:
     """Rows of an SST that one version wrote."""
 
     sst: Sst
@@ -196,15 +196,19 @@ class _WrittenIn:
     """`_seq` of these rows; None for all rows of the SST."""
 
 
-def _written(manifests: Iterable[Manifest]) -> Iterator[_WrittenIn]:
+def _written_rows(manifests: Iterable[Manifest]) -> Iterator[_WrittenRows]:
     for manifest in manifests:
         if manifest.traits.changes_rows:
             seq = manifest.row_seq
-            yield from (_WrittenIn(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
+            yield from (_WrittenRows(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 
 
 def _create_views(
-    con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_WrittenIn], paths: Mapping[str, Path]
+    con: duckdb.DuckDBPyConnection,
+    table: str,
+    high: Manifest,
+    sources: Sequence[_WrittenRows],
+    paths: Mapping[str, Path],
 ) -> None:
     """Create the view `_written` of all rows by version, and a view of the table without tombstones.
 
@@ -223,15 +227,19 @@ def _create_views(
     expires = any(sst.expiring for sst in ssts)
     rows = " UNION ALL ".join(
         f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
-        f"{from_files([paths[ssts[place].object] for place in some.positions], by_name=True, filename=True)}"
-        for some in alike(ssts, paths, high.table)
+        f"{from_clause([paths[ssts[place].object] for place in some.positions], by_name=True, filename=True)}"
+        for some in group_by_columns(ssts, paths, high.table)
     )
     con.execute("SET allowed_paths = $files", {"files": files})
     con.execute("SET enable_external_access = false")
     con.execute(
         f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version,"
-        f" {EXPIRES if expires else 'NULL::BIGINT'} AS _expires, hash(filename, file_row_number, l.version) AS {ROW}"
+        f" {EXPIRES if expires else 'NULL::BIGINT'} AS _expires, hash(filename, file_row_number, l.version) AS "
+        f"{ROW_NUMBER}"
         f" FROM ({rows}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
-    shown = ", ".join(map(quoted, visible_schema(high.table).names))
-    con.execute(f"CREATE TEMP VIEW {quoted(table)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
+    shown = ", ".join(map(quote_identifier, visible_schema(high.table).names))
+    con.execute(
+        f"CREATE TEMP VIEW {quote_identifier(table)} AS SELECT {shown}, {ROW_NUMBER} FROM _written WHERE {OP} <> "
+        f"{TOMBSTONE}"
+    )

@@ -12,15 +12,15 @@ import pyarrow as pa
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
+from ...store.read.duckdb_view import quote_identifier
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.kafka_topics import Topics
-from ..cut.moments import line_of
-from ..query.answers import answer
-from ..query.clauses import bare
+from ..cut.kafka_topics import KafkaTopics
+from ..cut.moments import read_line
+from ..query.answers import run_statement
+from ..query.clauses import strip_comments
 from ..query.columns import visible_schema
-from ..query.hidden import names_of
+from ..query.hidden import pseudonyms_for
 from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels
 
 
@@ -34,7 +34,7 @@ class Context:
     later: Mapping[str, Manifest] = field(default_factory=dict)
     """Later versions of stages. Tables and channels that exist only in these versions are visible as empty."""
     only: Collection[str] | None = None
-    reader: Topics | None = None
+    reader: KafkaTopics | None = None
     ref: str = ""
 
 
@@ -52,14 +52,11 @@ class Predicate(Protocol):
         ...
 
     @property
-    def channels(self) -> bool:
-        ...
+    def reads_channels(self) -> bool: ...
 
-    def tables(self, cut: Cut) -> frozenset[str]:
-        ...
+    def tables(self, cut: Cut) -> frozenset[str]: ...
 
-    def names(self, table: str) -> bool:
-        ...
+    def names_table(self, table: str) -> bool: ...
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         """Return the wrong rows at a cut, at most `max_rows`; no rows if nothing is wrong.
@@ -78,12 +75,12 @@ class Predicate(Protocol):
 class Skip(Exception):
     """Error of a predicate that cannot judge a cut, although the search request is valid."""
 
-    def __init__(self, why: str, *, lacks: bool = False) -> None:
+    def __init__(self, why: str, *, is_column_missing: bool = False) -> None:
         super().__init__(why)
-        self.lacks = lacks
+        self.lacks = is_column_missing
 
 
-class Wanted(Exception):
+class AnswerNeeded(Exception):
     """Error of a search that needs a person's answer for a moment. `ref` is empty before the first commit.
 
     `left` is the estimated number of moments to judge after this one.
@@ -95,33 +92,33 @@ class Wanted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class OfAllTables:
+class AnyTablePredicate:
     """Base of predicates that may read any table: code, and a person."""
 
     text: str
     sql: ClassVar[str] = ""
-    channels: ClassVar[bool] = False
+    reads_channels: ClassVar[bool] = False
 
     def tables(self, cut: Cut) -> frozenset[str]:
         return frozenset(cut.tables)
 
-    def names(self, table: str) -> bool:
+    def names_table(self, table: str) -> bool:
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand(OfAllTables):
+class ManualPredicate(AnyTablePredicate):
     """Predicate that a person judges from the rows of all stages and the in-flight records."""
 
     text: str = "by hand"
-    channels: ClassVar[bool] = True
+    reads_channels: ClassVar[bool] = True
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
-        raise Wanted(at.cut)
+        raise AnswerNeeded(at.cut)
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class SqlPredicate:
     """Predicate in SQL: a query that returns wrong rows. Key columns in its result identify the wrong keys."""
 
     sql: str
@@ -134,17 +131,17 @@ class Where:
         return self.typed or self.sql
 
     @property
-    def channels(self) -> bool:
+    def reads_channels(self) -> bool:
         return names_channels(self.sql)
 
     def tables(self, cut: Cut) -> frozenset[str]:
         return named_tables(self.sql, cut)
 
-    def names(self, table: str) -> bool:
+    def names_table(self, table: str) -> bool:
         return re.search(rf"\b{re.escape(table)}\b", self.sql, re.IGNORECASE) is not None
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
-        rows = answer(
+        rows = run_statement(
             at.store,
             at.cache,
             at.cut,
@@ -156,15 +153,15 @@ class Where:
             bounds=self.bounds,
         )
         # The search looks up these keys in tables, so masked values are restored.
-        return names_of(self.bounds.secret).restored(rows) if self.bounds and self.bounds.secret else rows
+        return pseudonyms_for(self.bounds.secret).unmask(rows) if self.bounds and self.bounds.secret else rows
 
 
-_ALONE = "SELECT ({condition}) AS holds"
-_OVER = _ALONE + " FROM {table}"
+_CONDITION_WITHOUT_TABLE = "SELECT ({condition}) AS holds"
+_CONDITION_ON_TABLE = _CONDITION_WITHOUT_TABLE + " FROM {table}"
 """SQL that returns one row for an aggregate, otherwise one row for each row of the table."""
-_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
-_FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
-_WRONG = {"check": "NOT ", "where": ""}
+_SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
+_SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
+_NEGATIONS = {"check": "NOT ", "where": ""}
 """Prefix that turns a condition into the test for wrong rows: a `check` must hold, a `where` must not."""
 _EXAMPLES = {
     "check": '"min(balance) >= 0", or a SELECT that returns one',
@@ -172,7 +169,7 @@ _EXAMPLES = {
 }
 
 
-def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
+def parse_where(store: ObjectStore, app: str, sql: str, table: str = "") -> SqlPredicate:
     """Return a predicate for a query that returns wrong rows, or for a condition that is true for wrong rows.
 
     `balance < 0` selects rows of the one table that has this column; `max(balance) > 100` is a condition on an
@@ -180,16 +177,16 @@ def where(store: ObjectStore, app: str, sql: str, table: str = "") -> Where:
     given together with a whole query.
     """
     if is_condition(sql):
-        return _over_table(store, app, sql, table, "where")
+        return _parse_condition(store, app, sql, table, "where")
     if table and is_statement(sql):
         raise Usage(
             f"the table {table} is given with a whole query, which names its own tables",
             hint=f"write a condition over the columns of {table}, or omit the table",
         )
-    return Where(sql)
+    return SqlPredicate(sql)
 
 
-def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Where:
+def parse_check(store: ObjectStore, app: str, condition: str, table: str = "") -> SqlPredicate:
     """Return a predicate for a condition that must hold.
 
     A condition is about the rows of one table: every row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). A
@@ -203,35 +200,39 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         Usage: the condition is malformed, or no table or several have its columns.
         NotFound: the app or table does not exist.
     """
-    return _over_table(store, app, condition, table, "check")
+    return _parse_condition(store, app, condition, table, "check")
 
 
-def _over_table(store: ObjectStore, app: str, condition: str, table: str, option: Literal["check", "where"]) -> Where:
-    typed, condition, wrong = condition, bare(condition), _WRONG[option]
-    tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
+def _parse_condition(
+    store: ObjectStore, app: str, condition: str, table: str, option: Literal["check", "where"]
+) -> SqlPredicate:
+    typed, condition, wrong = condition, strip_comments(condition), _NEGATIONS[option]
+    tables = {name: head.table for name, head in read_line(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
     with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
         for name, declared in tables.items():
             con.register(name, visible_schema(declared).empty_table())
-        if (query := _whole_query(con, condition)) is not None:
-            _bind(con, query, condition)
-            return Where(_FAILS.format(query=query, wrong=wrong), typed)
+        if (query := _standalone_query(con, condition)) is not None:
+            _check_is_condition(con, query, condition)
+            return SqlPredicate(_SELECT_FAILED_CHECKS.format(query=query, wrong=wrong), typed)
         matches, failures = list[str](), dict[str, duckdb.Error]()
         for name in (table,) if table else tables:
             try:
-                _bind(con, _OVER.format(condition=condition, table=quoted(name)), condition)
+                _check_is_condition(
+                    con, _CONDITION_ON_TABLE.format(condition=condition, table=quote_identifier(name)), condition
+                )
                 matches.append(name)
             except duckdb.Error as error:
                 failures[name] = error
         if len(matches) == 1:
-            over = {"condition": condition, "table": quoted(matches[0])}
-            query = _ROWS.format(**over, wrong=wrong)
+            over = {"condition": condition, "table": quote_identifier(matches[0])}
+            query = _SELECT_WRONG_ROWS.format(**over, wrong=wrong)
             try:
                 con.sql(query)
             except duckdb.BinderException:  # WHERE takes no aggregates or window functions
-                query = _FAILS.format(query=_OVER.format(**over), wrong=wrong)
-            return Where(query, typed)
+                query = _SELECT_FAILED_CHECKS.format(query=_CONDITION_ON_TABLE.format(**over), wrong=wrong)
+            return SqlPredicate(query, typed)
     if matches:
         hint = f"name the table: {app}/{matches[0]}"
         raise Usage(f"the {option} {typed!r} is ambiguous: its columns are in {' and '.join(matches)}", hint=hint)
@@ -243,7 +244,7 @@ def _over_table(store: ObjectStore, app: str, condition: str, table: str, option
     )
 
 
-def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
+def _standalone_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
     try:
         statements = con.extract_statements(condition)
     except duckdb.ParserException:
@@ -252,7 +253,7 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
         if len(statements) > 1 or statements[0].type.name != "SELECT":
             raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")
         return condition
-    alone = _ALONE.format(condition=condition)
+    alone = _CONDITION_WITHOUT_TABLE.format(condition=condition)
     if re.search(r"\b(select|from)\b", condition, re.IGNORECASE):
         with suppress(duckdb.Error):
             con.sql(alone)
@@ -260,7 +261,7 @@ def _whole_query(con: duckdb.DuckDBPyConnection, condition: str) -> str | None:
     return None
 
 
-def _bind(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
+def _check_is_condition(con: duckdb.DuckDBPyConnection, query: str, condition: str) -> None:
     """Raise `duckdb.Error` if the query does not fit the tables, and `Usage` if its result is not one BOOLEAN."""
     if len(con.extract_statements(query)) != 1:
         raise Usage(f"a check only reads: expected a condition or one SELECT, found {condition!r}")

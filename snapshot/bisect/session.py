@@ -28,25 +28,25 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.versions.side_tables import columns_of
-from ..cut.resolve import telling_if_collected
-from ..query.export import new_file, write_empty, write_table
+from ...store.versions.side_tables import table_declarations
+from ..cut.resolve import report_if_collected
+from ..query.export import create_file, write_empty, write_table
 from ..query.sql import connect
 from .endpoints import BEGINNING
-from .predicate import ByHand, Context, OfAllTables, Predicate, Skip, check, where
+from .predicate import AnyTablePredicate, Context, ManualPredicate, Predicate, Skip, parse_check, parse_where
 from .search import Edge
 from .verdict import Answer, Evaluation
 
-Function = Callable[[duckdb.DuckDBPyConnection], object]
+PredicateFunction = Callable[[duckdb.DuckDBPyConnection], object]
 """Function that returns True if a moment is good. The connection's views are the moment's tables."""
 
-_SKIP = 125
-_STOP = 128
+_SKIP_EXIT_CODE = 125
+_STOP_EXIT_CODE = 128
 """Exit codes as in `git bisect run`: 0 good, 125 skip, others below 128 bad; from 128 on, the search stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Python(OfAllTables):
+class PythonPredicate(AnyTablePredicate):
     """Predicate that calls a function with a DuckDB connection, whose views are the moment's tables.
 
     A falsy return value or an AssertionError means bad. None means good, so a function made of `assert`s works. A
@@ -54,30 +54,30 @@ class Python(OfAllTables):
     are discarded. Any other exception ends the search as `SlackwaterError`.
     """
 
-    function: Function
+    function: PredicateFunction
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         with (
-            telling_if_collected(at.store, at.cut),
-            closing(connect(at.store, at.cache, at.cut, empty=columns_of(at.later))) as con,
+            report_if_collected(at.store, at.cut),
+            closing(connect(at.store, at.cache, at.cut, empty=table_declarations(at.later))) as con,
         ):
             try:
                 answer = self.function(con)
             except AssertionError as error:
-                return _wrong(str(error) or "an assertion failed")
+                return _wrong_row(str(error) or "an assertion failed")
             except SkipTest as error:
                 raise Skip(str(error) or "skipped") from None
             except (duckdb.CatalogException, duckdb.BinderException) as error:
-                raise Skip(str(error).partition("\n")[0], lacks=True) from error
+                raise Skip(str(error).partition("\n")[0], is_column_missing=True) from error
             except SlackwaterError:
                 raise
             except Exception as error:
                 raise _user_error(self.text, error) from error
-            return _NO_ROWS if answer is None or answer else _wrong(f"it returned {answer!r}")
+            return _NO_ROWS if answer is None or answer else _wrong_row(f"it returned {answer!r}")
 
 
 @dataclass(frozen=True, slots=True)
-class Command(OfAllTables):
+class CommandPredicate(AnyTablePredicate):
     """Predicate that runs a shell command. `SLACKWATER_DB` is a DuckDB file of the moment, `SLACKWATER_REF` its ref.
 
     Exit codes are those of `git bisect run`. Output of the command goes to stderr.
@@ -86,27 +86,27 @@ class Command(OfAllTables):
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         with tempfile.TemporaryDirectory(prefix="slackwater-bisect-") as folder:
             path = Path(folder) / "moment.duckdb"
-            with telling_if_collected(at.store, at.cut), new_file(path) as con:
+            with report_if_collected(at.store, at.cut), create_file(path) as con:
                 for table in at.cut.tables:
                     write_table(con, at.store, at.cache, at.cut, table)
-                for table, declared in columns_of(at.later).items():
+                for table, declared in table_declarations(at.later).items():
                     if table not in at.cut.tables:
                         write_empty(con, table, declared)
             names = {"SLACKWATER_DB": str(path), "SLACKWATER_REF": at.ref, "SLACKWATER_APP": at.cut.app}
             command = ["/bin/sh", "-c", self.text]
             code = subprocess.run(command, env=os.environ | names, stdout=2, check=False).returncode
-        if code == _SKIP:
-            raise Skip(f"exit code {_SKIP}")
-        if not 0 <= code < _STOP:
+        if code == _SKIP_EXIT_CODE:
+            raise Skip(f"exit code {_SKIP_EXIT_CODE}")
+        if not 0 <= code < _STOP_EXIT_CODE:
             ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
             raise SlackwaterError(
                 f"the command stopped the search with {ended} at {at.ref or 'the beginning'}: {self.text}",
                 hint="exit codes: 0 good, 125 skip, other codes up to 127 bad; higher ones stop the search",
             )
-        return _wrong(f"exit code {code}") if code else _NO_ROWS
+        return _wrong_row(f"exit code {code}") if code else _NO_ROWS
 
 
-def load(text: str) -> Python:
+def load_python_predicate(text: str) -> PythonPredicate:
     """Return the predicate for `FILE:function`. Modules that the file imports are first looked up in its folder.
 
     Raises `Usage` if the file or function does not exist, and `SlackwaterError` if the file raises an exception.
@@ -127,14 +127,14 @@ def load(text: str) -> Python:
     value = getattr(module, function, None)
     if not callable(value):
         raise Usage(f"{name} has no function {function!r}")
-    return Python(text, value)
+    return PythonPredicate(text, value)
 
 
 # From a list, pyarrow would import pandas.
 _NO_ROWS = pa.table({"wrong": pa.nulls(0, pa.string())})
 
 
-def _wrong(why: str) -> pa.Table:
+def _wrong_row(why: str) -> pa.Table:
     return pa.table({"wrong": [why]})
 
 
@@ -147,11 +147,11 @@ def _user_error(source: str, error: Exception) -> SlackwaterError:
 
 
 FORMAT: Literal[1] = 1
-_WAYS = ("where", "check", "python", "run")
+_PREDICATE_OPTIONS = ("where", "check", "python", "run")
 _OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
 
 
-class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class SearchRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Search request as typed. Without a predicate, a person judges each moment."""
 
     app: str
@@ -164,24 +164,24 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     bad: str = ""
     edge: Edge = ""
 
-    def predicate(self, store: ObjectStore) -> Predicate:
+    def make_predicate(self, store: ObjectStore) -> Predicate:
         """Return the predicate of the request. Raises `Usage` if several are given, and the errors of `parse_check`."""
-        given_options = [name for name in _WAYS if getattr(self, name)]
+        given_options = [name for name in _PREDICATE_OPTIONS if getattr(self, name)]
         if len(given_options) > 1:
             raise Usage(f"--{given_options[0]} and --{given_options[1]} exclude each other: give one of them")
         if self.table and not (self.where or self.check):
             raise Usage(f"the table {self.table} needs a --where or --check condition, and neither is given")
         if self.where:
-            return where(store, self.app, self.where, self.table)
+            return parse_where(store, self.app, self.where, self.table)
         if self.check:
-            return check(store, self.app, self.check, self.table)
+            return parse_check(store, self.app, self.check, self.table)
         if self.python:
-            return load(self.python)
-        return Command(self.run) if self.run else ByHand()
+            return load_python_predicate(self.python)
+        return CommandPredicate(self.run) if self.run else ManualPredicate()
 
     @property
-    def by_hand(self) -> bool:
-        return not any(getattr(self, name) for name in _WAYS)
+    def is_manual(self) -> bool:
+        return not any(getattr(self, name) for name in _PREDICATE_OPTIONS)
 
 
 class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -194,11 +194,11 @@ class KnownAnswer(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     by_hand: bool = False
 
 
-class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
+class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
     """Saved state of a search."""
 
     store: str
-    asked: Asked
+    asked: SearchRequest
     marks: tuple[KnownAnswer, ...] = ()
     """Answers in the order given. If a moment has several answers, the last one counts."""
     wanted: str | None = None
@@ -207,19 +207,19 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal[1] = FORMAT
 
     @property
-    def known(self) -> dict[str, Answer]:
+    def answers_by_ref(self) -> dict[str, Answer]:
         return {answer.ref: answer.answer for answer in self.marks}
 
-    def with_step(self, step: Evaluation) -> "KeptSearch":
+    def with_step(self, step: Evaluation) -> "SearchSession":
         """Return the session with an evaluation added. The first two evaluations fix the refs of the ends."""
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
         elif len(self.marks) == 1 and request.good and not step.bad:
             request = replace(request, good=step.ref)
-        return replace(self.with_marks(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=request)
+        return replace(self.with_answers(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=request)
 
-    def with_marks(self, *answers: KnownAnswer) -> "KeptSearch":
+    def with_answers(self, *answers: KnownAnswer) -> "SearchSession":
         """Return the session with answers added and the result cleared."""
         refs = {answer.ref for answer in answers}
         previous = (answer for answer in self.marks if answer.ref not in refs)
@@ -227,7 +227,7 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
 
     def write(self, folder: Path) -> None:
         """Replace the app's session file atomically. Raises `Refused` if the folder is not writable."""
-        path = path_of(folder, self.asked.app)
+        path = session_path(folder, self.asked.app)
         part = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,15 +237,15 @@ class KeptSearch(Struct, frozen=True, forbid_unknown_fields=True):
             raise Refused(f"cannot write the bisect session {path}: {error.strerror}") from None
 
 
-def path_of(folder: Path, app: str) -> Path:
+def session_path(folder: Path, app: str) -> Path:
     return folder / f"bisect-{app}.json"
 
 
-def read(folder: Path, app: str) -> KeptSearch:
+def read_session(folder: Path, app: str) -> SearchSession:
     """Return the session of an app. Raises `NotFound`, and `Refused` if this version cannot read the file."""
-    path = path_of(folder, app)
+    path = session_path(folder, app)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=KeptSearch)
+        return msgspec.json.decode(path.read_bytes(), type=SearchSession)
     except FileNotFoundError:
         apps = [path.stem.removeprefix("bisect-") for path in folder.glob("bisect-*.json")]
         hint = f"every search keeps one; `slackwater bisect start {app}` starts one by hand"
@@ -257,13 +257,13 @@ def read(folder: Path, app: str) -> KeptSearch:
         ) from None
 
 
-def log_of(session: KeptSearch) -> Iterator[str]:
+def format_log(session: SearchSession) -> Iterator[str]:
     """Yield the lines of the session's log: comments, and commands that replay the session."""
     request = session.asked
     yield f"# bisect of {request.app} in {session.store}"
     options = [word for name in _OPTIONS if (value := getattr(request, name)) for word in (f"--{name}", value)]
     edge = [f"--{request.edge}"] if request.edge else []
-    yield shlex.join(["slackwater", "bisect", *(["start"] if request.by_hand else []), request.app, *options, *edge])
+    yield shlex.join(["slackwater", "bisect", *(["start"] if request.is_manual else []), request.app, *options, *edge])
     for mark_entry in session.marks:
         if mark_entry.why:
             yield f"# {' '.join(mark_entry.why.split())}"
@@ -272,9 +272,9 @@ def log_of(session: KeptSearch) -> Iterator[str]:
         yield f"# {session.found}"
 
 
-def of_log(text: str, store: str) -> KeptSearch:
+def parse_log(text: str, store: str) -> SearchSession:
     """Parse a log into a session. Its answers count as given by a person. Raises `Usage`."""
-    session: KeptSearch | None = None
+    session: SearchSession | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:
             arguments = shlex.split(line, comments=line.lstrip().startswith("#"))
@@ -285,10 +285,10 @@ def of_log(text: str, store: str) -> KeptSearch:
         if arguments[:2] != ["slackwater", "bisect"] or len(arguments) < 3:
             raise Usage(f"line {number} of the log is not a `slackwater bisect` command: {line}")
         if session is None:
-            session = KeptSearch(store, _parse_request(arguments[2:], number))
+            session = SearchSession(store, _parse_request(arguments[2:], number))
         elif len(arguments) == 5 and arguments[2] in ("good", "bad", "skip") and arguments[3] == session.asked.app:
             ref = "" if arguments[4] == BEGINNING else arguments[4]
-            session = session.with_marks(KnownAnswer(ref, arguments[2], by_hand=True))  # type: ignore[arg-type]
+            session = session.with_answers(KnownAnswer(ref, arguments[2], by_hand=True))  # type: ignore[arg-type]
         else:
             raise Usage(f"line {number} of the log is not `slackwater bisect good|bad|skip APP REF`: {line}")
     if session is None:
@@ -296,7 +296,7 @@ def of_log(text: str, store: str) -> KeptSearch:
     return session
 
 
-def _parse_request(arguments: list[str], number: int) -> Asked:
+def _parse_request(arguments: list[str], number: int) -> SearchRequest:
     fields: dict[str, str] = {}
     app, *options = (arguments[1:] if arguments[0] == "start" else arguments) or [""]
     while options:
@@ -309,4 +309,4 @@ def _parse_request(arguments: list[str], number: int) -> Asked:
             raise Usage(f"line {number} of the log: expected an option of bisect, found {name!r}")
     if not app or app.startswith("-"):
         raise Usage(f"line {number} of the log names no app")
-    return msgspec.convert({"app": app, **fields}, Asked)
+    return msgspec.convert({"app": app, **fields}, SearchRequest)

@@ -28,9 +28,9 @@ class Evaluation:
     answer: Answer
     why: str = ""
     took_ms: int = 0
-    given: bool = False
+    is_given: bool = False
     """True for a known answer that was passed to this search."""
-    lacks: bool = False
+    is_column_missing: bool = False
 
     @property
     def bad(self) -> bool:
@@ -115,14 +115,14 @@ class Verdict:
     If not empty, the history changed more than once, and the verdict is one of these changes.
     """
     resolved: Mapping[str, Cut] = field(default_factory=dict)
-    begins: str = ""
+    gapless_start_ref: str = ""
     """Ref of the moment since which all versions exist, if older history was thinned out; else empty."""
     flips: Flips | None = None
-    seen_all: bool = False
+    is_exhaustive: bool = False
     """True if every moment between the ends was evaluated, or has equal rows to an evaluated moment."""
 
     @property
-    def bad_before(self) -> str:
+    def earlier_bad_ref(self) -> str:
         """Ref to a bad moment known to come before the last good one; empty if there is none."""
         if self.flips is not None:
             earlier = [flip.ref for flip in self.flips.flips if flip.bad and flip.version < self.bad_version]
@@ -132,21 +132,21 @@ class Verdict:
         return next(iter(earlier), "")
 
     @property
-    def looked(self) -> bool:
+    def is_first_known(self) -> bool:
         """True if all earlier moments are known to be good; False if this is assumed, as in any binary search."""
-        return not self.bad_before and (self.flips is not None or self.seen_all)
+        return not self.earlier_bad_ref and (self.flips is not None or self.is_exhaustive)
 
     @property
     def where(self) -> str:
         return self.predicate.sql
 
 
-class CannotProve(Refused):
+class UnprovedRecord(Refused):
     """Error of replays that do not prove which record is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RecordLocation:
     """Location of a Kafka record: `topic[partition]@offset`, plus the row within a message of a repartition topic."""
 
     topic: str
@@ -164,7 +164,7 @@ class Hop:
 
     stage: str
     version: int
-    record: Address
+    record: RecordLocation
     records: int
     candidates: int
     """Number of the read records that may be the cause."""
@@ -176,10 +176,10 @@ class Hop:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceMessage:
+class SourceRecord:
     """Record of a user's topic as stored in Kafka."""
 
-    address: Address
+    location: RecordLocation
     time_ms: int
     key: bytes | None
     value: bytes | None
@@ -187,7 +187,7 @@ class SourceMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class NoRecord:
+class RecordlessBatch:
     """Bad batch whose cause is none of its records: time or a watermark removed or emitted rows."""
 
     stage: str
@@ -205,12 +205,12 @@ class NoRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Guilty:
+class RecordPath:
     """Path from a bad commit upstream to the record that caused it, as far as it could be proved."""
 
     hops: tuple[Hop, ...]
     """Steps from the commit upstream, one for each stage; empty if nothing could be proved."""
-    message: SourceMessage | None
+    source_record: SourceRecord | None
     reason: str
     windows: tuple[Window, ...]
     keys: KeyChanges | None
@@ -224,7 +224,7 @@ class Guilty:
     """
     proved: bool = False
     """True if replays prove the record: the shortest bad prefix of the app's input ends with it."""
-    tied: tuple[Address, ...] = ()
+    tied: tuple[RecordLocation, ...] = ()
     """Records of other partitions with equal time, any of which may be the first bad record instead."""
     records: pa.Table | None = None
     """Bad records of the batch in the app's order; None if unknown.
@@ -234,7 +234,7 @@ class Guilty:
     """
     is_complete: bool = False
     """True if `records` contains all records that are bad by themselves."""
-    no_record: NoRecord | None = None
+    recordless_batch: RecordlessBatch | None = None
 
     @property
     def replays(self) -> int:

@@ -20,15 +20,15 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.line import Line
 from ..cut.moments import later_stages
 from ..cut.resolve import resolve
 from ..cut.stored import Snapshot, find_snapshot
-from ..query.answers import answer
+from ..query.answers import run_statement
 from ..query.sql import names_channels
-from ..take.snapshots import move, pin
-from .predicate import check, where
+from ..take.snapshots import move_snapshot, pin_cut
+from .predicate import parse_check, parse_where
 
 TIMEOUT_S = 60.0
 
@@ -53,15 +53,17 @@ class Invariant:
         if self.every_ms <= 0:
             raise Usage(f"invariant {self.name!r}: every {self.every_ms} ms is not an interval; expected a longer one")
 
-    def of(self, store: ObjectStore, app: str) -> "Invariant":
+    def for_app(self, store: ObjectStore, app: str) -> "Invariant":
         """Return the invariant with its condition as a query. Raises the errors of `parse_check`."""
         predicate = (
-            check(store, app, self.check, self.table) if self.check else where(store, app, self.where, self.table)
+            parse_check(store, app, self.check, self.table)
+            if self.check
+            else parse_where(store, app, self.where, self.table)
         )
         return replace(self, where=predicate.sql)
 
 
-def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
+def run_failure_command(command: str, environment: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
     """Run a shell command and wait for it. Its output goes to this process's standard error.
 
     Raises:
@@ -88,7 +90,7 @@ def call(command: str, environment: Mapping[str, str], *, timeout_s: float = TIM
 
 
 LAST_GOOD = "last-good"
-_BY = "slackwater watch"
+_TAG_AUTHOR = "slackwater watch"
 MAX_ROWS = 1_000
 
 
@@ -116,7 +118,7 @@ class Findings:
     cut: Cut
     ref: str
     results: tuple[CheckResult, ...]
-    before: Mapping[str, InvariantState]
+    previous_states: Mapping[str, InvariantState]
     last_good: str
 
     @property
@@ -124,10 +126,12 @@ class Findings:
         return all(result.state == "holds" for result in self.results)
 
     @property
-    def news(self) -> tuple[CheckResult, ...]:
+    def changed_results(self) -> tuple[CheckResult, ...]:
         """Results whose state changed; the initial state is "holds"."""
         return tuple(
-            result for result in self.results if result.state != self.before.get(result.invariant.name, "holds")
+            result
+            for result in self.results
+            if result.state != self.previous_states.get(result.invariant.name, "holds")
         )
 
 
@@ -145,7 +149,7 @@ class Watcher:
     app: str
     invariants: Sequence[Invariant]
     by: str = field(kw_only=True)
-    reader: Topics | None = field(default=None, kw_only=True)
+    reader: KafkaTopics | None = field(default=None, kw_only=True)
     _results: dict[Invariant, tuple[dict[str, int], CheckResult]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +159,7 @@ class Watcher:
         """Return the time at which the next invariant is due, in milliseconds since 1970 UTC; 0 for immediately."""
         return min(self._due_ms.values())
 
-    def look(self, now_ms: int) -> Findings | None:
+    def evaluate_due(self, now_ms: int) -> Findings | None:
         """Evaluate the due invariants. Returns None if none is due, or if nothing was committed since the last time.
 
         Raises:
@@ -164,7 +168,7 @@ class Watcher:
             Corruption: a manifest is damaged.
             Unavailable: storage did not answer; the invariants remain due.
         """
-        due = self._due(now_ms)
+        due = self._due_invariants(now_ms)
         if not due:
             return None
         # As committed, independent of the clock, so that bisect sees the same rows.
@@ -174,19 +178,19 @@ class Watcher:
             invariant.name: self._results[invariant][1].state for invariant in to_evaluate if invariant in self._results
         }
         later = later_stages(self.store, cut) if to_evaluate else {}
-        results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in to_evaluate)
+        results = tuple(self._evaluate(invariant, cut, later, now_ms) for invariant in to_evaluate)
         self._results |= {result.invariant: (cut.versions, result) for result in results}
         is_good = all(
             self._is_evaluated(invariant, cut) and self._results[invariant][1].state == "holds"
             for invariant in self.invariants
         )
-        tag_snapshot = advance(self.store, cut, self.by) if is_good else last_good(self.store, self.app)
+        tag_snapshot = advance_last_good(self.store, cut, self.by) if is_good else find_last_good(self.store, self.app)
         tag = f"{self.app}@{LAST_GOOD}" if tag_snapshot is not None else ""
         self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
         ref = Line(self.store, cut).ref(cut)
         return Findings(cut, ref, results, previous, tag) if results else None
 
-    def _due(self, now_ms: int) -> list[Invariant]:
+    def _due_invariants(self, now_ms: int) -> list[Invariant]:
         due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
         longest_ms = max(invariant.every_ms for invariant in self.invariants)
         return list(self.invariants) if any(invariant.every_ms == longest_ms for invariant in due) else due
@@ -194,11 +198,11 @@ class Watcher:
     def _is_evaluated(self, invariant: Invariant, cut: Cut) -> bool:
         return invariant in self._results and self._results[invariant][0] == cut.versions
 
-    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
+    def _evaluate(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> CheckResult:
         sql, store, cache = invariant.where, self.store, self.cache
         reader = self.reader if names_channels(sql) else None
         try:
-            rows = answer(store, cache, cut, sql, later=later, reader=reader, max_rows=MAX_ROWS, now_ms=now_ms)
+            rows = run_statement(store, cache, cut, sql, later=later, reader=reader, max_rows=MAX_ROWS, now_ms=now_ms)
         except Unavailable:
             raise
         except SlackwaterError as error:
@@ -206,10 +210,10 @@ class Watcher:
         return CheckResult(invariant, rows)
 
 
-def last_good(store: ObjectStore, app: str) -> Snapshot | None:
+def find_last_good(store: ObjectStore, app: str) -> Snapshot | None:
     """Return the snapshot that the tag names; None if it was never set. Raises `Refused` if a user took the name."""
     snapshot = find_snapshot(store, app, LAST_GOOD)
-    if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_BY)):
+    if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_TAG_AUTHOR)):
         by = f", taken by {snapshot.by}" if snapshot.by else ""
         raise Refused(
             f"{app}@{LAST_GOOD} is an ordinary snapshot{by}, and `slackwater watch` needs the name for its tag",
@@ -218,7 +222,7 @@ def last_good(store: ObjectStore, app: str) -> Snapshot | None:
     return snapshot
 
 
-def advance(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
+def advance_last_good(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
     """Move the tag to this cut, unless the tag names a later cut. Returns the tag's snapshot.
 
     Raises:
@@ -226,9 +230,9 @@ def advance(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
         Refused: a user took a snapshot named `last-good`.
         Unavailable: storage did not answer.
     """
-    tagged, author = last_good(store, cut.app), f"{_BY} by {by}"
+    tagged, author = find_last_good(store, cut.app), f"{_TAG_AUTHOR} by {by}"
     if tagged is None:
-        return pin(store, cut, LAST_GOOD, by=author)
+        return pin_cut(store, cut, LAST_GOOD, by=author)
     # Another watch may have moved the tag further meanwhile.
     is_behind = any(version < tagged.stages.get(stage, 0) for stage, version in cut.versions.items())
-    return tagged if is_behind or tagged.stages == cut.versions else move(store, tagged, cut, by=author)
+    return tagged if is_behind or tagged.stages == cut.versions else move_snapshot(store, tagged, cut, by=author)

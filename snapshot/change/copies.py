@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused, Usage
 from ...state.kinds.kind import kind_of
-from ...store.compaction.merge import rewritten
-from ...store.objects.many import many
+from ...store.compaction.merge import encode_changed
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.copier import Copier
@@ -30,11 +30,11 @@ from ...store.sst.schema import visible_columns
 from ...store.versions import keys
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Sst
-from ...store.versions.side_tables import each_sst, tables_of
+from ...store.versions.side_tables import map_ssts, tables_of
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
 
-HASH, NULL, PLACE = "hash", "null", "{}"
+HASH, NULL, PLACEHOLDER = "hash", "null", "{}"
 _SHAPE = "TABLE.COLUMN=hash, =null, or =TEXT with {} for the hash"
 _DIGEST_BYTES = 8
 
@@ -47,7 +47,7 @@ class ColumnMask:
     column: str
     how: str
 
-    def over(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
+    def apply(self, values: pa.ChunkedArray, salt: bytes) -> pa.ChunkedArray:
         """Return the values with the mask applied. Their type must have passed `check_masks`."""
         if self.how == NULL:
             return pa.chunked_array([pa.nulls(len(values), values.type)])
@@ -74,7 +74,7 @@ def _as_column(digests: Sequence[bytes], kind: pa.DataType, how: str) -> pa.Arra
 
 
 def _split_text(how: str, digits: pa.Array) -> list[Any]:
-    prefix, *suffixes = how.split(PLACE)
+    prefix, *suffixes = how.split(PLACEHOLDER)
     return [pa.scalar(prefix), *(part for text in suffixes for part in (digits, pa.scalar(text)))]
 
 
@@ -82,16 +82,16 @@ def _split_text(how: str, digits: pa.Array) -> list[Any]:
 class Masks:
     """All masks of a clone."""
 
-    each: tuple[ColumnMask, ...] = ()
+    column_masks: tuple[ColumnMask, ...] = ()
     salt: str = ""
 
     @classmethod
-    def of(cls, options: Mapping[str, str], salt: str = "") -> Self:
+    def from_options(cls, options: Mapping[str, str], salt: str = "") -> Self:
         """Parse masks given as a mapping from `table.column` to a mask. Raises `Usage` for a malformed entry."""
         masks = []
         for target, how in sorted(options.items()):
             table, dot, column = target.partition(".")
-            if not (table and dot and column) or (how not in (HASH, NULL) and PLACE not in how):
+            if not (table and dot and column) or (how not in (HASH, NULL) and PLACEHOLDER not in how):
                 raise Usage(
                     f"--mask {target}={how} is malformed; expected {_SHAPE}",
                     hint="for example --mask customers.email=hash --mask 'customers.name=customer {}'",
@@ -100,23 +100,23 @@ class Masks:
         return cls(tuple(masks), salt)
 
     def __bool__(self) -> bool:
-        return bool(self.each)
+        return bool(self.column_masks)
 
     @property
     def tables(self) -> Collection[str]:
-        return {mask.table for mask in self.each}
+        return {mask.table for mask in self.column_masks}
 
-    def over(self, table: str, rows: pa.Table) -> pa.Table:
+    def apply(self, table: str, rows: pa.Table) -> pa.Table:
         salt = bytes.fromhex(self.salt)
-        for mask in self.each:
+        for mask in self.column_masks:
             if mask.table == table:
                 at = rows.schema.get_field_index(mask.column)
-                rows = rows.set_column(at, rows.schema.field(at), mask.over(rows.column(at), salt))
+                rows = rows.set_column(at, rows.schema.field(at), mask.apply(rows.column(at), salt))
         return rows
 
     def check_in_flight(self, states: Iterable[InFlight]) -> None:
         """Raise `Refused` if an in-flight record has a masked column: masks change tables only, not channels."""
-        names = {mask.column for mask in self.each}
+        names = {mask.column for mask in self.column_masks}
         for state in states:
             carried = sorted(names & {name for name, _ in parse_ddl(state.schema)}) if names else ()
             if carried:
@@ -135,7 +135,7 @@ def check_masks(cut: Cut, masks: Masks) -> None:
     later records need, and for a type that the mask does not support.
     """
     tables = cut.tables
-    for mask in masks.each:
+    for mask in masks.column_masks:
         if mask.table not in tables or (table := tables[mask.table].table) is None:
             raise NotFound(f"table of {cut.ref}", mask.table, tables, hint=f"--mask takes {_SHAPE}")
         visible = {column.name: column for column in visible_columns(table)}
@@ -147,7 +147,7 @@ def check_masks(cut: Cut, masks: Masks) -> None:
                 f"{label} cannot be masked: it is part of the key, which decides where rows are stored",
                 hint="key the stage by a column without personal data, or mask only the other columns",
             )
-        if table.state and (why := kind_of(table.state).core.needed_in(mask.column)):
+        if table.state and (why := kind_of(table.state).core.why_not_maskable(mask.column)):
             raise Refused(
                 f"{label} cannot be masked: {why}; later records need the stored value",
                 hint="columns that can be masked: of an upsert all except by=, of an aggregate first and last, of an "
@@ -171,14 +171,14 @@ _WORKERS = min(os.cpu_count() or 1, 4)
 """Number of SSTs copied in parallel; all of them are in memory at once."""
 
 
-def sizes(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
+def bytes_to_copy(cut: Cut, masks: Masks, *, deep: bool) -> dict[str, int]:
     """Return the size in bytes of the source's SSTs that the clone copies or rewrites, by table."""
     table_bytes = {name: sum(sst.bytes for sst in at.ssts) for name, at in cut.tables.items()}
     return {name: size for name, size in table_bytes.items() if deep or name in masks.tables}
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CloneSsts:
     """Creates the SSTs that a clone's first versions name: shared with the source, copied, or rewritten with masks."""
 
     store: ObjectStore
@@ -190,7 +190,7 @@ class Copies:
     deep: bool
     on_progress: Callable[[int, int], None]
 
-    def made(self, stages: Iterable[str]) -> dict[str, Manifest]:
+    def create_ssts(self, stages: Iterable[str]) -> dict[str, Manifest]:
         """Share, copy or rewrite SSTs, and return the cut's version of each stage with the clone's SSTs.
 
         Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
@@ -203,14 +203,14 @@ class Copies:
             stage, table, sst = place
             if table.stage in self.masks.tables:
                 return self._masked(stage, table, sst)
-            copier.sst_as(sst, key := keys.sst(self.app, stage, _ulid(sst)))
+            copier.copy_sst_to(sst, key := keys.sst(self.app, stage, _ulid(sst)))
             return replace(sst, object=key, root="")
 
-        for (_, _, sst), copy in zip(to_copy, many(one, to_copy, _WORKERS), strict=True):
+        for (_, _, sst), copy in zip(to_copy, map_concurrently(one, to_copy, _WORKERS), strict=True):
             copies[_name(sst)] = copy
             self.on_progress(len(copies), len(to_copy))
         return {
-            stage: each_sst(manifest, lambda sst: copies.get(_name(sst)) or self._shared(sst))
+            stage: map_ssts(manifest, lambda sst: copies.get(_name(sst)) or self._shared(sst))
             for stage, manifest in manifests.items()
         }
 
@@ -226,7 +226,9 @@ class Copies:
     def _masked(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs
         assert self.cache is not None  # noqa: S101  masks need a cache
-        writer = rewritten(self.store, self.cache, sst, table.table, lambda rows: self.masks.over(table.stage, rows))
+        writer = encode_changed(
+            self.store, self.cache, sst, table.table, lambda rows: self.masks.apply(table.stage, rows)
+        )
         return writer.put(
             self.target, app=self.app, stage=stage, partition=sst.partition, level=sst.level, ulid=_ulid(sst)
         )

@@ -19,20 +19,20 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history, keys
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.commit import is_retired
+from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Edit, Manifest
 from ..cut.graph import Cut
 from ..cut.moments import heads_of, stages_of
-from ..cut.stored import notify
+from ..cut.stored import notify_runners
 from ..diff.key_changes import KeyChanges
-from ..diff.moments import table_diff
+from ..diff.moments import diff_table
 from ..diff.stored_rows import TableSide
 from ..query.row_source import RowSource
-from ..take.audit_log import find_operation, record_once, why
-from ..take.taking import REPEAT_MS
-from ..under_way.exclusion import HERE, Intent, UnderWay, check_exclusion
-from ..under_way.runners import EDITS, EditRequest, beats, edit_done_by, runner_of, withdraw_edit
-from .edited import Change, Edited, edited, rows_of, table_of
+from ..take.audit_log import find_operation, operation_message, record_operation_once
+from ..take.taking import RETRY_WINDOW_MS
+from ..under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
+from ..under_way.runners import EDITS, EditRequest, find_edit_version, live_heartbeats, runner_of, withdraw_edit
+from .edited import Change, EditEffect, compute_edit, read_rows, require_table
 
 _POLL_S = 0.2
 
@@ -55,12 +55,12 @@ def edit(
     cache: SstCache,
     app: str,
     stage: str,
-    what: str,
+    description: str,
     *,
     sql: str = "",
     source: RowSource | None = None,
     by: str,
-    patience_s: float = 60,
+    timeout_s: float = 60,
     again: bool = False,
     dry_run: bool = False,
     on_wait: Callable[[str], None] = lambda _runner: None,
@@ -74,27 +74,27 @@ def edit(
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
-    cut = newest_active(store, app, stage)
+    cut = newest_active_cut(store, app, stage)
     head = cut.stages[stage]
-    rows = rows_of(source, head) if source is not None else None
-    done = Edit(str(ULID()), by, what, why())
+    rows = read_rows(source, head) if source is not None else None
+    done = Edit(str(ULID()), by, description, operation_message())
     data = _encode(rows) if rows is not None else b""
     checksum = xxh3_128_hexdigest(data) if data else ""
     request = EditRequest(done, stage, head.version, instants.now_ms(), sql, checksum)
-    check_exclusion(store, app, Intent.EDIT, *HERE, dry_run=dry_run)
-    requests = (other for other in EDITS.all(store, app) if other.is_like(request) and not other.error)
+    check_exclusion(store, app, Intent.EDIT, *RUNS_ELSEWHERE, dry_run=dry_run)
+    requests = (other for other in EDITS.all(store, app) if other.is_same_edit(request) and not other.error)
     earlier = next(requests, None)
     if sql and not (again or dry_run) and (version := _find_recent_edit(store, app, request)):
-        if earlier is not None and (finished := edit_done_by(store, earlier, head)) is not None:
+        if earlier is not None and (finished := find_edit_version(store, earlier, head)) is not None:
             # An earlier call was killed after its entry in the audit log.
-            finish(store, app, earlier, finished)
+            finish_edit(store, app, earlier, finished)
         return EditDone(app, stage, None, version, already=True)
     if earlier is None or dry_run:
-        preview = edited(store, cache, cut, stage, Change(sql, rows), done, writes=False)
+        preview = compute_edit(store, cache, cut, stage, Change(sql, rows), done, writes=False)
         if preview is None or dry_run:
             return EditDone(app, stage, preview.changes if preview is not None else None)
         _put_request(store, app, request, data)
-    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, patience_s, on_wait)
+    return _carry_out(store, cache, app, earlier or request, Change(sql, rows), by, timeout_s, on_wait)
 
 
 def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes) -> None:
@@ -104,16 +104,16 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
     EDITS.put(store, request, app)
     try:
         # A forget checks for requests only after writing its note, so check again.
-        check_exclusion(store, app, Intent.EDIT, UnderWay.FORGETTING)
+        check_exclusion(store, app, Intent.EDIT, AppCondition.FORGETTING)
     except Refused:
         withdraw_edit(store, app, request)
         raise
-    notify(store, app)
+    notify_runners(store, app)
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
     """Return the version in which the requester committed an equal edit in the last ten minutes; 0 for none."""
-    since_ms, suffix, stage = request.created_ms - REPEAT_MS, f": {request.edit.what}", request.stage
+    since_ms, suffix, stage = request.created_ms - RETRY_WINDOW_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
         store,
         app,
@@ -124,14 +124,14 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
     return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 
 
-def newest_active(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
+def newest_active_cut(store: ObjectStore, app: str, stage: str, head: Manifest | None = None) -> Cut:
     """Return a cut with the newest version of every active stage; the version of `stage` is `head`, if given.
 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if the stage is retired.
     """
     heads = heads_of(store, app, stages_of(store, app, stage)) | ({stage: head} if head is not None else {})
     if heads[stage].retired:
-        raise is_retired(heads[stage])
+        raise retired_error(heads[stage])
     active = {name: head for name, head in heads.items() if not head.retired}
     return Cut(app, active, seen_ms=instants.now_ms())
 
@@ -165,11 +165,11 @@ def _carry_out(
 ) -> EditDone:
     stage, deadline, waited_for = request.stage, time.monotonic() + patience_s, ""
     while True:
-        head = newest_active(store, app, stage).stages[stage]
-        if (done := edit_done_by(store, request, head)) is not None:
-            finish(store, app, request, done)
+        head = newest_active_cut(store, app, stage).stages[stage]
+        if (done := find_edit_version(store, request, head)) is not None:
+            finish_edit(store, app, request, done)
             return EditDone(app, stage, _changes_of(store, cache, done), done.version, waited_for)
-        if not (runner := runner_of(head, beats(store, app, instants.now_ms()))):
+        if not (runner := runner_of(head, live_heartbeats(store, app, instants.now_ms()))):
             return _edit_in_process(store, cache, app, request, change, by)
         if not waited_for:
             waited_for = runner
@@ -187,38 +187,38 @@ def _carry_out(
         time.sleep(_POLL_S)
 
 
-def finish(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:
+def finish_edit(store: ObjectStore, app: str, request: EditRequest, manifest: Manifest) -> None:
     """Record a committed edit in the audit log, once, and delete the request."""
     versions = {manifest.stage: (manifest.version - 1, manifest.version)}
     detail, since_ms = f"{manifest.stage} v{manifest.version}: {request.edit.what}", request.created_ms
     why = request.edit.message
-    record_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
+    record_operation_once(store, app, "edit", detail, request.edit.by, versions, since_ms=since_ms, message=why)
     withdraw_edit(store, app, request)
 
 
 def _changes_of(store: ObjectStore, cache: SstCache, done: Manifest) -> KeyChanges:
     previous = history.read(store, done.app, done.stage, done.version - 1)
-    sides = (TableSide(store, cache, table_of(manifest), manifest, done.clock_ms) for manifest in (previous, done))
-    return table_diff(done.stage, *sides).changes
+    sides = (TableSide(store, cache, require_table(manifest), manifest, done.clock_ms) for manifest in (previous, done))
+    return diff_table(done.stage, *sides).changes
 
 
 def _edit_in_process(
     store: ObjectStore, cache: SstCache, app: str, request: EditRequest, change: Change, by: str
 ) -> EditDone:
     stage = request.stage
-    result: Edited | None = None
+    result: EditEffect | None = None
     done: Manifest | None = None
 
     def still_to_do(head: Manifest) -> bool:
         nonlocal result, done
-        if (done := edit_done_by(store, request, head)) is not None:
+        if (done := find_edit_version(store, request, head)) is not None:
             return False
-        result = edited(store, cache, newest_active(store, app, stage, head), stage, change, request.edit)
+        result = compute_edit(store, cache, newest_active_cut(store, app, stage, head), stage, change, request.edit)
         return result is not None
 
     def update(draft: Manifest) -> Manifest:
         assert result is not None  # noqa: S101  `still_to_do` was true
-        return result.onto(draft)
+        return result.apply_to(draft)
 
     committed = amend(
         store, (app, stage), Amendment("edit", update, requires=still_to_do), by=by, now_ms=instants.now_ms
@@ -227,5 +227,5 @@ def _edit_in_process(
     if done is None:
         withdraw_edit(store, app, request)
         return EditDone(app, stage, None)
-    finish(store, app, request, done)
+    finish_edit(store, app, request, done)
     return EditDone(app, stage, result.changes if result is not None else None, done.version)

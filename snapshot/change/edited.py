@@ -20,21 +20,21 @@ from msgspec.structs import replace
 from ...errors import Refused, Usage
 from ...state.event_time import Due
 from ...state.kinds.kind import kind_of
-from ...state.kinds.replaced import DELETED, replaced
+from ...state.kinds.replaced import DELETED, bind_replacement
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
-from ...store.read.multi_get import LookUps
+from ...store.read.duckdb_view import quote_identifier
+from ...store.read.multi_get import TableLookUps
 from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import DUE, HASH, arrow_schema
 from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges
-from ..query.clauses import bare
-from ..query.row_source import EXAMPLES, RowSource, check, examples, fit, reading
-from ..query.sql import connect, in_words, named_tables
+from ..query.clauses import strip_comments
+from ..query.row_source import MAX_EXAMPLES, RowSource, check_schema, convert_rows, format_examples, open_rows
+from ..query.sql import as_user_error, connect, named_tables
 
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
@@ -51,7 +51,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
 
     Raises `Usage` if the SQL is wrong, or is not a single statement that changes rows; `NotFound` for a missing table
     or column; and `Refused` if two rows would have the same key, if the table has values that SQL cannot
-    represent (`arrow_types.showable`), or if a new row would have null in its key.
+    represent (`arrow_types.make_sql_safe`), or if a new row would have null in its key.
     """
     table = cut.tables[name].table
     assert table is not None  # noqa: S101  it is among the cut's tables
@@ -61,11 +61,13 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
             hint="nothing was changed; edit by --rows FILE instead",
         )
     only = named_tables(sql, cut, or_all=False) | {name}
-    with closing(connect(store, cache, cut, only=only, whole=name, memory=_MEMORY)) as con:
+    with closing(connect(store, cache, cut, only=only, table_with_internals=name, memory=_MEMORY)) as con:
         try:
             statement = _check_statement(con, sql)
-            con.execute(f"ALTER VIEW {quoted(name)} RENAME TO {quoted(_BEFORE)}")
-            con.execute(f"CREATE TABLE {quoted(name)} AS SELECT {_columns_of(table)} FROM {quoted(_BEFORE)}")
+            con.execute(f"ALTER VIEW {quote_identifier(name)} RENAME TO {quote_identifier(_BEFORE)}")
+            con.execute(
+                f"CREATE TABLE {quote_identifier(name)} AS SELECT {_columns_of(table)} FROM {quote_identifier(_BEFORE)}"
+            )
             con.execute(statement)
             return _compare(con, table, name)
         except duckdb.Error as error:
@@ -75,7 +77,7 @@ def changed_rows(store: ObjectStore, cache: SstCache, cut: Cut, name: str, sql: 
                     quoted=f"statement: {sql.strip()}",
                     hint=f"edit the other table separately: slackwater edit {cut.app}/TABLE",
                 ) from error
-            raise in_words(con, sql, error) from error
+            raise as_user_error(con, sql, error) from error
 
 
 def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> str:
@@ -87,32 +89,37 @@ def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> str:
         raise Usage(
             f"this is a {kind} statement; an edit is an UPDATE, DELETE, INSERT or MERGE", quoted=quote, hint=hint
         )
-    return bare(statements[0].query)
+    return strip_comments(statements[0].query)
 
 
 def _compare(con: duckdb.DuckDBPyConnection, table: Table, name: str) -> pa.Table:
     key = [column.name for column in table.key]
-    keys, after = ", ".join(map(quoted, key)), quoted(name)
-    con.execute(f"CREATE TABLE changed AS FROM {after} EXCEPT ALL SELECT {_columns_of(table)} FROM {quoted(_BEFORE)}")
-    same = " AND ".join(f"t.{quoted(column)} IS NOT DISTINCT FROM c.{quoted(column)}" for column in key)
+    keys, after = ", ".join(map(quote_identifier, key)), quote_identifier(name)
+    con.execute(
+        f"CREATE TABLE changed AS FROM {after} EXCEPT ALL SELECT {_columns_of(table)} FROM {quote_identifier(_BEFORE)}"
+    )
+    same = " AND ".join(
+        f"t.{quote_identifier(column)} IS NOT DISTINCT FROM c.{quote_identifier(column)}" for column in key
+    )
     twice = con.sql(
-        f"SELECT {keys} FROM {after} t SEMI JOIN changed c ON {same} GROUP BY ALL HAVING count(*) > 1 LIMIT {EXAMPLES}"
+        f"SELECT {keys} FROM {after} t SEMI JOIN changed c ON {same} GROUP BY ALL HAVING count(*) > 1 LIMIT "
+        f"{MAX_EXAMPLES}"
     ).to_arrow_table()
     if twice.num_rows:
         raise Refused(
-            f"{name} would have several rows with the same key, such as {examples(twice)}",
+            f"{name} would have several rows with the same key, such as {format_examples(twice)}",
             hint="nothing was changed; use UPDATE for existing keys, INSERT for new ones",
         )
     nameless = con.sql(
-        f"SELECT {keys} FROM changed t ANTI JOIN {quoted(_BEFORE)} c ON {same} "
-        f"WHERE {' OR '.join(f't.{quoted(column)} IS NULL' for column in key)} LIMIT {EXAMPLES}"
+        f"SELECT {keys} FROM changed t ANTI JOIN {quote_identifier(_BEFORE)} c ON {same} "
+        f"WHERE {' OR '.join(f't.{quote_identifier(column)} IS NULL' for column in key)} LIMIT {MAX_EXAMPLES}"
     ).to_arrow_table()
     if nameless.num_rows:
         raise Refused(
-            f"{name} would have new rows with null in the key, such as {examples(nameless)}",
+            f"{name} would have new rows with null in the key, such as {format_examples(nameless)}",
             hint="nothing was changed; give each row a value for every key column",
         )
-    gone = f"SELECT {keys} FROM {quoted(_BEFORE)} EXCEPT SELECT {keys} FROM {after}"
+    gone = f"SELECT {keys} FROM {quote_identifier(_BEFORE)} EXCEPT SELECT {keys} FROM {after}"
     rows = con.sql(f"SELECT *, false {DELETED} FROM changed UNION ALL BY NAME SELECT *, true {DELETED} FROM ({gone})")
     schema = arrow_schema((*table.key, *table.values))
     fields = [schema.field(column) for column in _columns(table)]
@@ -124,7 +131,7 @@ def _columns(table: Table) -> list[str]:
 
 
 def _columns_of(table: Table) -> str:
-    return ", ".join(map(quoted, _columns(table)))
+    return ", ".join(map(quote_identifier, _columns(table)))
 
 
 class Change(NamedTuple):
@@ -133,7 +140,7 @@ class Change(NamedTuple):
     sql: str = ""
     rows: pa.Table | None = None
 
-    def of(self, store: ObjectStore, cache: SstCache, cut: Cut, stage: str) -> pa.Table:
+    def compute_rows(self, store: ObjectStore, cache: SstCache, cut: Cut, stage: str) -> pa.Table:
         """Return the changed rows: key, values and `DELETED`, one row per key. Raises the errors of `changed_rows`."""
         if self.rows is None:
             return changed_rows(store, cache, cut, stage, self.sql)
@@ -141,7 +148,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
+class EditEffect:
     """Effect of an edit on a version: the changed rows, and SSTs that no version names yet."""
 
     changes: KeyChanges
@@ -150,7 +157,7 @@ class Edited:
     clock_ms: int
     next_due_ms: int | None
 
-    def onto(self, draft: Manifest) -> Manifest:
+    def apply_to(self, draft: Manifest) -> Manifest:
         next_due_ms, times = self.next_due_ms, draft.event_time
         if next_due_ms is not None:
             times = times or EventTime()
@@ -160,9 +167,9 @@ class Edited:
         return replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
 
 
-def edited(
+def compute_edit(
     store: ObjectStore, cache: SstCache, cut: Cut, stage: str, change: Change, edit: Edit, *, writes: bool = True
-) -> Edited | None:
+) -> EditEffect | None:
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
@@ -170,32 +177,32 @@ def edited(
     is derived from.
     """
     head = cut.stages[stage]
-    table, clock_ms = table_of(head), cut.clock_ms(stage)
-    state, key = replaced(table, stage), [column.name for column in table.key]
-    rows = normalise_keys(change.of(store, cache, cut, stage), key)
-    keys, stored = rows.select(key), LookUps(store, cache, table, head.ssts, clock_ms)
+    table, clock_ms = require_table(head), cut.clock_ms(stage)
+    state, key = bind_replacement(table, stage), [column.name for column in table.key]
+    rows = normalise_keys(change.compute_rows(store, cache, cut, stage), key)
+    keys, stored = rows.select(key), TableLookUps(store, cache, table, head.ssts, clock_ms)
     hashes = hash_keys(rows, key)
-    old, is_stored, _ = stored.of_keys(hashes, keys)
+    old, is_stored, _ = stored.get_rows(hashes, keys)
     values = [name for name in rows.column_names if name not in (*key, DELETED)]
     is_kept = ~np.asarray(rows[DELETED])
-    changes = KeyChanges.between(keys, old.select(values), rows.select(values), is_stored, is_kept)
+    changes = KeyChanges.compare(keys, old.select(values), rows.select(values), is_stored, is_kept)
     is_changed = changes.kinds() != "same"
     if not is_changed.any():
         return None
     changes = changes.changed()
     _check_companions(table, stage, changes)
     if not writes:
-        return Edited(changes.in_order(), edit, (), clock_ms, None)
+        return EditEffect(changes.sorted_by_key(), edit, (), clock_ms, None)
     times = head.event_time.due_ms if head.event_time is not None else None
     due = Due(times, times, pending=False) if DUE in state.values.names else None
     step = Step(table, state, head.version + 1, clock_ms, due=due)
-    effect = step.made(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(is_changed)), stored)
+    effect = step.apply(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(is_changed)), stored)
     new, latest_ms = step.with_expiry(effect.new)
     ssts = writer.write_partitions(store, cache, app=head.app, stage=stage, table=table, rows=new)
-    return Edited(changes.in_order(), edit, ssts, max(clock_ms, latest_ms or clock_ms), effect.next_ms)
+    return EditEffect(changes.sorted_by_key(), edit, ssts, max(clock_ms, latest_ms or clock_ms), effect.next_ms)
 
 
-def table_of(head: Manifest) -> Table:
+def require_table(head: Manifest) -> Table:
     if head.table is None:
         raise Refused(f"stage {head.app}/{head.stage} has no table, so there is nothing to edit")
     return head.table
@@ -204,40 +211,40 @@ def table_of(head: Manifest) -> Table:
 def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
     kind, names = kind_of(table.state).core, changes.after.column_names
     for name in (name for name in names if not is_internal(name)):
-        companions = [companion for companion in kind.internal({name: name}) if companion in names]
+        companions = [companion for companion in kind.internal_renames({name: name}) if companion in names]
         if not companions:
             continue
         # In an added row, all columns are new.
-        new = ~changes.was & changes.is_there & np.asarray(pc.is_valid(changes.after[name]))
+        new = ~changes.had_row & changes.has_row & np.asarray(pc.is_valid(changes.after[name]))
         for companion in companions:
             unmatched = changes.differing[name] & ~changes.differing[companion]
             unmatched |= new & np.asarray(pc.is_null(changes.after[companion]))
             if unmatched.any():
-                some = changes.keys.filter(pa.array(unmatched)).slice(0, EXAMPLES)
+                some = changes.keys.filter(pa.array(unmatched)).slice(0, MAX_EXAMPLES)
                 raise Refused(
                     f"the edit changes {name} of {stage} but not {companion}, from which the next record computes it, "
-                    f"in {int(unmatched.sum()):,} rows, such as {examples(some)}",
+                    f"in {int(unmatched.sum()):,} rows, such as {format_examples(some)}",
                     hint=f"set {' and '.join(companions)} as well: an edit sees them as columns of the table",
                 )
 
 
-def rows_of(source: RowSource, head: Manifest) -> pa.Table:
+def read_rows(source: RowSource, head: Manifest) -> pa.Table:
     """Read the rows of a source, one per key, with the columns of the stage's table.
 
     Raises `Refused`, and the errors of `check` and `fit`.
     """
-    table = table_of(head)
+    table = require_table(head)
     shown = replace(table, values=tuple(column for column in table.values if column.name != DUE))
-    with reading(source) as batches:
-        check(batches.schema, shown, source)
+    with open_rows(source) as batches:
+        check_schema(batches.schema, shown, source)
         schema = arrow_schema(shown.columns)
-        rows = pa.Table.from_batches([fit(batch, shown, source) for batch in batches], schema=schema)
+        rows = pa.Table.from_batches([convert_rows(batch, shown, source) for batch in batches], schema=schema)
     if not rows.num_rows:
         raise Refused(f"{source} has no rows: there is nothing to change")
     key = [column.name for column in table.key]
     keys = normalise_keys(rows.select(key), key)
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     if repeats.any():
-        some = keys.take(pa.array(order[repeats][:EXAMPLES]))
-        raise Refused(f"{int(repeats.sum()):,} rows of {source} repeat the key of another row: {examples(some)}")
+        some = keys.take(pa.array(order[repeats][:MAX_EXAMPLES]))
+        raise Refused(f"{int(repeats.sum()):,} rows of {source} repeat the key of another row: {format_examples(some)}")
     return rows.combine_chunks()

@@ -16,21 +16,21 @@ from ulid import ULID
 from ...common import instants
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys, limits
-from ...store.versions.amend import begin
-from ...store.versions.apps import Cloning
-from ...store.versions.commit import carried, without_snapshots
-from ...store.versions.forgotten import added
+from ...store.versions.amend import commit_first
+from ...store.versions.apps import CloneJournal
+from ...store.versions.commit import without_open_snapshots, without_version_fields
+from ...store.versions.forgotten import add_counts
 from ...store.versions.manifest import AppInfo, Input, Manifest, Output
-from ..cut.graph import Channel, Cut, order, readers
+from ..cut.graph import Channel, Cut, readers_by_channel, topological_order
 from ..cut.in_flight import InFlight, channel_state
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.moments import heads_of
 from ..cut.stored import Snapshot
-from ..take.capture import count_by_partition, read
-from .copies import Copies
+from ..take.capture import count_by_partition, read_captured
+from .copies import CloneSsts
 
 
-class Carried(Struct, frozen=True):
+class CopiedChannel(Struct, frozen=True):
     """Channel of a clone, with the in-flight records that were copied into the channel."""
 
     topic: limits.Topic
@@ -39,7 +39,7 @@ class Carried(Struct, frozen=True):
     rows: limits.Count
     starts: dict[limits.NameOrNone, limits.Offsets]
     forgotten: dict[limits.NameOrNone, limits.Counts] = {}
-    topic_id: limits.Line = ""
+    topic_id: limits.ShortText = ""
 
 
 def offset_syncs(alias: str) -> str:
@@ -50,7 +50,7 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
+def topics_of_unfinished(store: ObjectStore, note: CloneJournal) -> tuple[str, ...]:
     origin = note.info.origin
     if origin is None:
         return ()
@@ -64,7 +64,7 @@ def topics_of_unfinished(store: ObjectStore, note: Cloning) -> tuple[str, ...]:
     )
 
 
-Records = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
+InFlightReader = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
 """Function that reads a channel's in-flight records for one reader, up to the position of a second reader.
 
 The second reader is None for the fastest reader. Returns the state of the channel; the records, or None if they must be
@@ -72,29 +72,29 @@ read from Kafka; and the original number of records by Kafka partition if record
 """
 
 
-def kept_or_in_kafka(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> Records:
+def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> InFlightReader:
     """Return a function that reads in-flight records from the snapshot `keeper`; without one, Kafka has to be read."""
 
     def records(
         reader: Channel, following: Channel | None
     ) -> tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]:
         state = channel_state(store, cut, reader, following.input if following else None)
-        captured = keeper.captured(state) if state.attempts and keeper is not None else None
+        captured = keeper.find_captured_channel(state) if state.attempts and keeper is not None else None
         if captured is None:
             return state, None, ()
-        were = (state.counts or added(captured.counts, captured.forgotten)) if captured.forgotten else ()
-        return state, read(store, captured, state), were
+        were = (state.counts or add_counts(captured.counts, captured.forgotten)) if captured.forgotten else ()
+        return state, read_captured(store, captured, state), were
 
     return records
 
 
-def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carried]:
+def copy_channels(cut: Cut, app: str, kafka: KafkaTopics, records: InFlightReader) -> dict[str, CopiedChannel]:
     """Copy the in-flight records of every channel of the cut into topics of `app`; returns the copied channels by name.
 
     Safe to repeat after a crash: the records of an incomplete copy have an attempt that no manifest names.
     """
-    copied: dict[str, Carried] = {}
-    for of_channel in readers(cut):
+    copied: dict[str, CopiedChannel] = {}
+    for of_channel in readers_by_channel(cut):
         # Start at the slowest receiver's offsets, and split the copy at the offsets of each other receiver.
         name, rows = of_channel[0].name, 0
         topic = channel_topic(app, name)
@@ -116,7 +116,7 @@ def carry(cut: Cut, app: str, kafka: Topics, records: Records) -> dict[str, Carr
                 num_forgotten = np.array(original_counts) - counts
                 forgotten[reader.receiver] = tuple(num_forgotten.tolist())
                 rows -= int(num_forgotten.sum())
-        copied[name] = Carried(topic, ends, tuple(attempts), rows, starts, forgotten, kafka.topic_id(topic))
+        copied[name] = CopiedChannel(topic, ends, tuple(attempts), rows, starts, forgotten, kafka.topic_id(topic))
     return copied
 
 
@@ -126,7 +126,9 @@ def _count_rows(chunks: Iterator[pa.Table], counts: npt.NDArray[np.int64]) -> It
         yield rows
 
 
-def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, Carried]) -> Input:
+def _cloned_input(
+    source: Input, receiver: str, name: str, app: str, cut: Cut, copied: Mapping[str, CopiedChannel]
+) -> Input:
     """Return the input `name` of a receiver's first version in the clone.
 
     The first version is the sender's only version in the clone, so in-flight records count as written by this version.
@@ -138,25 +140,25 @@ def _carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, 
     channel, sender = copied[name], cut.stages[source.upstream]
     starts = channel.starts[receiver]
     # An unread watermark is in flight as well.
-    read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
+    read_all = starts == channel.ends and source.watermark_ms == sender.downstream_watermark_ms
     at = sender.version if read_all else sender.version - 1
     # Records forgotten in flight count as lost.
     gone = channel.forgotten.get(receiver, ())
-    lost = added(source.lost, gone) if any(gone) else source.lost
+    lost = add_counts(source.lost, gone) if any(gone) else source.lost
     return replace(source, topic=channel.topic, offsets=starts, version=at, lost=lost, topic_id=channel.topic_id)
 
 
-class _CarriedChannels(Struct, frozen=True):
-    channels: dict[limits.Topic, Carried]
+class _CopiedChannels(Struct, frozen=True):
+    channels: dict[limits.Topic, CopiedChannel]
 
 
 def finish_clone(
     target: ObjectStore,
     info: AppInfo,
     cut: Cut,
-    records: Records,
-    copies: Copies,
-    channels: Topics,
+    records: InFlightReader,
+    copies: CloneSsts,
+    channels: KafkaTopics,
     *,
     by: str,
     is_new: bool,
@@ -168,28 +170,28 @@ def finish_clone(
     """
     first_versions = {} if is_new else _committed_first_versions(target, info.name, cut)
     # Senders first, in the order in which runners would commit.
-    missing = [stage for stage in order(cut.stages) if stage not in first_versions]
+    missing = [stage for stage in topological_order(cut.stages) if stage not in first_versions]
     if missing:
-        key, manifests = keys.channels(info.name), copies.made(missing)
-        carried_channels = None if is_new else codec.find(target, key, _CarriedChannels)
+        key, manifests = keys.channels(info.name), copies.create_ssts(missing)
+        carried_channels = None if is_new else codec.find(target, key, _CopiedChannels)
         if carried_channels is None:
             # Another process may be finishing the same clone: the first note wins.
-            carried_channels = codec.add(target, key, _CarriedChannels(carry(cut, info.name, channels, records)))
+            carried_channels = codec.add(target, key, _CopiedChannels(copy_channels(cut, info.name, channels, records)))
         topics = info.origin.topics if info.origin else {}
         ids = {name: channels.topic_id(topics.get(name, read.topic)) for name, read in users_inputs_by_name(cut)}
         for stage in missing:
             first_versions[stage] = replace(
                 _first_version(manifests[stage], cut, info, carried_channels.channels, ids), by=by
             )
-            begin(target, first_versions[stage])
+            commit_first(target, first_versions[stage])
     # Commit the start offsets for Kafka's own tools.
     for stage, first in first_versions.items():
         if first.attached is not None:
             continue  # it reads from a Spark checkpoint
-        channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
+        channels.commit_positions(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
     # From now on the clone exists.
     apps.create_app(target, info, cloned=True)
-    target.delete(keys.cloning(info.name))
+    target.delete(keys.clone_journal(info.name))
 
 
 def _committed_first_versions(store: ObjectStore, app: str, cut: Cut) -> dict[str, Manifest]:
@@ -206,13 +208,13 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
 
 def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
     """Yield the declared name and input of each user's topic that the app reads, without attached Spark queries."""
-    for stage in order(cut.stages):
+    for stage in topological_order(cut.stages):
         if cut.stages[stage].attached is None:
             yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)
 
 
 def _first_version(
-    source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, Carried], ids: Mapping[str, str]
+    source: Manifest, cut: Cut, info: AppInfo, copied: Mapping[str, CopiedChannel], ids: Mapping[str, str]
 ) -> Manifest:
     """Return a stage's first manifest in the clone, with the version number of `source`, since `_seq` depends on it.
 
@@ -220,7 +222,7 @@ def _first_version(
     name.
     """
     # Open snapshots belong to the source.
-    base = without_snapshots(carried(source))
+    base = without_open_snapshots(without_version_fields(source))
     topics = info.origin.topics if info.origin else {}
     return replace(
         base,
@@ -230,7 +232,7 @@ def _first_version(
         time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
-            name: _carried_input(read, source.stage, name, info.name, cut, copied)
+            name: _cloned_input(read, source.stage, name, info.name, cut, copied)
             if read.upstream
             else replace(read, topic=topics.get(name, name), topic_id=ids.get(name, ""))
             for name, read in base.inputs.items()
@@ -262,6 +264,6 @@ def _first_version(
     )
 
 
-def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
+def is_awaiting_initial_rows(store: ObjectStore, info: AppInfo) -> bool:
     """Return True if `slackwater init` created the app and has not committed its rows yet. At most one request."""
     return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)

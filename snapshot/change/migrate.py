@@ -16,16 +16,16 @@ from ...state.fits import ColumnChange, Declared
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration
 from ..cut.moments import heads_of, newest_cut, stages_of
-from ..take.audit_log import why
-from ..take.snapshots import pin, remove
-from ..under_way.exclusion import Intent, UnderWay, check_exclusion, half_done, refusal
-from .migrate_plan import Plan, StageChange, plan
-from .migration import finish, unpin_target
+from ..take.audit_log import operation_message
+from ..take.snapshots import delete_snapshot, pin_cut
+from ..under_way.exclusion import AppCondition, Intent, check_exclusion, evidence_of_incomplete, refusal_error
+from .migrate_plan import Plan, StageChange, plan_changes
+from .migration import finish_migration, unpin_target
 
-PREFIX = "before-migration-"
+MIGRATION_SNAPSHOT_PREFIX = "before-migration-"
 """Prefix of the names of snapshots that pin the state before a migration."""
 
 
@@ -49,30 +49,30 @@ def find_plan(
     incomplete.
     """
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
-    after = check_done(store, declared.app, heads, Intent.MIGRATE)
-    result = plan(heads, declared, renames, stages=stages or {}, after=after)
+    after = check_migration_complete(store, declared.app, heads, Intent.MIGRATE)
+    result = plan_changes(heads, declared, renames, stages=stages or {}, after=after)
     for name in heads.keys() - declared.stages.keys():
         # A renamed stage starts new sinks, and a retired one publishes nothing, so all rows must be published first.
         if not heads[name].retired:
-            published.check(store, heads[name])
+            published.check_all_published(store, heads[name])
     return result
 
 
-def check_done(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
+def check_migration_complete(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
     """Return the number of the newest migration; 0 for none. Raises `Refused` if some stage has not applied it."""
     last = MIGRATIONS.newest(store, app)
-    if last is not None and (missing := last.behind(heads)):
-        raise refusal(intent, half_done(last, missing))
+    if last is not None and (missing := last.missing_stages(heads)):
+        raise refusal_error(intent, evidence_of_incomplete(last, missing))
     return last.number if last is not None else 0
 
 
-def check_newest(store: ObjectStore, app: str, number: int) -> None:
+def check_no_newer_migration(store: ObjectStore, app: str, number: int) -> None:
     """Raise `Refused` if the app was migrated or rewound since the migration `number`."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and last.number > number:
         program = "it was migrated to" if last.verb == "migrate" else "that continues from there"
         raise Refused(
-            f"app {app!r} was {last.did} by {last.by} while this run started",
+            f"app {app!r} was {last.past_participle} by {last.by} while this run started",
             hint=f"start it again, with the program {program}",
         )
 
@@ -80,7 +80,7 @@ def check_newest(store: ObjectStore, app: str, number: int) -> None:
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
     """Finish an incomplete migration and return its number; 0 for none. Raises the errors of `finish_migration`."""
     last = MIGRATIONS.newest(store, app)
-    return last.number if last is not None and finish(store, last, now_ms=now_ms) else 0
+    return last.number if last is not None and finish_migration(store, last, now_ms=now_ms) else 0
 
 
 def migrate(
@@ -90,7 +90,7 @@ def migrate(
     *,
     by: str,
     now_ms: int,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
 ) -> Migrated:
     """Carry out a plan from `find_plan` for all stages or none. Neither reads nor writes table data.
 
@@ -105,12 +105,12 @@ def migrate(
     steps = {
         old: replace(step, inputs=dict(starts.get(step.called or old, {}))) for old, step in decided_plan.steps.items()
     }
-    if any(step.answers_otherwise for step in steps.values()):
-        check_exclusion(store, decided_plan.app, Intent.MIGRATE, UnderWay.SNAPSHOT)
+    if any(step.invalidates_requests for step in steps.values()):
+        check_exclusion(store, decided_plan.app, Intent.MIGRATE, AppCondition.SNAPSHOT)
     number = decided_plan.after + 1
     cut = newest_cut(store, decided_plan.app, stages_of(store, decided_plan.app))
-    name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
-    pin(store, cut, name, by=by, reader=reader)
+    name = f"{MIGRATION_SNAPSHOT_PREFIX}{number}-{instants.format_iso(now_ms).translate(_DIGITS)}"
+    pin_cut(store, cut, name, by=by, reader=reader)
     summary = ", ".join(
         f"{change.stage} {change.kind}" + (f", until now {change.formerly}" if change.formerly else "")
         for change in decided_plan.changes
@@ -129,7 +129,7 @@ def carry_out(
     number: int,
     steps: Mapping[str, MigratedStage],
     snapshot: str,
-    said: str,
+    summary: str,
     *,
     by: str,
     now_ms: int,
@@ -142,20 +142,22 @@ def carry_out(
     `Refused` if a concurrent migration was decided first: nothing changed, and the snapshot is deleted. Otherwise
     raises the errors of `finish_migration`.
     """
-    detail = f"{number}: {said}; before it {app}@{snapshot}"
+    detail = f"{number}: {summary}; before it {app}@{snapshot}"
     id_ = recovery or str(ULID())
-    migration = Migration(app, number, id_, by, now_ms, snapshot, dict(steps), detail, why(), bool(recovery))
+    migration = Migration(
+        app, number, id_, by, now_ms, snapshot, dict(steps), detail, operation_message(), bool(recovery)
+    )
     # Create-if-absent: the first migration with this number wins.
     decided = MIGRATIONS.add(store, migration)
-    versions = finish(store, decided, now_ms=now_ms)
+    versions = finish_migration(store, decided, now_ms=now_ms)
     if decided.id == migration.id:
         return versions
     # The winner may use the same snapshot. If it is a rewind, it is done, and needs no pin.
     if decided.snapshot != snapshot:
-        remove(store, app, snapshot)
+        delete_snapshot(store, app, snapshot)
     unpin_target(store, app, number)
     raise Refused(
-        f"app {app!r} was {decided.did} at the same time by {decided.by}, so this command changed nothing",
+        f"app {app!r} was {decided.past_participle} at the same time by {decided.by}, so this command changed nothing",
         hint=f"see the result with `slackwater log {app}`, and repeat this command if it is still needed",
     )
 
@@ -163,7 +165,7 @@ def carry_out(
 _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})
 
 
-def lines(change: StageChange) -> Iterator[str]:
+def describe_stage_change(change: StageChange) -> Iterator[str]:
     """Yield one line of text for each change of a stage."""
     if change.formerly:
         yield f"renamed from {change.formerly}: earlier history keeps the old name"
@@ -173,7 +175,7 @@ def lines(change: StageChange) -> Iterator[str]:
             yield f"if it was renamed to {change.may_be}, add --rename-stage {change.stage}={change.may_be}"
     if change.kind == "added":
         yield "new: starts with the next run"
-    yield from map(of_column, change.columns)
+    yield from map(describe_column_change, change.columns)
     if change.due is not None:
         old_due, new_due = change.due
         if not old_due:
@@ -194,7 +196,7 @@ def lines(change: StageChange) -> Iterator[str]:
         yield f"if {old} was renamed to {new}, add --rename {old}={new}; otherwise {old} is dropped"
 
 
-def of_column(change: ColumnChange) -> str:
+def describe_column_change(change: ColumnChange) -> str:
     match change.kind:
         case "added":
             meaning = f" = {change.meaning}, from now on" if change.meaning else ""

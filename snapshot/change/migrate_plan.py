@@ -7,14 +7,14 @@ from typing import Literal
 from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
-from ...state.fits import ColumnChange, Declared, DeclaredStage, fit_inputs, fit_table, likely_renames, visible
+from ...state.fits import ColumnChange, Declared, DeclaredStage, fit_inputs, fit_table, likely_renames, visible_names
 from ...state.kinds.kind import kind_of
-from ...state.records import unread
-from ...store.sst.arrow_types import schema_of
-from ...store.sst.schema import fits
-from ...store.versions.commit import is_retired
+from ...state.records import count_unread
+from ...store.sst.arrow_types import schema_from_ddl
+from ...store.sst.schema import can_read_rows_of
+from ...store.versions.commit import retired_error
 from ...store.versions.manifest import Input, Manifest, Ttl
-from ..cut.graph import order
+from ..cut.graph import topological_order
 from ..cut.migrations import MigratedStage
 
 Renames = Mapping[str, str]  # old to new
@@ -59,7 +59,7 @@ class Plan:
         return {change.stage: change.inputs for change in self.changes if change.kind == "changed" and change.inputs}
 
 
-def plan(
+def plan_changes(
     heads: Mapping[str, Manifest],
     declared: Declared,
     renames: Renames,
@@ -83,7 +83,7 @@ def plan(
     by_stage = _renames_by_stage(heads, declared, renames, called)
     changes: list[StageChange] = []
     steps: dict[str, MigratedStage] = {}
-    for name in order(heads):
+    for name in topological_order(heads):
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
@@ -94,7 +94,7 @@ def plan(
                 steps[name] = MigratedStage()
             continue
         if head.called:
-            raise is_retired(head)
+            raise retired_error(head)
         change, step = _plan_stage(head, stage, by_stage.get(name, {}))
         if name in former:
             change = replace(change or StageChange(name, "changed", head.version), formerly=former[name])
@@ -131,7 +131,7 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
             f"stage {stage.name!r}: its input {name!r} is now written by {new_writer}, before by {old_writer}",
             hint="give the repartition topic a new name, so that it is a new input, read from its beginning",
         )
-    table, columns, is_redeclared = table_fit.table, table_fit.columns, table_fit.others
+    table, columns, is_redeclared = table_fit.table, table_fit.columns, table_fit.is_redeclared
     outputs = tuple(name for name in stage.outputs if name not in head.outputs)
     dropped = tuple(name for name in head.outputs if name not in stage.outputs)
     lifetimes = due = None
@@ -141,7 +141,7 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
     step = MigratedStage(
         table=table if columns or is_redeclared else None,
         schema=head.table.schema if head.table is not None and (columns or is_redeclared) else 0,
-        gone=inputs.gone,
+        gone=inputs.removed,
     )
     change = StageChange(
         stage.name,
@@ -149,7 +149,7 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
         head.version,
         columns=columns,
         inputs=inputs.new,
-        gone=inputs.gone,
+        gone=inputs.removed,
         outputs=outputs,
         dropped=dropped,
         ttl=lifetimes if lifetimes and lifetimes[0] != lifetimes[1] else None,
@@ -166,7 +166,11 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
     for sender, stage in declared.stages.items():
         for name, ddl in stage.outputs.items():
             output = heads[sender].outputs.get(name) if sender in heads else None
-            if output is None or output.schema == ddl or fits(schema_of(output.schema), schema_of(ddl)):
+            if (
+                output is None
+                or output.schema == ddl
+                or can_read_rows_of(schema_from_ddl(output.schema), schema_from_ddl(ddl))
+            ):
                 continue
             if not any(name in receiver.inputs for receiver in declared.stages.values()):
                 continue
@@ -176,7 +180,7 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
             # After a migration, a channel has no reader until the new reader's first batch.
             positions = inputs or {head.stage: head.stopped[name] for head in heads.values() if name in head.stopped}
             for reader, source in positions.items():
-                num_unread = unread(output, source)
+                num_unread = count_unread(output, source)
                 if source.offsets != output.ends if num_unread is None else num_unread > 0:
                     raise Refused(
                         f"in-flight rows in {name!r} to {reader!r} do not fit the columns that the program declares",
@@ -189,7 +193,9 @@ def _renames_by_stage(
     heads: Mapping[str, Manifest], declared: Declared, renames: Renames, called: Renames
 ) -> dict[str, dict[str, str]]:
     by_stage: dict[str, dict[str, str]] = {}
-    tables = {name: visible(head.table.columns) for name, head in heads.items() if head.table and not head.retired}
+    tables = {
+        name: visible_names(head.table.columns) for name, head in heads.items() if head.table and not head.retired
+    }
     for renamed, new in renames.items():
         stage, dot, old = renamed.partition(".")
         stage = called.get(stage, stage)
@@ -216,7 +222,7 @@ def _stages_to_rename(
         )
     # If several tables have the column, rename it where the program declares the new name.
     programs = {name: table for name in owners if (table := declared.stages[name].table) is not None}
-    return [name for name, table in programs.items() if new in visible(table.columns)] or owners
+    return [name for name, table in programs.items() if new in visible_names(table.columns)] or owners
 
 
 _OPTION = "--rename-stage OLD=NEW"
@@ -231,7 +237,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
         if new not in declared.stages:
             raise NotFound(f"stage that the program declares of {app!r}", new, declared.stages, hint=f"{_OPTION}")
         if heads[old].retired:
-            raise is_retired(heads[old])
+            raise retired_error(heads[old])
         if new in heads:
             raise Refused(
                 f"{old!r} cannot be renamed to {new!r}: app {app!r} {'had' if heads[new].retired else 'has'} a "
@@ -247,7 +253,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
             raise Refused(f"two stages of {app!r} cannot both be renamed to {new!r}")
         # Rows are kept only for readers that have started, so all readers must have.
         for name, output in heads[old].outputs.items():
-            if any(output.sent) and not any(readers_of(heads, name, old)):
+            if any(output.sent) and not any(inputs_of_channel(heads, name, old)):
                 raise Refused(
                     f"rows that {old!r} wrote to {name!r} wait for a stage that has not started to read them",
                     hint="run the program once before you rename the stage (slackwater run FILE --until-caught-up), "
@@ -255,7 +261,7 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
                 )
 
 
-def readers_of(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
+def inputs_of_channel(heads: Mapping[str, Manifest], channel: str, sender: str) -> Iterator[Input]:
     for head in heads.values():
         for source in (head.inputs.get(channel), head.stopped.get(channel)) if not head.retired else ():
             if source is not None and source.upstream == sender:

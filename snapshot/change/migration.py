@@ -25,20 +25,20 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.sst.schema import DUE
 from ...store.versions import commit, history
-from ...store.versions.amend import Amendment, amend, begin
-from ...store.versions.manifest import Former, Input, Manifest, Output, Reset, Rewind, Table
-from ..cut.graph import order
+from ...store.versions.amend import Amendment, amend, commit_first
+from ...store.versions.manifest import FormerName, Input, Manifest, Output, Reset, Rewind, Table
+from ..cut.graph import topological_order
 from ..cut.migrations import MIGRATIONS, MigratedStage, Migration, Unread
 from ..cut.moments import heads_of
-from ..cut.stored import cancel, list_snapshots, open_requests
-from ..take.audit_log import OPERATIONS, record
-from ..take.snapshots import remove
-from .migrate_plan import readers_of
+from ..cut.stored import list_snapshots, open_requests, withdraw_request
+from ..take.audit_log import OPERATIONS, record_operation
+from ..take.snapshots import delete_snapshot
+from .migrate_plan import inputs_of_channel
 
 Heads = Mapping[str, Manifest]  # by stage
 
 
-def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
+def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit the version of each stage that has not applied a migration yet. Idempotent.
 
     Renamed stages come first, so that readers find them under the new name, then receivers before senders: so no
@@ -57,7 +57,7 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     # Readers of a renamed stage must be later than its first version under the new name.
     now_ms = max((now_ms, *(last.time_ms + 1 for last in ended.values())))
     # A stage needs the old version of its sender, even if the sender is rewound already.
-    is_done = all(map(migration.is_through, heads.values()))
+    is_done = all(map(migration.is_applied_by, heads.values()))
     targets = {
         stage: history.read(store, migration.app, stage, step.rewound)
         for stage, step in migration.stages.items()
@@ -68,29 +68,33 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str
     def change(stage: str, step: MigratedStage) -> Amendment:
         def update(draft: Manifest) -> Manifest:
             if step.rewound is None:
-                return applied(_with_renamed_senders(draft, ended), step, migration.number)
-            return rewound(draft, step, migration.number, targets, newest)
+                return apply_step(_with_renamed_senders(draft, ended), step, migration.number)
+            return rewind_version(draft, step, migration.number, targets, newest)
 
         return Amendment(
-            "retire" if step.retires else "migration" if migration.rewinds and step.rewound is None else migration.kind,
+            "retire"
+            if step.retires
+            else "migration"
+            if migration.is_rewind and step.rewound is None
+            else migration.kind,
             update,
             # Another process may finish it as well.
-            requires=lambda newest: not migration.is_through(newest),
+            requires=lambda newest: not migration.is_applied_by(newest),
         )
 
-    for stage in order({**heads, **targets}) if migration.rewinds else reversed(order(heads)):
-        if stage not in ended and not migration.is_through(heads[stage]):
+    for stage in topological_order({**heads, **targets}) if migration.is_rewind else reversed(topological_order(heads)):
+        if stage not in ended and not migration.is_applied_by(heads[stage]):
             step = migration.stages.get(stage, MigratedStage())
             amended = amend(store, heads[stage], change(stage, step), by=migration.by, now_ms=now_ms)
             newest[stage] = amended.manifest
             if amended.changed:
                 versions[stage] = amended.manifest.version
-    if any(step.answers_otherwise for step in migration.stages.values()):
+    if any(step.invalidates_requests for step in migration.stages.values()):
         for request in open_requests(store, migration.app):
             if request.migration < migration.number:
-                why = f"the app was {migration.did} while it was under way: take it again"
-                record(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
-                cancel(store, migration.app, request)
+                why = f"the app was {migration.past_participle} while it was under way: take it again"
+                record_operation(store, migration.app, "snapshot failed", f"{request.name}: {why}", migration.by)
+                withdraw_request(store, migration.app, request)
     if OPERATIONS.find(store, migration.id, migration.app) is None:
         unpin_target(store, migration.app, migration.number)
         _record(store, migration, heads, versions)
@@ -108,7 +112,7 @@ def _record(store: ObjectStore, migration: Migration, heads: Heads, versions: Ma
             )
     changed = {stage: (version - 1, version) for stage, version in committed.items()}
     who, why = migration.by, migration.message
-    record(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)
+    record_operation(store, app, verb, migration.detail, who, changed, id_=migration.id, message=why)
 
 
 def target_name(number: int, versions: Mapping[str, int]) -> str:
@@ -122,34 +126,36 @@ def unpin_target(store: ObjectStore, app: str, number: int) -> None:
     """
     for snapshot in list_snapshots(store, app):
         if snapshot.name.startswith(f"{_TARGET}{number}-"):
-            remove(store, app, snapshot.name)
+            delete_snapshot(store, app, snapshot.name)
 
 
 _TARGET = "rewinding-to-"
 
 
-def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
+def finish_newest_migration(store: ObjectStore, app: str, *, now_ms: int) -> int:
     migration = MIGRATIONS.newest(store, app)
     if migration is None:
         return 0
-    finish(store, migration, now_ms=now_ms)
+    finish_migration(store, migration, now_ms=now_ms)
     return migration.number
 
 
-def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now: Heads) -> Manifest:
+def rewind_version(
+    draft: Manifest, step: MigratedStage, number: int, target_heads: Heads, newest_heads: Heads
+) -> Manifest:
     """Return the version that rewinds a stage to its version in `target_heads`, or to an empty table without one.
 
     A pure function. `draft` is the successor of the stage's newest version; `newest_heads` has the senders' newest
     versions, which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
     """
-    target = then.get(draft.stage)
+    target = target_heads.get(draft.stage)
     rewind = Rewind(draft.version, target.version if target is not None else 0, step.table_only)
-    draft = commit.without_snapshots(replace(draft, migration=number, rewinds=(*draft.rewinds, rewind)))
+    draft = commit.without_open_snapshots(replace(draft, migration=number, rewinds=(*draft.rewinds, rewind)))
     if target is None:
         empty = Manifest(draft.app, draft.stage, draft.version, draft.epoch, draft.writer, draft.time_ms, draft.kind)
         fields = ("by", "migration", "rewinds", "totals", "formerly", "promotion")
         return replace(empty, **{name: getattr(draft, name) for name in fields})
-    target = commit.carried(target)
+    target = commit.without_version_fields(target)
     changed = replace(draft, table=target.table, ssts=target.ssts)
     if step.table_only:
         times = draft.event_time
@@ -168,14 +174,16 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
 
     def source(name: str, old: Input) -> Input:
         """Return an input of the rewind's target with the version numbers of the rewound sender."""
-        sender, old_sender = now.get(old.upstream), then.get(old.upstream)
+        sender, old_sender = newest_heads.get(old.upstream), target_heads.get(old.upstream)
         moved = step.inputs.get(name, old)
         if sender is None or old_sender is None or name not in old_sender.outputs:
             return moved
         if moved is not old:
-            read_all = moved.offsets == sender.outputs[name].ends and old.watermark_ms == old_sender.handed_on_ms
+            read_all = (
+                moved.offsets == sender.outputs[name].ends and old.watermark_ms == old_sender.downstream_watermark_ms
+            )
             return replace(moved, version=sender.version if read_all else sender.version - 1)
-        if old.offsets == old_sender.outputs[name].ends and old.watermark_ms == old_sender.handed_on_ms:
+        if old.offsets == old_sender.outputs[name].ends and old.watermark_ms == old_sender.downstream_watermark_ms:
             at = sender.outputs[name]
             return replace(old, offsets=at.ends, version=sender.version, topic_id=at.topic_id)
         return replace(old, version=sender.version - 1)
@@ -193,7 +201,7 @@ def rewound(draft: Manifest, step: MigratedStage, number: int, then: Heads, now:
     )
 
 
-def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
+def apply_step(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     """Apply a migration step to `draft`, the successor of the stage's newest version. A pure function.
 
     Raises `Refused` if the table is not the one that the step was planned for.
@@ -207,7 +215,7 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires or step.inputs or step.gone:
         # An open snapshot waits for markers on the old inputs.
-        changed = commit.without_snapshots(changed)
+        changed = commit.without_open_snapshots(changed)
     if step.retires or step.table is None:
         return changed
     if draft.table is None or draft.table.schema != step.schema:
@@ -216,7 +224,7 @@ def applied(draft: Manifest, step: MigratedStage, number: int) -> Manifest:
 
 
 def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
-    old_ids = old.ids
+    old_ids = old.column_ids
     values = (
         column if column.id in old_ids or not column.id else replace(column, since=draft.version)
         for column in new.values
@@ -229,7 +237,7 @@ def _with_columns(draft: Manifest, old: Table, new: Table) -> Manifest:
         # Without a due column, no row is waited for.
         next_ms = event_time.next_due_ms if due_after else None
         event_time = replace(event_time, next_due_ms=next_ms, by_clock=by_clock)
-    clock_ms = ttl.first_clock_ms(old, table, draft.clock_ms)
+    clock_ms = ttl.claim_clock_ms(old, table, draft.clock_ms)
     return replace(draft, table=table, clock_ms=clock_ms, event_time=event_time)
 
 
@@ -258,14 +266,14 @@ def _rename(
     ended: dict[str, Manifest] = {}
     versions: dict[str, int] = {}
     # Senders first: a renamed reader names its sender's new name.
-    for stage in order(heads):
+    for stage in topological_order(heads):
         step = migration.stages.get(stage, MigratedStage())
         if not step.called:
             continue
         last = heads[stage] if heads[stage].retired else _end_history(store, migration, heads[stage], step, now_ms)
         if step.called not in heads:
             first = _first_renamed(store, migration, last, step, heads, ended, now_ms)
-            if begin(store, first):
+            if commit_first(store, first):
                 versions[step.called] = first.version
         ended[stage] = replace(last, called=step.called)
     return ended, versions
@@ -291,7 +299,7 @@ def _end_history(
     store: ObjectStore, migration: Migration, head: Manifest, step: MigratedStage, now_ms: int
 ) -> Manifest:
     def update(draft: Manifest) -> Manifest:
-        return replace(commit.without_snapshots(draft), migration=migration.number, called=step.called)
+        return replace(commit.without_open_snapshots(draft), migration=migration.number, called=step.called)
 
     # Another process may finish it as well.
     change = Amendment("retire", update, requires=lambda newest: newest.called != step.called)
@@ -308,14 +316,16 @@ def _first_renamed(
     now_ms: int,
 ) -> Manifest:
     # Version up to which all readers have read each channel; None without readers.
-    readers = {name: readers_of(heads, name, last.stage) for name in last.outputs}
+    readers = {name: inputs_of_channel(heads, name, last.stage) for name in last.outputs}
     read = {name: min((at.version for at in inputs), default=None) for name, inputs in readers.items()}
     lowest = min((at for at in read.values() if at is not None), default=last.version)
-    sent = [version for version in history.followed(store, last, lowest) if version is not last]
+    sent = [version for version in history.iter_base_versions(store, last, lowest) if version is not last]
 
     def output(name: str, old: Output) -> Output:
         up_to = read[name]
-        unread = records.sent(name, (version for version in sent if up_to is not None and version.version > up_to))
+        unread = records.sent_messages(
+            name, (version for version in sent if up_to is not None and version.version > up_to)
+        )
         return replace(old, attempts=tuple(unread.attempts), rows=unread.rows, markers={})
 
     base = replace(
@@ -327,6 +337,6 @@ def _first_renamed(
         outputs={name: output(name, written) for name, written in last.outputs.items()},
         sinks={},
         called="",
-        formerly=(*last.formerly, Former(last.stage, last.version)),
+        formerly=(*last.formerly, FormerName(last.stage, last.version)),
     )
-    return applied(base, replace(step, called=""), migration.number)
+    return apply_step(base, replace(step, called=""), migration.number)

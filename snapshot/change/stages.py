@@ -20,21 +20,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...common.validation import whole
+from ...common.validation import check_whole
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys, limits, published
 from ...store.versions.amend import Amendment, amend
-from ...store.versions.codec import Notes
-from ...store.versions.commit import is_retired, without_snapshots
+from ...store.versions.codec import JsonFolder
+from ...store.versions.commit import retired_error, without_open_snapshots
 from ...store.versions.kinds import RESCALE
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import rejected_of
-from ..cut.graph import consumed, order
+from ...store.versions.side_tables import rejected_counts
+from ..cut.graph import consumed_versions, topological_order
 from ..cut.moments import heads_of, stages_of
-from ..cut.stored import cancel, notify, open_requests
-from ..take.audit_log import find_operation, record, record_once
+from ..cut.stored import notify_runners, open_requests, withdraw_request
+from ..take.audit_log import find_operation, record_operation, record_operation_once
 from ..under_way.exclusion import Intent, check_exclusion
 
 _SEARCHED_VERSIONS = 50
@@ -65,7 +65,7 @@ def rescale(
     if the stage has no table or is retired, `CommitConflict` if other writers kept winning the race for the next
     version, and `Unavailable`: the rescale may have been committed then.
     """
-    partitions = whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
+    partitions = check_whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
     stages_of(store, app, stage)
     head = history.head(store, app, stage)
     if head is None or head.table is None:
@@ -74,7 +74,7 @@ def rescale(
             hint=f"`slackwater status {app}` shows which stages have one",
         )
     if head.retired:
-        raise is_retired(head)
+        raise retired_error(head)
     check_exclusion(store, app, Intent.RESCALE, dry_run=dry_run)
     old_partitions, version = head.table.partitions, head.version
     if old_partitions != partitions:
@@ -96,7 +96,7 @@ def _record_rescale(
     store: ObjectStore, app: str, stage: str, old_partitions: int, partitions: int, by: str, version: int
 ) -> None:
     detail = f"{stage} to {partitions} state partitions, from {old_partitions}"
-    record(store, app, "rescale", detail, by, {stage: (version - 1, version)})
+    record_operation(store, app, "rescale", detail, by, {stage: (version - 1, version)})
 
 
 def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int) -> None:
@@ -105,7 +105,7 @@ def _record_earlier_rescale(store: ObjectStore, head: Manifest, partitions: int)
     if entry is not None and entry.detail.startswith(f"{stage} to {partitions} "):
         return
     # Nobody retries an interrupted rescale after this many versions.
-    for later, earlier in pairwise(islice(history.backwards(store, head), _SEARCHED_VERSIONS)):
+    for later, earlier in pairwise(islice(history.iter_backwards(store, head), _SEARCHED_VERSIONS)):
         if earlier.table is None:
             return
         if later.traits is RESCALE:
@@ -154,7 +154,9 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
             _record_retirement(store, app, head, by)
         last = history.find(store, app, stage, head.version - 1) or head
         return Retired(app, stage, head.version, True, last.time_ms, last.by, len(head.ssts), {}, ())
-    readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
+    readers = [
+        name for name in topological_order(heads) if not heads[name].retired and stage in consumed_versions(heads[name])
+    ]
     if readers:
         # Receivers must be retired before senders, so the last in the order goes first.
         verb, them = ("reads", "that one") if len(readers) == 1 else ("read", "these")
@@ -163,10 +165,10 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
             hint=f"retire {them} first, receivers before senders: slackwater retire "
             f"{app}/{readers[-1]}; or leave {stage} as it is",
         )
-    published.check(store, head)
+    published.check_all_published(store, head)
     unread = {
         sender: heads[sender].version - version
-        for sender, version in consumed(head).items()
+        for sender, version in consumed_versions(head).items()
         if sender in heads and heads[sender].version > version
     }
     version = head.version + 1
@@ -179,10 +181,10 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
 def commit_retired(store: ObjectStore, head: Manifest, *, by: str, now_ms: int) -> Manifest:
     """Commit the version that retires a stage, without checking its readers. Raises the errors of `amend`."""
-    return amend(store, head, Amendment("retire", without_snapshots), by=by, now_ms=now_ms).manifest
+    return amend(store, head, Amendment("retire", without_open_snapshots), by=by, now_ms=now_ms).manifest
 
 
-def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
+def prepare_reactivation(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest | None:
     """Prepare the claim of a retired stage; returns the version that retired it, None for an active stage.
 
     Withdraws open snapshots: the stage may have read past their markers before it was retired, and would never answer.
@@ -192,20 +194,20 @@ def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> Manifest
         return None
     for request in open_requests(store, app):
         why = f"{stage}, which was retired, came back while it was under way: take it again"
-        record(store, app, "snapshot failed", f"{request.name}: {why}", by)
-        cancel(store, app, request)
+        record_operation(store, app, "snapshot failed", f"{request.name}: {why}", by)
+        withdraw_request(store, app, request)
     return head
 
 
-def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
+def stages_missing_from_program(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
     """Return the active stages of an app that a program does not declare, receivers before senders."""
     heads = heads_of(store, app, (stage for stage in history.list_stages(store, app) if stage not in program))
-    return tuple(stage for stage in reversed(order(heads)) if not heads[stage].retired)
+    return tuple(stage for stage in reversed(topological_order(heads)) if not heads[stage].retired)
 
 
 def _record_retirement(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
     detail, versions = f"{head.stage} with v{head.version}", {head.stage: (head.version - 1, head.version)}
-    record_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)
+    record_operation_once(store, app, "retire", detail, by, versions, since_ms=head.time_ms - _CLOCK_SLACK_MS)
 
 
 class RetryRequest(Struct, frozen=True):
@@ -214,21 +216,21 @@ class RetryRequest(Struct, frozen=True):
     id: limits.Ulid
     stage: limits.Name
     created_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
 
 
-RETRIES = Notes(RetryRequest, keys.retries, lambda request: request.id)
+RETRIES = JsonFolder(RetryRequest, keys.retries, lambda request: request.id)
 """Open requests for retries, oldest first."""
 
 
-def rejected_waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
+def count_retriable_records(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
     """Count the rejected records that can be retried, by stage; only those of `stage` if given.
 
     Raises `NotFound` if the app or stage does not exist.
     """
     stages = stages_of(store, app, stage)
     heads = heads_of(store, app, (stage,) if stage else stages)
-    return {name: count for name, head in heads.items() if (count := rejected_of(head).waiting)}
+    return {name: count for name, head in heads.items() if (count := rejected_counts(head).waiting)}
 
 
 def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> RetryRequest:
@@ -237,11 +239,11 @@ def request_retry(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: 
     Raises `NotFound` if the app or stage does not exist, and `Refused` if there is nothing to retry.
     """
     check_exclusion(store, app, Intent.RETRY)
-    if not rejected_waiting(store, app, stage):
+    if not count_retriable_records(store, app, stage):
         raise Refused(f"{app}/{stage} has no rejected records to retry")
     request = next((open_request for open_request in RETRIES.all(store, app) if open_request.stage == stage), None)
     if request is None:
         request = RETRIES.add(store, RetryRequest(str(ULID()), stage, now_ms, by), app)
-    record_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)
-    notify(store, app)
+    record_operation_once(store, app, "rejected --retry", stage, by, since_ms=request.created_ms)
+    notify_runners(store, app)
     return request

@@ -1,4 +1,4 @@
-"""Switchover of a promotion: prepare both apps, then decide by creating one object, the name's `NameNote`.
+"""Switchover of a promotion: prepare both apps, then decide by creating one object, the name's `PromotionOutcome`.
 
 A later command completes or withdraws the switchover of a killed process.
 
@@ -6,7 +6,7 @@ A later command completes or withdraws the switchover of a killed process.
    offsets. Rows that it writes for sinks wait for the decision: no publisher starts before.
 2. The old app's stages are fenced. Each stage commits a version of kind `demote` after it has reached the target
    offsets and published everything. From now on the old app can commit nothing.
-3. The name's object (`apps.NameNote`) records the decision. It is created only if absent, so a promotion is
+3. The name's object (`apps.PromotionOutcome`) records the decision. It is created only if absent, so a promotion is
    decided once, or withdrawn once: by this call if a stage has moved on, or by a new run of the old app.
 
 A `SwitchoverPosition` consists of offsets of users' topics and a clock time; `why_not_reached` explains why a stage has
@@ -25,21 +25,21 @@ from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, history, keys, published
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.manifest import EventTime, Input, Manifest, Promotion, Sink, SinkKind
-from ..cut.graph import order
-from ..cut.kafka_topics import Topics, internal_topic
+from ..cut.graph import topological_order
+from ..cut.kafka_topics import KafkaTopics, internal_topic
 
 Offsets = Mapping[str, tuple[int, ...]]
 """Offset for each partition, by users' topic."""
 
 
-class Standing(NamedTuple):
+class SwitchoverPosition(NamedTuple):
     """Offsets and clock time that both apps must reach before the switchover."""
 
     offsets: Offsets
     clock_ms: int | None
 
 
-def place_of(heads: Iterable[Manifest]) -> Standing:
+def reachable_position(heads: Iterable[Manifest]) -> SwitchoverPosition:
     manifests = tuple(heads)
     times = (head.event_time for head in manifests if not head.retired)
     # A late row falls due one millisecond later, which the other app may have passed already.
@@ -48,14 +48,14 @@ def place_of(heads: Iterable[Manifest]) -> Standing:
         for at in times
         if at is not None and at.by_clock and at.due_ms is not None
     )
-    return Standing(furthest(manifests), max(clocks, default=None))
+    return SwitchoverPosition(highest_offsets(manifests), max(clocks, default=None))
 
 
 def users_inputs(heads: Iterable[Manifest]) -> Iterator[Input]:
     return (at for head in heads if not head.retired for at in head.inputs.values() if not at.upstream)
 
 
-def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
+def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
     offsets: dict[str, tuple[int, ...]] = {}
     for source in users_inputs(heads):
         previous = offsets.get(source.topic, ())
@@ -63,16 +63,16 @@ def furthest(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
     return offsets
 
 
-def behind(heads: Iterable[Manifest], at: Offsets) -> int:
+def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
     """Return the largest number of offsets that one input of these stages has still to read up to `at`."""
-    return max((left(source, at) for source in users_inputs(heads)), default=0)
+    return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
-def left(source: Input, at: Offsets) -> int:
+def input_lag(source: Input, at: Offsets) -> int:
     return sum(max(0, end - read) for end, read in _pairs(source, at))
 
 
-def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
+def why_not_reached(store: ObjectStore, head: Manifest, at: SwitchoverPosition) -> str:
     """Return the reason why a stage has not reached a position, as a sentence; empty if the stage has reached it.
 
     A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or
@@ -90,8 +90,8 @@ def short_of(store: ObjectStore, head: Manifest, at: Standing) -> str:
             return f"{name} has still to read rows from {source.upstream}"
     if head.event_time is not None and (reason := _rows_due(head.event_time, at.clock_ms)):
         return f"{name} has {reason}"
-    for sink, place in published.places(store, head).items():
-        if rows := published.behind(head.sinks[sink], place):
+    for sink, place in published.read_positions(store, head).items():
+        if rows := published.unpublished_rows(head.sinks[sink], place):
             return f"{name} has still to publish {rows:,} rows for its sink {sink!r}"
     return ""
 
@@ -105,7 +105,7 @@ def _offsets_apart(source: Input, at: Offsets) -> str:
 
 def _rows_due(times: EventTime, clock_ms: int | None) -> str:
     if not times.by_clock or clock_ms is None:
-        return "rows that are due" if times.owed else ""
+        return "rows that are due" if times.has_unemitted_due_rows else ""
     if times.due_ms is not None and times.due_ms > clock_ms:
         return "processed due rows since"
     return "rows that are due" if times.next_due_ms is not None and times.next_due_ms <= clock_ms else ""
@@ -117,37 +117,39 @@ def _pairs(source: Input, at: Offsets) -> Iterator[tuple[int, int]]:
 
 def _has_unread(store: ObjectStore, app: str, channel: str, at: Input) -> bool:
     last_read = history.find(store, app, at.upstream, at.version) if at.version else None
-    watermark_ms = last_read.handed_on_ms if last_read is not None else at.watermark_ms
-    for version in history.after(store, app, at.upstream, at.version):
+    watermark_ms = last_read.downstream_watermark_ms if last_read is not None else at.watermark_ms
+    for version in history.iter_after(store, app, at.upstream, at.version):
         sent = version.outputs.get(channel)
-        if sent is not None and (sent.rows or sent.markers or version.handed_on_ms != watermark_ms):
+        if sent is not None and (sent.rows or sent.markers or version.downstream_watermark_ms != watermark_ms):
             return True
-        watermark_ms = version.handed_on_ms
+        watermark_ms = version.downstream_watermark_ms
     return False
 
 
-class MovedOn(SlackwaterError):
+class SwitchoverFailed(SlackwaterError):
     """A promotion failed, because a stage left the required position or the promotion was withdrawn."""
 
 
 @dataclass(slots=True)
-class Switch:
+class Switchover:
     """Switchover of one promotion, as recorded in versions of the new app and of the old app."""
 
     promote: Promotion
     demote: Promotion
-    over: str
+    old_folder: str
     """Folder of the old app, which loses the name."""
     by: str
-    back: bool = False
+    gives_back: bool = False
     """True if the promotion returns the name to an app that had it before."""
-    made: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    committed_versions: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
     @property
-    def to(self) -> str:
+    def new_folder(self) -> str:
         return self.promote.to
 
-    def prepare(self, store: ObjectStore, kafka: Topics, heads: Iterable[Mapping[str, Manifest]], now_ms: int) -> None:
+    def prepare(
+        self, store: ObjectStore, kafka: KafkaTopics, heads: Iterable[Mapping[str, Manifest]], now_ms: int
+    ) -> None:
         """Commit the missing versions of both apps. `heads` has the newest versions of the old app and of the new app.
 
         Raises `SwitchoverFailed` if a stage is not at the required position, `Refused` if all stages are retired, and
@@ -155,38 +157,42 @@ class Switch:
         """
         old, new = heads
         if all(head.retired for head in new.values()):
-            raise Refused(f"every stage of {self.to} is retired: it may be being removed")
-        for stage in order(new):
+            raise Refused(f"every stage of {self.new_folder} is retired: it may be being removed")
+        for stage in topological_order(new):
             if not new[stage].retired:
                 self._amend(store, new[stage], self._promotion_amendment(store, kafka, new[stage]), now_ms)
-        for stage in order(old):
+        for stage in topological_order(old):
             if not old[stage].retired:
                 change = Amendment("demote", self._demoted, self._precondition(store, self.demote))
                 self._amend(store, old[stage], change, now_ms)
         # A removal that writes this note later will find and withdraw the prepared promotion.
-        if exists(store, keys.removing(self.to)):
-            raise MovedOn(f"{self.to} is being removed")
+        if exists(store, keys.removal_journal(self.new_folder)):
+            raise SwitchoverFailed(f"{self.new_folder} is being removed")
 
     def decide(self, store: ObjectStore, now_ms: int) -> None:
         promotion = self.promote
-        note = apps.NameNote(promotion.name, promotion.number, self.to, self.over, self.by, now_ms, self.back)
-        winner = apps.NAMES.add(store, note)
-        if winner.folder != self.to:
+        note = apps.PromotionOutcome(
+            promotion.name, promotion.number, self.new_folder, self.old_folder, self.by, now_ms, self.gives_back
+        )
+        winner = apps.PROMOTION_OUTCOMES.add(store, note)
+        if winner.folder != self.new_folder:
             outcome = "withdrawn" if winner.withdrawn else f"preceded by that of {winner.folder}"
-            raise MovedOn(f"the promotion of {self.to} over {promotion.name} was {outcome}, by {winner.by}")
+            raise SwitchoverFailed(
+                f"the promotion of {self.new_folder} over {promotion.name} was {outcome}, by {winner.by}"
+            )
 
     def _amend(self, store: ObjectStore, head: Manifest, change: Amendment, now_ms: int) -> None:
         done = amend(store, head, change, by=self.by, now_ms=now_ms)
         if done.changed:
             version = done.manifest.version
-            self.made.setdefault(head.app, {})[head.stage] = (version - 1, version)
+            self.committed_versions.setdefault(head.app, {})[head.stage] = (version - 1, version)
 
     def _precondition(self, store: ObjectStore, promotion: Promotion) -> Callable[[Manifest], bool]:
         def requires(head: Manifest) -> bool:
             if head.promotion == promotion:
                 return False
-            if why := short_of(store, head, Standing(promotion.at, promotion.clock_ms)):
-                raise MovedOn(why)
+            if why := why_not_reached(store, head, SwitchoverPosition(promotion.at, promotion.clock_ms)):
+                raise SwitchoverFailed(why)
             return True
 
         return requires
@@ -195,7 +201,7 @@ class Switch:
         # The sinks stay, and continue if the promotion is withdrawn.
         return replace(draft, promotion=self.demote)
 
-    def _promotion_amendment(self, store: ObjectStore, kafka: Topics, head: Manifest) -> Amendment:
+    def _promotion_amendment(self, store: ObjectStore, kafka: KafkaTopics, head: Manifest) -> Amendment:
         ends: dict[str, tuple[str, int, str]] = {}
         is_ready = self._precondition(store, self.promote)
 
@@ -204,7 +210,7 @@ class Switch:
                 return False
             for name in self._published_sinks(head):
                 topic = internal_topic(head.app, head.stage, name)
-                ends[name] = (topic, *kafka.internal(topic))
+                ends[name] = (topic, *kafka.create_internal_topic(topic))
             return True
 
         def update(draft: Manifest) -> Manifest:
@@ -213,27 +219,27 @@ class Switch:
                 for name, kind in self._published_sinks(draft).items()
                 for topic, end, topic_id in [ends[name]]
             }
-            silent = {name: kind for name, kind in declared(draft).items() if name not in sinks}
+            silent = {name: kind for name, kind in declared_sinks(draft).items() if name not in sinks}
             return replace(draft, sinks=sinks, silent=silent, promotion=self.promote)
 
         return Amendment("promote", update, requires)
 
     def _published_sinks(self, head: Manifest) -> dict[str, SinkKind]:
         topics = self.promote.sinks
-        return {name: kind for name, kind in declared(head).items() if topics is None or name in topics}
+        return {name: kind for name, kind in declared_sinks(head).items() if topics is None or name in topics}
 
 
-def declared(head: Manifest) -> dict[str, SinkKind]:
+def declared_sinks(head: Manifest) -> dict[str, SinkKind]:
     return head.silent | {name: sink.kind for name, sink in head.sinks.items()}
 
 
-def withdraw(store: ObjectStore, promotion: Promotion, over: str, *, by: str, now_ms: int) -> bool:
+def withdraw_promotion(store: ObjectStore, promotion: Promotion, old_folder: str, *, by: str, now_ms: int) -> bool:
     """Withdraw a promotion over the app in folder `old_folder`. Returns False if the promotion was already decided."""
-    note = apps.NameNote(promotion.name, promotion.number, over, over, by, now_ms)
-    return apps.NAMES.add(store, note).folder != promotion.to
+    note = apps.PromotionOutcome(promotion.name, promotion.number, old_folder, old_folder, by, now_ms)
+    return apps.PROMOTION_OUTCOMES.add(store, note).folder != promotion.to
 
 
-def settled(
+def settle_promotion(
     store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
 ) -> Promotion | None:
     """Return an app's newest promotion, decided or not, before stages of the app are run.
@@ -243,21 +249,21 @@ def settled(
     app without promotions.
     """
     manifests = tuple(heads)
-    newest = newest_of(manifests)
+    newest = newest_promotion(manifests)
     prepared = {head.stage for head in manifests if head.promotion == newest or head.retired}
     is_ready = newest is not None and newest.to == manifests[0].app and prepared.issuperset(claims)
-    if newest is not None and not is_ready and apps.outcome(store, newest) is None:
-        withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
+    if newest is not None and not is_ready and apps.is_promotion_decided(store, newest) is None:
+        withdraw_promotion(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
     return newest
 
 
-def give_up(store: ObjectStore, app: str, heads: Iterable[Manifest], *, by: str, now_ms: int) -> None:
+def withdraw_own_promotion(store: ObjectStore, app: str, heads: Iterable[Manifest], *, by: str, now_ms: int) -> None:
     """Withdraw a prepared, undecided promotion of an app that is about to be removed."""
-    newest = newest_of(heads)
-    if newest is not None and newest.to == app and apps.outcome(store, newest) is None:
-        withdraw(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
+    newest = newest_promotion(heads)
+    if newest is not None and newest.to == app and apps.is_promotion_decided(store, newest) is None:
+        withdraw_promotion(store, newest, apps.folder_of(store, newest.name), by=by, now_ms=now_ms)
 
 
-def newest_of(heads: Iterable[Manifest]) -> Promotion | None:
+def newest_promotion(heads: Iterable[Manifest]) -> Promotion | None:
     promotions = (head.promotion for head in heads if head.promotion is not None)
     return max(promotions, key=lambda promotion: promotion.number, default=None)

@@ -38,7 +38,7 @@ class Cut:
 
     @property
     def versions(self) -> dict[str, int]:
-        return {stage: self.stages[stage].version for stage in order(self.stages)}
+        return {stage: self.stages[stage].version for stage in topological_order(self.stages)}
 
     @property
     def time_ms(self) -> int:
@@ -46,19 +46,19 @@ class Cut:
 
     def clock_ms(self, stage: str) -> int:
         """Return the time by which rows of a stage's table expire at this cut; 0 for side tables."""
-        return ttl.seen_clock_ms(self.stages[stage], self.seen_ms) if stage in self.stages else 0
+        return ttl.read_clock_ms(self.stages[stage], self.seen_ms) if stage in self.stages else 0
 
     @property
     def tables(self) -> dict[str, Manifest]:
         """Manifests of all tables and side tables by table name, upstream stages first."""
-        tables_by_stage = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
+        tables_by_stage = (tables_of(self.stages[stage], stage) for stage in topological_order(self.stages))
         return {name: manifest for tables in tables_by_stage for name, manifest in tables.items()}
 
     def table(self, name: str) -> Manifest | None:
         own = self.stages.get(name)
         return own if own is not None and own.table is not None else self.tables.get(name)
 
-    def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
+    def with_renamed_stages(self, later: Mapping[str, Manifest]) -> "Cut":
         renamed = {
             name: self.stages[former.stage]
             for name, head in later.items()
@@ -85,7 +85,7 @@ class Channel:
     input: Input | None = None
 
 
-def consumed(manifest: Manifest) -> dict[str, int]:
+def consumed_versions(manifest: Manifest) -> dict[str, int]:
     """Return the consumed version of each upstream stage; 0 if no version was consumed."""
     versions: dict[str, int] = {}
     for source in manifest.inputs.values():
@@ -95,12 +95,12 @@ def consumed(manifest: Manifest) -> dict[str, int]:
     return versions
 
 
-def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
+def topological_order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
     """Return the stages in topological order, upstream first; unrelated stages are sorted by name.
 
     Stages in a cycle (which `App` refuses to declare) come last, by name.
     """
-    remaining = {stage: {up for up in consumed(stages[stage]) if up in stages} for stage in sorted(stages)}
+    remaining = {stage: {up for up in consumed_versions(stages[stage]) if up in stages} for stage in sorted(stages)}
     ordered: list[str] = []
     while remaining:
         next_stages = [stage for stage, upstream in remaining.items() if not upstream - set(ordered)]
@@ -110,10 +110,10 @@ def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
+def downstream_stages(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
     affected = {stage}
-    for name in order(stages):
-        if affected & consumed(stages[name]).keys():
+    for name in topological_order(stages):
+        if affected & consumed_versions(stages[name]).keys():
             affected.add(name)
     return frozenset(affected - {stage})
 
@@ -121,7 +121,7 @@ def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
 def channels(cut: Cut) -> tuple[Channel, ...]:
     """Return one channel for each sender, name and receiver, upstream senders first."""
     result: list[Channel] = []
-    stages = order(cut.stages)
+    stages = topological_order(cut.stages)
     for sender in stages:
         for name in sorted(cut.stages[sender].outputs):
             readers = [
@@ -133,7 +133,7 @@ def channels(cut: Cut) -> tuple[Channel, ...]:
     return tuple(result)
 
 
-def readers(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
+def readers_by_channel(cut: Cut) -> tuple[tuple[Channel, ...], ...]:
     """Return the readers of each channel, in the order of `channels`, the slowest reader first."""
     # In a clone that has read nothing yet, readers of the same version may be at different offsets.
     by_name = (tuple(channel_readers) for _, channel_readers in groupby(channels(cut), attrgetter("name")))
@@ -149,7 +149,7 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
         f"{receiver}@v{manifest.version} consumed {sender}@v{version}, but the cut holds "
         + (f"{sender}@v{stages[sender].version}" if sender in stages else f"no version of {sender}")
         for receiver, manifest in stages.items()
-        for sender, version in consumed(manifest).items()
+        for sender, version in consumed_versions(manifest).items()
         if version > (stages[sender].version if sender in stages else 0)
     )
 
@@ -160,8 +160,8 @@ def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Man
     while True:
         previous = dict(raised)
         # Receivers first: a raised sender may have consumed more itself.
-        for receiver in reversed(order(raised)):
-            for sender, version in consumed(raised[receiver]).items():
+        for receiver in reversed(topological_order(raised)):
+            for sender, version in consumed_versions(raised[receiver]).items():
                 if version > (raised[sender].version if sender in raised else 0):
                     raised[sender] = read(sender, version)
         if raised == previous:
@@ -180,12 +180,12 @@ def lower_receivers(
     `first` returns the lowest version of a stage to go back to; a stage that would have to go further back is left out.
     """
     lowered = dict(stages)
-    receivers = descendants(stages, pinned)
-    for receiver in filter(receivers.__contains__, order(stages)):
+    receivers = downstream_stages(stages, pinned)
+    for receiver in filter(receivers.__contains__, topological_order(stages)):
         limits = {stage: lowered[stage].version if stage in lowered else 0 for stage in (pinned, *receivers)}
 
         def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
-            return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
+            return all(version <= limits.get(stage, version) for stage, version in consumed_versions(manifest).items())
 
         earlier = history.newest_where(read, first, lowered.pop(receiver), within)
         if earlier is not None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ...state import records
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.manifest import Input, Lost, Manifest, Output
+from ...store.versions.manifest import Input, LostRecords, Manifest, Output
 from .graph import Channel, Cut, channels
 
 
@@ -71,9 +71,11 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
     given_up = channel.input is None and _is_given_up(store, cut, channel)
-    reader = channel.input or (None if given_up else left_at(cut.stages.values(), channel.name, channel.sender))
+    reader = channel.input or (
+        None if given_up else former_reader_position(cut.stages.values(), channel.name, channel.sender)
+    )
     if reader is not None:
-        after, starts, passed = reader.version, reader.offsets, reader.passed
+        after, starts, passed = reader.version, reader.offsets, reader.rows_passed
     elif given_up:
         after, starts, passed = sender.version, output.ends, output.sent
     else:
@@ -84,8 +86,8 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     else:
         # Two readers of a clone may be at different offsets within its sender's first version.
         within = until.version == after and until.offsets != starts
-        up_to, ends, sent = until.version + within, until.offsets, until.passed
-    written = records.sent(channel.name, history.between(store, cut.app, channel.sender, after, up_to))
+        up_to, ends, sent = until.version + within, until.offsets, until.rows_passed
+    written = records.sent_messages(channel.name, history.iter_between(store, cut.app, channel.sender, after, up_to))
     return InFlight(
         channel=channel.name,
         topic=output.topic,
@@ -103,7 +105,7 @@ def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input |
     )
 
 
-def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
+def former_reader_position(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
     stopped = (head.stopped[channel] for head in heads if channel in head.stopped)
     return max((at for at in stopped if at.upstream == sender), key=lambda at: at.version, default=None)
 
@@ -127,7 +129,7 @@ class Gap:
     up_to: int
     starts: tuple[int, ...]
     ends: tuple[int, ...]
-    gone: tuple[tuple[int, int, int], ...]
+    missing_ranges: tuple[tuple[int, int, int], ...]
     sent: tuple[int, ...]
     """Number of rows by Kafka partition that the sender wrote up to version `up_to`, since the channel began."""
     markers: frozenset[str]
@@ -140,7 +142,7 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
     offset in Kafka, by partition.
     """
     gap: Gap | None = None
-    starts, sent = at.offsets, at.passed or _zero_counts(at)
+    starts, sent = at.offsets, at.rows_passed or _zero_counts(at)
     markers: set[str] = set()
     lossy = False
     for manifest in versions:
@@ -163,8 +165,8 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
     return gap if lossy else None
 
 
-def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
-    previous = at.passed or _zero_counts(at)
+def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
+    previous = at.rows_passed or _zero_counts(at)
     is_counted = len(previous) == len(gap.sent)
     rows = tuple(to - had for to, had in zip(gap.sent, previous, strict=True)) if is_counted else ()
     # For a reader that has read nothing the loss is known, even if older counts are not.
@@ -173,10 +175,10 @@ def pass_over(at: Input, gap: Gap) -> tuple[Input, Lost]:
     skipped = replace(
         at, offsets=gap.ends, version=gap.up_to, rows=0, consumed=consumed if is_counted else (), lost=total
     )
-    return skipped, Lost(at.topic, gap.starts, gap.ends, rows, gap.after, gap.up_to)
+    return skipped, LostRecords(at.topic, gap.starts, gap.ends, rows, gap.after, gap.up_to)
 
 
-def broken(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
+def snapshots_broken_by_gap(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
     """Return the snapshots that the reader cannot complete if it skips the gap.
 
     Either the snapshot's marker is in the gap and not recorded by the reader yet, or the reader awaits the marker

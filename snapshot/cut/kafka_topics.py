@@ -11,7 +11,7 @@ from .in_flight import InFlight
 from .replicas import Anchor
 
 
-class Topics(Protocol):
+class KafkaTopics(Protocol):
     """Offsets and records of an app's topics, and the messages that operations write.
 
     Methods that access Kafka may raise `Unavailable`.
@@ -51,14 +51,14 @@ class Topics(Protocol):
         Raises `Corruption` (their number differs from the sender's manifests) and `Refused` (records are gone).
         """
 
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+    def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
         """Return the id of the snapshot whose marker is at this offset.
 
         Empty if another message is there, and None if no message is. Raises `NotFound` if the topic does not exist, and
         `Refused` if the offset cannot be read.
         """
 
-    def before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
+    def records_before(self, topic: str, partition: int, offset: int, count: int, /) -> tuple[Anchor, ...]:
         """Return at most `count` records of a partition, the last before `offset`, oldest first.
 
         Raises `NotFound` if the topic does not exist.
@@ -67,17 +67,17 @@ class Topics(Protocol):
     def anchors(self, topic: str, partition: int, start: int, end: int, /) -> Iterator[Anchor]:
         """Yield the records of a partition in a range of offsets, as anchors."""
 
-    def syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
+    def offset_syncs(self, alias: str, topic: str, /) -> Mapping[int, Sequence[tuple[int, int]]]:
         """Return the offset pairs, by partition, that MirrorMaker 2 recorded for a topic of the cluster `alias`.
 
         A pair is the offset of a record in the topic and its offset in the mirror. Empty if this Kafka has no
         MirrorMaker topic for the cluster.
         """
 
-    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+    def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """Commit a stage's positions to Kafka, by topic, for Kafka's own tools. Best effort: raises no error."""
 
-    def internal(self, topic: str, /) -> tuple[int, str]:
+    def create_internal_topic(self, topic: str, /) -> tuple[int, str]:
         """Create the internal topic of a sink if it is missing; returns the end offset and the topic id."""
 
     def copy(

@@ -18,7 +18,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary
 from ...store.versions.manifest import Manifest
-from .graph import Cut, consumed, order, raise_senders
+from .graph import Cut, consumed_versions, raise_senders, topological_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ class Line:
 
     @cached_property
     def ranks(self) -> Mapping[str, int]:
-        return {stage: rank for rank, stage in enumerate(order(self.heads.stages))}
+        return {stage: rank for rank, stage in enumerate(topological_order(self.heads.stages))}
 
     def read(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.heads.app, stage, version)
 
-    def first(self, stage: str) -> int:
+    def first_version(self, stage: str) -> int:
         if stage not in self._firsts:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
 
     @cached_property
-    def kept(self) -> tuple[KeptMoment, ...]:
+    def kept_moments(self) -> tuple[KeptMoment, ...]:
         moments: list[KeptMoment] = []
         earlier: Mapping[str, int] = {}
         for moment_cut in self.limit.moments:
@@ -72,17 +72,17 @@ class Line:
         return tuple(moments)
 
     def kept_between(self, low: Cut, high: Cut) -> tuple[KeptMoment, ...]:
-        return self.kept[self._kept_range(low)[1] : self._kept_range(high)[0]]
+        return self.kept_moments[self._kept_range(low)[1] : self._kept_range(high)[0]]
 
     def is_kept(self, cut: Cut) -> bool:
         start, end = self._kept_range(cut)
         return start < end
 
-    def at(self, moment: KeptMoment) -> Cut:
+    def cut_of_moment(self, moment: KeptMoment) -> Cut:
         return self._consistent_cut({stage: self.read(stage, version) for stage, version in moment.versions.items()})
 
     def is_whole(self, cut: Cut) -> bool:
-        return self.limit.is_whole(cut.versions)
+        return self.limit.has_complete_history(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
         """Return the range of indices of the kept moment with this cut; an empty range if there is none.
@@ -90,15 +90,15 @@ class Line:
         An empty range is at the index of the first kept moment after the cut.
         """
         if self.is_whole(cut):
-            return len(self.kept), len(self.kept)
+            return len(self.kept_moments), len(self.kept_moments)
         # Kept moments do not include retired stages.
         active = {stage: manifest.version for stage, manifest in cut.stages.items() if not manifest.retired}
-        for number, moment in enumerate(self.kept):
+        for number, moment in enumerate(self.kept_moments):
             if moment.versions in (active, cut.versions):
                 return number, number + 1
-        return (bisect_left(self.kept, cut.time_ms, key=lambda moment: moment.time_ms),) * 2
+        return (bisect_left(self.kept_moments, cut.time_ms, key=lambda moment: moment.time_ms),) * 2
 
-    def place(self, commit: Manifest) -> tuple[int, int, int]:
+    def sort_key(self, commit: Manifest) -> tuple[int, int, int]:
         """Return the sort key of a commit on the line: effective time, rank of the stage, version number.
 
         The effective time is the earliest time of this commit and all commits that depend on it.
@@ -108,8 +108,8 @@ class Line:
         time_ms = min(dependent.time_ms for dependent in (commit, *dependents))
         return time_ms, self.ranks[commit.stage], commit.version
 
-    def up_to(self, commit: Manifest) -> Cut:
-        time_ms, rank, _ = self.place(commit)
+    def prefix_up_to(self, commit: Manifest) -> Cut:
+        time_ms, rank, _ = self.sort_key(commit)
         at_time, earlier = self._up_to_time(time_ms), self._up_to_time(time_ms - 1)
         versions = {
             stage: (at_time if stage_rank < rank else earlier).get(stage) for stage, stage_rank in self.ranks.items()
@@ -117,58 +117,59 @@ class Line:
         versions[commit.stage] = commit
         return self._consistent_cut(versions)
 
-    def before(self, commit: Manifest) -> Cut:
-        versions: dict[str, Manifest | None] = dict(self.up_to(commit).stages)
-        is_first = commit.version <= self.first(commit.stage)
+    def prefix_before(self, commit: Manifest) -> Cut:
+        versions: dict[str, Manifest | None] = dict(self.prefix_up_to(commit).stages)
+        is_first = commit.version <= self.first_version(commit.stage)
         versions[commit.stage] = None if is_first else self.read(commit.stage, commit.version - 1)
         return self._consistent_cut(versions)
 
-    def last(self, prefix: Cut) -> Manifest | None:
+    def last_commit(self, prefix: Cut) -> Manifest | None:
         """Return the last commit of a prefix; None for the empty prefix.
 
         Of a kept moment, return the commit that names it.
         """
         start, end = self._kept_range(prefix)
         if start < end:
-            return self.read(self.kept[start].stage, self.kept[start].version)
-        return max(prefix.stages.values(), key=self.place, default=None)
+            return self.read(self.kept_moments[start].stage, self.kept_moments[start].version)
+        return max(prefix.stages.values(), key=self.sort_key, default=None)
 
     def ref(self, prefix: Cut) -> str:
-        commit = self.last(prefix)
+        commit = self.last_commit(prefix)
         return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
-    def within(self, cut: Cut) -> Cut:
+    def longest_prefix_within(self, cut: Cut) -> Cut:
         """Return the longest prefix that a cut contains."""
         beyond = [
             self.read(stage, version)
             for stage, head in self.heads.stages.items()
-            if (version := cut.stages[stage].version + 1 if stage in cut.stages else self.first(stage)) <= head.version
+            if (version := cut.stages[stage].version + 1 if stage in cut.stages else self.first_version(stage))
+            <= head.version
         ]
-        return self.before(min(beyond, key=self.place)) if beyond else self._consistent_cut(self.heads.stages)
+        return self.prefix_before(min(beyond, key=self.sort_key)) if beyond else self._consistent_cut(self.heads.stages)
 
-    def around(self, cut: Cut) -> Cut:
-        last = self.last(cut)
-        return self.up_to(last) if last else self._consistent_cut({})
+    def shortest_prefix_around(self, cut: Cut) -> Cut:
+        last = self.last_commit(cut)
+        return self.prefix_up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
         """Return the shortest prefix with the app's initial rows, from a clone, an `init`, or the first kept versions.
 
         If there are no initial rows, returns the first commit if it has no rows, else the empty cut.
         """
-        firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
+        firsts = [self.read(stage, self.first_version(stage)) for stage in self.heads.stages]
         initial = [
             commit for commit in firsts if commit.traits.brings_rows or (commit.version > 1 and not commit.former_name)
         ]
         if initial:
-            return self.up_to(max(initial, key=self.place))
-        earliest = min(firsts, key=self.place, default=None)
+            return self.prefix_up_to(max(initial, key=self.sort_key))
+        earliest = min(firsts, key=self.sort_key, default=None)
         return self._consistent_cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
 
     def dependents(self, commit: Manifest) -> dict[str, Manifest]:
         earliest = {commit.stage: commit}
 
         def independent(manifest: Manifest) -> bool:
-            read = consumed(manifest)
+            read = consumed_versions(manifest)
             return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
 
         for stage in self.ranks:
@@ -191,19 +192,21 @@ class Line:
         return raise_senders(newest_by_stage, self.read)
 
     def _lowest(self, stage: str) -> int:
-        return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
+        return self.floor[stage] + 1 if stage in self.floor else self.first_version(stage)
 
     def _consistent_cut(self, manifests: Mapping[str, Manifest | None]) -> Cut:
         present = {stage: commit for stage, commit in manifests.items() if commit is not None}
         number = max((commit.migration for commit in present.values() if commit.rewind is not None), default=0)
         for stage, head in self.heads.stages.items() if number else ():
             if head.migration >= number and (stage not in present or present[stage].migration < number):
-                done = history.first_where(self.read, self.first, head, lambda manifest: manifest.migration >= number)
+                done = history.first_where(
+                    self.read, self.first_version, head, lambda manifest: manifest.migration >= number
+                )
                 present[stage] = self.read(stage, done)
         return Cut(self.heads.app, present)
 
 
-def newest_first(
+def commits_newest_first(
     store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, with_kept: bool = False
 ) -> Iterator[Manifest]:
     """Yield the commits of the line, newest first. Reads one manifest ahead for each stage.
@@ -212,7 +215,7 @@ def newest_first(
     versions after that part; with `with_kept`, also older remaining versions.
     """
     limit = horizon.newest(store, app)
-    ranks = {stage: rank for rank, stage in enumerate(order(heads))}
+    ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}
     ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
 
     def position(commit: Manifest) -> tuple[int, int]:
@@ -221,7 +224,7 @@ def newest_first(
 
     while ahead:
         # A commit that another remaining commit depends on cannot be next.
-        needed = [read for manifest in ahead.values() for read in consumed(manifest).items()]
+        needed = [read for manifest in ahead.values() for read in consumed_versions(manifest).items()]
         free = [
             manifest
             for manifest in ahead.values()
@@ -231,7 +234,12 @@ def newest_first(
         last_ms = min(commit.time_ms, last_ms)
         yield commit
         del ahead[commit.stage]
-        number = limit.before(commit.stage, commit.version)
+        number = limit.previous_version(commit.stage, commit.version)
         is_next = with_kept or number >= limit.first.get(commit.stage, 0)
-        if number and is_next and not commit.begins and (earlier := history.find(store, app, commit.stage, number)):
+        if (
+            number
+            and is_next
+            and not commit.starts_history
+            and (earlier := history.find(store, app, commit.stage, number))
+        ):
             ahead[commit.stage] = earlier

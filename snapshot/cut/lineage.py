@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 
-from ...state.records import are_two, ranges, stretches
+from ...state.records import is_other_topic, ranges, read_spans
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
@@ -14,7 +14,7 @@ from .graph import Cut
 Offsets = dict[str, tuple[int, ...]]
 
 
-def read_up_to(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
+def offsets_read_by_all(store: ObjectStore, cut: Cut, stages: Collection[str]) -> Offsets:
     """Return the offsets of users' topics that all of these stages have read, directly or through channels.
 
     If a topic reaches a stage over several paths, the slowest counts. Topics are left out if a sender's version on
@@ -31,7 +31,7 @@ def _offsets_of_input(store: ObjectStore, cut: Cut, reader: Manifest, name: str)
     source = reader.inputs[name]
     if not source.upstream:
         return {source.topic: source.offsets}
-    if sent := sender_of(store, reader, name, history.find):
+    if sent := sender_version_read(store, reader, name, history.find):
         return _offsets_of(store, cut, sent)
     if not source.version and (sender := cut.stages.get(source.upstream)):
         # The reader has read nothing from this sender.
@@ -62,7 +62,7 @@ class Window:
         return f"{self.topic}[{self.partition}] {self.start}..{self.end}"
 
 
-Read = Callable[[ObjectStore, str, str, int], Manifest | None]
+VersionReader = Callable[[ObjectStore, str, str, int], Manifest | None]
 """Function that reads a version: `history.read` raises `NotFound` for a missing one, `history.find` returns None."""
 
 
@@ -90,13 +90,16 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """
     start = _last_common(store, low or _first(store, high), high)
     skipped = _lost_between(store, start, high)
-    own, users = direct(start, high, skipped), {source.topic for source in high.inputs.values() if not source.upstream}
+    own, users = (
+        direct_windows(start, high, skipped),
+        {source.topic for source in high.inputs.values() if not source.upstream},
+    )
     sources, lost = [window for window in own if window.topic in users], set(skipped)
     for name, source in high.inputs.items():
         earlier = start.inputs.get(name)
         after = earlier.version if earlier else 0
-        if source.upstream and source.version > after and (sent := sender_of(store, high, name)) is not None:
-            sent_before = sender_of(store, start, name, history.find) if earlier is not None else None
+        if source.upstream and source.version > after and (sent := sender_version_read(store, high, name)) is not None:
+            sent_before = sender_version_read(store, start, name, history.find) if earlier is not None else None
             upstream = trace(store, sent_before or _sent_before(store, sent, name, earlier), sent)
             sources += upstream.sources
             lost |= set(upstream.lost)
@@ -116,7 +119,9 @@ def records_of(manifest: Manifest) -> int:
     return sum(read.rows for read in manifest.inputs.values())
 
 
-def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = history.read) -> Manifest | None:
+def sender_version_read(
+    store: ObjectStore, reader: Manifest, name: str, read: VersionReader = history.read
+) -> Manifest | None:
     """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
     If the reader was rewound and has not read since, this is the version that it had read at the restored moment,
@@ -126,12 +131,12 @@ def sender_of(store: ObjectStore, reader: Manifest, name: str, read: Read = hist
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
     if following is not None and following.rewind is not None and following.migration <= reader.migration:
         then = read(store, reader.app, reader.stage, reader.rewinds[-1].to)
-        return sender_of(store, then, name, read) if then is not None else None
+        return sender_version_read(store, then, name, read) if then is not None else None
     return read(store, reader.app, source.upstream, source.version) if source.version else None
 
 
 def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
-    ranges = high.follows()
+    ranges = high.base_versions()
     if any(low.version in version_range for version_range in ranges) or low.stage != high.stage:
         return low
     last = max(
@@ -140,7 +145,7 @@ def _last_common(store: ObjectStore, low: Manifest, high: Manifest) -> Manifest:
     return history.find(store, high.app, high.stage, last) or low if last else low
 
 
-def losses(manifest: Manifest) -> tuple[Window, ...]:
+def skipped_windows(manifest: Manifest) -> tuple[Window, ...]:
     """Return the windows that a claim skipped on the stage's own inputs, because Kafka had lost the records.
 
     Ordered by topic and partition. Empty for versions other than claims.
@@ -153,7 +158,7 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
     )
 
 
-def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
+def direct_windows(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
     """Return the windows between two versions of a stage on the stage's own inputs, ordered by topic and partition.
 
     Windows in `lost` are excluded. If an input was reset in between, a partition has several windows: records that
@@ -162,10 +167,10 @@ def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Windo
     windows: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
-        if source.upstream and earlier is not None and are_two(earlier.topic_id, source.topic_id):
+        if source.upstream and earlier is not None and is_other_topic(earlier.topic_id, source.topic_id):
             earlier = None  # the topic was recreated, so old offsets mean nothing
         # Partitions added since are read from their beginning.
-        read = [offset_range for starts, ends in stretches(earlier, source) for offset_range in ranges(starts, ends)]
+        read = [offset_range for starts, ends in read_spans(earlier, source) for offset_range in ranges(starts, ends)]
         read.sort(key=lambda offset_range: offset_range.partition)
         windows += (
             Window(source.topic, offset_range.partition, offset_range.first, offset_range.last) for offset_range in read
@@ -187,7 +192,11 @@ def _subtract(window: Window, gone: Window) -> Iterator[Window]:
 def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Window, ...]:
     if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
         return ()
-    return tuple(window for version in history.followed(store, high, low.version) for window in losses(version))
+    return tuple(
+        window
+        for version in history.iter_base_versions(store, high, low.version)
+        for window in skipped_windows(version)
+    )
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
@@ -211,7 +220,7 @@ def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input |
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
-    if history.before(store, manifest) is None:
+    if history.previous_version(store, manifest) is None:
         return manifest
     first = history.first_version(store, manifest.app, manifest.stage)
     return history.read(store, manifest.app, manifest.stage, min(first, manifest.version))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ...store.versions import checks, keys, limits
-from ...store.versions.codec import Notes
+from ...store.versions.codec import JsonFolder
 from ...store.versions.kinds import KINDS, VersionKind
 from ...store.versions.manifest import Input, Manifest, Output, Sink, Table
 
@@ -43,10 +43,10 @@ class MigratedStage(Struct, frozen=True):
     rests: dict[limits.Topic, Sink] = {}
 
     reset: dict[limits.Topic, limits.Offsets] = {}
-    reset_ids: dict[limits.Topic, limits.Line] = {}
+    reset_ids: dict[limits.Topic, limits.ShortText] = {}
 
     @property
-    def answers_otherwise(self) -> bool:
+    def invalidates_requests(self) -> bool:
         """True if the stage cannot answer snapshot requests made before this step."""
         return bool(self.retires or self.called or self.inputs or self.gone or self.rewound is not None)
 
@@ -57,65 +57,67 @@ class Migration(Struct, frozen=True):
     app: limits.Name
     number: limits.Version
     id: limits.Ulid
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
     snapshot: limits.Name
     stages: dict[limits.Name, MigratedStage]
     """Step of each stage; unchanged stages have an empty step and also get a version with the migration's number."""
     detail: limits.Text = ""
-    message: limits.Line = ""
+    message: limits.ShortText = ""
     recovery: bool = False
     """True for a recovery from a replica, which restores the replica's cut with new channels."""
 
     @property
-    def rewinds(self) -> bool:
+    def is_rewind(self) -> bool:
         return any(step.rewound is not None for step in self.stages.values())
 
     @property
-    def resets(self) -> bool:
+    def is_reset(self) -> bool:
         return any(step.reset for step in self.stages.values())
 
-    def is_through(self, head: Manifest) -> bool:
+    def is_applied_by(self, head: Manifest) -> bool:
         """Return True if the stage of `head` applied the migration, or is retired and has no step in it."""
         step = self.stages.get(head.stage)
         has_no_part = head.retired and (step is None or step.rewound is None)
         return has_no_part or head.migration >= self.number
 
-    def behind(self, heads: Mapping[str, Manifest]) -> list[str]:
+    def missing_stages(self, heads: Mapping[str, Manifest]) -> list[str]:
         """Return the stages whose newest version, in `heads`, has not applied the migration."""
         return [
             name
             for name, step in self.stages.items()
-            if name in heads and not (self.is_through(heads[name]) and (not step.called or step.called in heads))
+            if name in heads and not (self.is_applied_by(heads[name]) and (not step.called or step.called in heads))
         ]
 
     @property
-    def did(self) -> str:
+    def past_participle(self) -> str:
         return KINDS[self.kind].fate.partition(" ")[0]
 
     @property
     def kind(self) -> VersionKind:
         if self.recovery:
             return "recover"
-        return "rewind" if self.rewinds else "reset" if self.resets else "migration"
+        return "rewind" if self.is_rewind else "reset" if self.is_reset else "migration"
 
     @property
     def verb(self) -> str:
         return KINDS[self.kind].verbs[0]
 
     @property
-    def what(self) -> str:
+    def label(self) -> str:
         return f"{'recovery' if self.recovery else self.kind} {self.number}"
 
 
-@checks.relations.register
-def _(value: Migration) -> Iterator[checks.Wrong]:
+@checks.find_violations.register
+def _(value: Migration) -> Iterator[checks.Violation]:
     for stage, step in value.stages.items():
         if step.table is not None:
-            yield from checks.table_is_wrong(f"stages[{stage!r}].table", step.table)
+            yield from checks.table_violations(f"stages[{stage!r}].table", step.table)
         for name, source in step.inputs.items():
-            yield from checks.input_is_wrong(f"stages[{stage!r}].inputs[{name!r}]", source, stage)
+            yield from checks.input_violations(f"stages[{stage!r}].inputs[{name!r}]", source, stage)
 
 
-MIGRATIONS = Notes(Migration, keys.migrations, lambda migration: migration.number, app=lambda migration: migration.app)
+MIGRATIONS = JsonFolder(
+    Migration, keys.migrations, lambda migration: migration.number, owner_of=lambda migration: migration.app
+)
 """Migrations by number. Only the newest one can be incomplete."""

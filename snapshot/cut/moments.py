@@ -14,13 +14,13 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import may_have, owner
+from ...store.versions.side_tables import find_owner, possible_owners
 from .graph import Cut, Thinned, lower_receivers, raise_senders
 from .line import Line
 from .migrations import MIGRATIONS
 
 
-def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
+def stages_of(store: ObjectStore, app: str, *required: str) -> tuple[str, ...]:
     """Return the names of the app's stages; empty for an app that never ran.
 
     `required` are required stages; empty names are ignored. Raises `NotFound` if the app or a required stage does not
@@ -29,7 +29,7 @@ def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
     stages = history.list_stages(store, app)
     if not stages:
         apps.read_app(store, app)
-    for stage in filter(None, having):
+    for stage in filter(None, required):
         if stage not in stages:
             raise NotFound(f"stage of app {app!r}", stage, stages)
     return stages
@@ -41,9 +41,9 @@ def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
     return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
 
 
-def line_of(store: ObjectStore, app: str) -> Line:
+def read_line(store: ObjectStore, app: str) -> Line:
     """Read the app's line up to now, including retired stages. Raises `NotFound` if the app does not exist."""
-    return Line(store, Cut(app, newest(store, app, stages_of(store, app))), horizon.newest(store, app))
+    return Line(store, Cut(app, newest_versions(store, app, stages_of(store, app))), horizon.newest(store, app))
 
 
 def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
@@ -51,7 +51,7 @@ def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, M
     return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
 
 
-def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
+def newest_versions(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
     """Return the newest versions of all stages, retired or not, made consistent. A single stage is left as it is."""
     heads = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
@@ -63,15 +63,15 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], requested:
 
     If the stage `requested` is retired, returns the cut at the time of its retirement.
     """
-    heads = newest(store, app, stages)
+    heads = newest_versions(store, app, stages)
     if requested in heads and heads[requested].retired:
-        return cut_around(store, stages, heads[requested])
+        return cut_at_commit(store, stages, heads[requested])
     return without_retired(store, app, _without_open_migration(store, heads))
 
 
 def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
     """Return the newest versions of all stages, made consistent, without those of an incomplete migration."""
-    return dict(_without_open_migration(store, newest(store, app, stages_of(store, app))))
+    return dict(_without_open_migration(store, newest_versions(store, app, stages_of(store, app))))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, requested: str) -> Cut:
@@ -82,24 +82,24 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     """
     versions = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     if requested in versions and versions[requested].retired:
-        return cut_around(store, stages, versions[requested])
+        return cut_at_commit(store, stages, versions[requested])
     # Read after the versions, to notice those that were collected meanwhile.
     limit = horizon.newest(store, app)
-    if not limit.is_whole({stage: manifest.version for stage, manifest in versions.items()}):
-        return _cut_of_kept(store, app, limit.at(time_ms), time_ms)
+    if not limit.has_complete_history({stage: manifest.version for stage, manifest in versions.items()}):
+        return _cut_of_kept(store, app, limit.kept_cut_at(time_ms), time_ms)
     return without_retired(store, app, _without_open_migration(store, versions))
 
 
-def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
+def cut_at_commit(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
     """Return the prefix of the app's line that ends with `commit`.
 
     If versions of the prefix were collected, returns a different cut with this commit: the nearest remaining one, else
     one with every stage's first uncollected version. Empty if there is none.
     """
     app = commit.app
-    prefix = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
+    prefix = Line(store, Cut(app, newest_versions(store, app, stages))).prefix_up_to(commit)
     limit = horizon.newest(store, app)
-    if limit.is_whole(prefix.versions):
+    if limit.has_complete_history(prefix.versions):
         return without_retired(store, app, prefix.stages, commit)
     # No moment with this commit is earlier than the commit, so the oldest is the nearest.
     moments = (candidate for candidate in limit.moments if candidate.stages.get(commit.stage) == commit.version)
@@ -114,7 +114,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     # Raise first, so that everything a first version has consumed is included, up to what the commit has sent.
     raised = raise_senders({**prefix.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
-    if not limit.is_whole(Cut(app, raised).versions):
+    if not limit.has_complete_history(Cut(app, raised).versions):
         return Cut(app, {})
     cut = without_retired(store, app, raised, commit)
     return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
@@ -122,11 +122,11 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
 
 def with_retired(line: Line, cut: Cut) -> Cut:
     absent = (head for stage, head in line.heads.stages.items() if stage not in cut.stages)
-    retired = {head.stage: then for head in absent if (then := retired_by_then(line.store, cut, head)) is not None}
+    retired = {head.stage: then for head in absent if (then := retired_version_at(line.store, cut, head)) is not None}
     return replace(cut, stages={**cut.stages, **retired})
 
 
-def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
+def retired_version_at(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
     """Return a stage's version at the time of the cut if the stage was retired by then; None if it had not started.
 
     `head` is the stage's newest version, to detect a clock that was ahead when the stage started.
@@ -142,7 +142,7 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     heads = heads_of(store, cut.app, absent)
-    return {stage: head for stage, head in heads.items() if retired_by_then(store, cut, head) is None}
+    return {stage: head for stage, head in heads.items() if retired_version_at(store, cut, head) is None}
 
 
 def _without_open_migration(store: ObjectStore, heads: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
@@ -159,7 +159,7 @@ def _without_open_migration(store: ObjectStore, heads: Mapping[str, Manifest]) -
 
 
 def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest | None:
-    for version in history.backwards(store, manifest):
+    for version in history.iter_backwards(store, manifest):
         manifest = version
         if manifest.migration != number:
             break
@@ -183,9 +183,9 @@ def _cut_of_kept(store: ObjectStore, app: str, moment: KeptCut | None, asked_ms:
     return Cut(app, stages, thinned=None if same else Thinned(asked_ms, moment.time_ms))
 
 
-def called_since(store: ObjectStore, app: str, stage: str) -> str:
+def current_name(store: ObjectStore, app: str, stage: str) -> str:
     head = history.head(store, app, stage)
-    return called_since(store, app, head.called) or head.called if head is not None and head.called else ""
+    return current_name(store, app, head.called) or head.called if head is not None and head.called else ""
 
 
 def read_version(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
@@ -203,7 +203,7 @@ def name_at(head: Manifest, version: int) -> str:
     return next((former.stage for former in head.formerly if version < former.version), head.stage)
 
 
-def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
+def require_tables(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     """Return the cut if it has all of these tables; tables that were renamed later are added under their new names.
 
     Makes no request if no table was renamed. Raises `NotFound` for a missing table, with the nearest name and a
@@ -213,18 +213,18 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
     if not missing:
         return cut
     stages = history.list_stages(store, cut.app)
-    heads = heads_of(store, cut.app, sorted({stage for table in missing for stage in may_have(table, stages)}))
-    owners = {owner(table, heads) for table in missing}
-    named = cut.under_names_of({stage: head for stage, head in heads.items() if stage in owners})
+    heads = heads_of(store, cut.app, sorted({stage for table in missing for stage in possible_owners(table, stages)}))
+    owners = {find_owner(table, heads) for table in missing}
+    named = cut.with_renamed_stages({stage: head for stage, head in heads.items() if stage in owners})
     for table in missing:
         if table not in named.tables:
             raise NotFound(f"table at {cut.ref}", table, cut.tables, hint=hint_of_missing(store, cut.app, table))
     return named
 
 
-def having_table(store: ObjectStore, app: str, table: str) -> str:
+def stage_of_table(store: ObjectStore, app: str, table: str) -> str:
     """Return the stage that has this table now; `table` if no stage has it. Costs a listing and one or two heads."""
-    return owner(table, heads_of(store, app, may_have(table, history.list_stages(store, app))))
+    return find_owner(table, heads_of(store, app, possible_owners(table, history.list_stages(store, app))))
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
@@ -233,5 +233,5 @@ def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
     if head is None or not head.retired:
         return ""
     moment = f"{app}/{table} is its last moment"
-    name = called_since(store, app, table)
+    name = current_name(store, app, table)
     return f"it was renamed to {name}: {moment} under the old name" if name else f"its stage is retired: {moment}"

@@ -15,7 +15,7 @@ from ...common.durations import format_ms, parse_ms
 from ...errors import Usage
 from ...store.versions.keys import check_name
 
-Form = tuple[str, str]
+RefSuggestion = tuple[str, str]
 
 _NEWEST = frozenset({"now", "latest", "newest", "current", "head"})
 OLDEST = frozenset({"beginning", "oldest", "earliest"})
@@ -30,7 +30,7 @@ _EPOCHS = {10: 1_000, 13: 1}
 """Milliseconds per unit of a Unix time, by number of digits: 10 digits are seconds, 13 are milliseconds."""
 
 
-def forms(text: str, now_ms: int) -> tuple[Form, ...]:
+def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
     """Return the refs that `text`, which follows an `@`, may stand for; empty if `text` does not look like a moment.
 
     The ref `STAGE@v5` is among them for a single stage. Days and times of day are in this machine's time zone.
@@ -39,10 +39,10 @@ def forms(text: str, now_ms: int) -> tuple[Form, ...]:
 
 
 def looks_like_a_moment(name: str) -> bool:
-    return name in OLDEST or bool(forms(name, 0))
+    return name in OLDEST or bool(suggest_refs(name, 0))
 
 
-def _forms(text: str, now_ms: int) -> Iterator[Form]:
+def _forms(text: str, now_ms: int) -> Iterator[RefSuggestion]:
     if text in _NEWEST:
         yield "now", "the newest state"
     if text in _DAYS:
@@ -83,7 +83,7 @@ def _span(text: str) -> str:
         return ""
 
 
-def _time(text: str, meaning: str) -> Iterator[Form]:
+def _time(text: str, meaning: str) -> Iterator[RefSuggestion]:
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -91,7 +91,7 @@ def _time(text: str, meaning: str) -> Iterator[Form]:
     yield text, meaning
 
 
-def _time_since_1970(time_ms: int) -> Iterator[Form]:
+def _time_since_1970(time_ms: int) -> Iterator[RefSuggestion]:
     try:
         text = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
@@ -99,7 +99,7 @@ def _time_since_1970(time_ms: int) -> Iterator[Form]:
     yield f"{text.removesuffix('+00:00')}Z", "that time since 1970"
 
 
-FORMS = (
+REF_FORMS = (
     "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
     "app@-5m (s, m, h, d, w), app@now, app@~3 (commits of data back); "
     "for one stage app/stage@v42, app/stage@~3, app/stage@TIME"
@@ -118,7 +118,7 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class CommitsBack:
     """Moment a number of data commits before the newest one; 0 is the newest data commit."""
 
     commits: int
@@ -132,20 +132,20 @@ class AtTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSnapshot:
     """Moment named by a snapshot."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class AtVersion:
     """One version of a stage, with the other stages as of its commit."""
 
     version: int
 
 
-When = Latest | Back | AtTime | Named | Version
+RefMoment = Latest | CommitsBack | AtTime | NamedSnapshot | AtVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,14 @@ class Ref:
     text: str
     app: str
     stage: str
-    moment: When
+    moment: RefMoment
 
     @property
-    def moves(self) -> bool:
-        return isinstance(self.moment, Latest | Back) or "@-" in self.text
+    def is_relative(self) -> bool:
+        return isinstance(self.moment, Latest | CommitsBack) or "@-" in self.text
 
 
-def parse(text: str, *, now_ms: int) -> Ref:
+def parse_ref(text: str, *, now_ms: int) -> Ref:
     """Parse a ref. Relative times count from `now_ms`.
 
     A time without an offset from UTC is local; a date alone is its first instant. A time with seconds covers all of
@@ -193,11 +193,11 @@ def check_new_name(label: str, name: str) -> str:
     return name
 
 
-def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
+def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> RefMoment:
     if when == "now":
         return Latest()
     if match := _BACK.fullmatch(when):
-        return Back(int(match[1]))
+        return CommitsBack(int(match[1]))
     if when.startswith("-"):
         try:
             return AtTime(now_ms - parse_ms("the time before now,", when[1:]))
@@ -209,10 +209,10 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
                 f"ref {text!r}: a version belongs to one stage, and no stage is named",
                 hint=f"write {app}/STAGE@{when}; `slackwater log {app}` shows stages and versions",
             )
-        return Version(int(match[1]))
+        return AtVersion(int(match[1]))
     if _DATE.match(when):
         try:
-            time_ms = instants.of_iso(when)
+            time_ms = instants.parse_iso(when)
         except Usage as error:
             raise Usage(f"ref {text!r}: {error.sentence}", hint=error.hint) from None
         except (ValueError, OverflowError, OSError) as error:
@@ -222,14 +222,14 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
             # The answer would be the newest state, which a user who mistyped the year would take for another day's.
             where = f"{app}/{stage}" if stage else app
             raise Usage(
-                f"ref {text!r}: {when} is in the future; this machine's clock says {instants.iso(now_ms)}",
+                f"ref {text!r}: {when} is in the future; this machine's clock says {instants.format_iso(now_ms)}",
                 hint=f"write an earlier time, or {where}@now for the newest state",
             )
         return AtTime(time_ms)
     if likely := _suggest(text, when, now_ms):
         raise likely
     try:
-        return Named(check_name("snapshot", when))
+        return NamedSnapshot(check_name("snapshot", when))
     except Usage:
         raise _malformed(text, f"{when!r} is neither a time nor a snapshot's name") from None
 
@@ -241,7 +241,7 @@ def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
         return Usage(f"ref {text!r}: {when!r} is not a moment", hint=hint)
     suggestions = [
         f"{where if '/' in where or not form.startswith('v') else f'{where}/STAGE'}@{form} for {meaning}"
-        for form, meaning in forms(when, now_ms)
+        for form, meaning in suggest_refs(when, now_ms)
     ]
     return (
         Usage(f"ref {text!r}: {when!r} is not a moment", hint=f"write {', or '.join(suggestions)}")
@@ -251,4 +251,4 @@ def _suggest(text: str, when: str, now_ms: int) -> Usage | None:
 
 
 def _malformed(text: str, why: str) -> Usage:
-    return Usage(f"ref {text!r}: {why}", hint=f"a ref is one of: {FORMS}")
+    return Usage(f"ref {text!r}: {why}", hint=f"a ref is one of: {REF_FORMS}")

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import checks, codec, keys, limits
-from ...store.versions.checks import Wrong
-from ...store.versions.codec import Notes
+from ...store.versions.checks import Violation
+from ...store.versions.codec import JsonFolder
 from ...store.versions.manifest import AppInfo
 from .stored import Captured
 
@@ -25,31 +25,31 @@ class Replica(Struct, frozen=True):
     """State of an app's folder: a copy, recovered from a copy, or left because the app runs elsewhere."""
 
     app: limits.Name
-    root: limits.Line
+    root: limits.ShortText
     created_ms: limits.TimeMs
     """Creation time of the app; distinguishes apps of one name."""
     state: ReplicaState = "copy"
     """`copy`: only `replicate` writes here. `recovered`: the app runs here. `left`: the app runs under `root`."""
     topics: dict[limits.Topic, limits.Topic] = {}
-    by: limits.Line = ""
+    by: limits.ShortText = ""
     time_ms: limits.TimeMs = 0
 
 
-@checks.relations.register
-def _(value: Replica) -> Iterator[Wrong]:
-    yield from checks.root_is_wrong("root", value.root)
+@checks.find_violations.register
+def _(value: Replica) -> Iterator[Violation]:
+    yield from checks.root_violations("root", value.root)
 
 
-def find(store: ObjectStore, app: str) -> Replica | None:
+def find_replica_state(store: ObjectStore, app: str) -> Replica | None:
     """Return the replica state of an app's folder; None if the folder never was a replica or left. One request."""
     key = keys.replica(keys.check_name("app", app))
-    return codec.find(store, key, Replica, under=lambda replica: keys.replica(replica.app))
+    return codec.find(store, key, Replica, key_of=lambda replica: keys.replica(replica.app))
 
 
-def topics_of(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
+def current_topic_names(store: ObjectStore, info: AppInfo | None) -> dict[str, str]:
     if info is None:
         return {}
-    replica = find(store, info.name)
+    replica = find_replica_state(store, info.name)
     recovered = replica.topics if replica is not None and replica.state == "recovered" else {}
     return {**(info.origin.topics if info.origin is not None else {}), **recovered}
 
@@ -63,7 +63,7 @@ class Anchor(Struct, frozen=True):
     """xxh3_128 of key and value."""
 
 
-class SinkRest(Struct, frozen=True):
+class UnpublishedSinkRows(Struct, frozen=True):
     """Unpublished rows of a sink at the cut of a replica."""
 
     stage: limits.Name
@@ -81,15 +81,15 @@ class ReplicaCut(Struct, frozen=True):
     seen_ms: limits.TimeMs
     snapshot: limits.NameOrNone = ""
     lacks: limits.Text = ""
-    sinks: tuple[SinkRest, ...] = ()
-    anchors: dict[limits.Line, tuple[tuple[Anchor, ...], ...]] = {}
+    sinks: tuple[UnpublishedSinkRows, ...] = ()
+    anchors: dict[limits.ShortText, tuple[tuple[Anchor, ...], ...]] = {}
     """Last records read before the cut, oldest first, by `STAGE/TOPIC` and by partition."""
     snapshots: tuple[limits.Name, ...] = ()
-    by: limits.Line = ""
+    by: limits.ShortText = ""
 
 
-CUTS = Notes(ReplicaCut, keys.replica_cuts, lambda cut: cut.number, app=lambda cut: cut.app)
-PREFIX = "replica-"
+REPLICA_CUTS = JsonFolder(ReplicaCut, keys.replica_cuts, lambda cut: cut.number, owner_of=lambda cut: cut.app)
+REPLICA_SNAPSHOT_PREFIX = "replica-"
 """Prefix of the names of snapshots that pin a replica's cuts; followed by the number of the cut."""
 
 
@@ -98,20 +98,20 @@ class KnownReplica(Struct, frozen=True):
 
     app: limits.Name
     id: limits.Id
-    root: limits.Line
+    root: limits.ShortText
     stages: dict[limits.Name, limits.Version]
     time_ms: limits.TimeMs
     seen_ms: limits.TimeMs
     lacks: limits.Text = ""
-    by: limits.Line = ""
+    by: limits.ShortText = ""
 
 
-@checks.relations.register
-def _(value: KnownReplica) -> Iterator[Wrong]:
-    yield from checks.root_is_wrong("root", value.root)
+@checks.find_violations.register
+def _(value: KnownReplica) -> Iterator[Violation]:
+    yield from checks.root_violations("root", value.root)
 
 
-REPLICAS = Notes(KnownReplica, keys.replicas, lambda replica: replica.id, app=lambda replica: replica.app)
+REPLICAS = JsonFolder(KnownReplica, keys.replicas, lambda replica: replica.id, owner_of=lambda replica: replica.app)
 
 
 class ReplicaLag(NamedTuple):
@@ -151,7 +151,7 @@ def forget_replica(store: ObjectStore, app: str, root: str) -> bool:
 
 
 def older_cuts(store: ObjectStore, newest: ReplicaCut) -> tuple[ReplicaCut, ...]:
-    return tuple(cut for cut in reversed(CUTS.all(store, newest.app)) if cut.number < newest.number)
+    return tuple(cut for cut in reversed(REPLICA_CUTS.all(store, newest.app)) if cut.number < newest.number)
 
 
 class Recovery(Struct, frozen=True):
@@ -159,11 +159,13 @@ class Recovery(Struct, frozen=True):
 
     app: limits.Name
     id: limits.Ulid
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
     topics: dict[limits.Topic, limits.Topic] = {}
 
 
 def find_recovery(store: ObjectStore, app: str) -> Recovery | None:
     """Return the recovery that was started from a replica, complete or not; None for none. One request."""
-    return codec.find(store, keys.recovery(app), Recovery, under=lambda recovery: keys.recovery(recovery.app))
+    return codec.find(
+        store, keys.recovery_journal(app), Recovery, key_of=lambda recovery: keys.recovery_journal(recovery.app)
+    )

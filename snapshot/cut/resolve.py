@@ -12,10 +12,19 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import forgotten, history, horizon
 from ...store.versions.manifest import Manifest
 from .graph import Cut
-from .line import newest_first
-from .moments import cut_around, cut_of_time, heads_of, newest, newest_cut, read_version, retired_since, stages_of
-from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
-from .stored import of_snapshot, read_snapshot
+from .line import commits_newest_first
+from .moments import (
+    cut_at_commit,
+    cut_of_time,
+    heads_of,
+    newest_cut,
+    newest_versions,
+    read_version,
+    retired_since,
+    stages_of,
+)
+from .refs import AtTime, AtVersion, CommitsBack, Latest, NamedSnapshot, Ref, parse_ref
+from .stored import cut_of_snapshot, read_snapshot
 
 T = TypeVar("T")
 
@@ -26,11 +35,11 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
     Relative times count from `now_ms`. Raises `Usage` (`text` is no ref) and `NotFound` (the app, stage, snapshot or
     version does not exist, or the app's history begins later).
     """
-    ref = parse(text, now_ms=now_ms)
-    return _with_expiry(cut_at(store, ref), ref, now_ms)
+    ref = parse_ref(text, now_ms=now_ms)
+    return _with_expiry(cut_of_ref(store, ref), ref, now_ms)
 
 
-def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
+def resolve_despite_damage(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
     """Return the cut that a ref names; if other stages are damaged, a ref to one stage is resolved without them.
 
     Returns:
@@ -38,9 +47,9 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
 
     Raises `Corruption` if a required manifest is damaged, and the errors of `resolve`.
     """
-    ref, damage = parse(text, now_ms=now_ms), None
+    ref, damage = parse_ref(text, now_ms=now_ms), None
     try:
-        cut = cut_at(store, ref)
+        cut = cut_of_ref(store, ref)
     except Corruption as error:
         if not ref.stage:
             advice = f"undamaged stages can be read one by one, as {ref.app}/STAGE"
@@ -48,7 +57,7 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
             raise
         damage = error
     if damage is not None:
-        cut = cut_at(store, ref, alone=True)
+        cut = cut_of_ref(store, ref, only_stage=True)
     return _with_expiry(cut, ref, now_ms), damage
 
 
@@ -64,7 +73,7 @@ def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 
 
 @contextmanager
-def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
+def report_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
     """Context manager for reading a cut: replaces an error inside that garbage collection caused.
 
     Raises `NotFound` if a version of the cut is collected, or is about to be; otherwise the error is raised unchanged.
@@ -85,14 +94,14 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
         ) from error
 
 
-def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T:
+def retry_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T:
     """Return the result of `read`, and repeat a failed read if keys were forgotten meanwhile.
 
     Forgetting keys replaces objects, so `read` may have used names of replaced objects. Raises the errors of
     `read`.
     """
     while True:
-        known_number = forgotten.cached(store, app, at_least=None).number
+        known_number = forgotten.cached_index(store, app, at_least=None).number
         try:
             return read()
         except SlackwaterError:
@@ -100,15 +109,15 @@ def again_if_forgotten(store: ObjectStore, app: str, read: Callable[[], T]) -> T
                 raise
 
 
-def as_known(store: ObjectStore, cut: Cut) -> Cut:
-    index = forgotten.cached(store, cut.app, at_least=None)
-    stages = {stage: index.of(manifest) for stage, manifest in cut.stages.items()}
+def apply_known_forgets(store: ObjectStore, cut: Cut) -> Cut:
+    index = forgotten.cached_index(store, cut.app, at_least=None)
+    stages = {stage: index.apply_to(manifest) for stage, manifest in cut.stages.items()}
     if all(stages[stage] is manifest for stage, manifest in cut.stages.items()):
         return cut
     return replace(cut, stages=stages)
 
 
-def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
+def cut_of_ref(store: ObjectStore, ref: Ref, *, only_stage: bool = False) -> Cut:
     """Return the consistent cut of a parsed ref, with all stages of the app, even if the ref names one stage.
 
     A new name of a stage also works for moments before it was renamed. With `only_stage`, returns only the ref's stage
@@ -116,30 +125,32 @@ def cut_at(store: ObjectStore, ref: Ref, *, alone: bool = False) -> Cut:
     begins later).
     """
     app, stage = ref.app, ref.stage
-    stages = (stage,) if alone else stages_of(store, app, stage)
+    stages = (stage,) if only_stage else stages_of(store, app, stage)
     selected = (stage,) if stage else stages
     target: Cut | Manifest | None
     match ref.moment:
         case Latest():
-            target = newest(store, app, stages).get(stage) if alone else newest_cut(store, app, stages, stage)
-        case AtTime(time_ms) if alone:
+            target = (
+                newest_versions(store, app, stages).get(stage) if only_stage else newest_cut(store, app, stages, stage)
+            )
+        case AtTime(time_ms) if only_stage:
             target = history.latest_at(store, app, stage, time_ms)
         case AtTime(time_ms):
             target = cut_of_time(store, app, stages, time_ms, stage)
-        case Back(commits):
+        case CommitsBack(commits):
             target = _commits_back(store, ref, selected, commits)
-        case Version(version):
+        case AtVersion(version):
             target = read_version(store, app, stage, version)
-        case Named(name):
+        case NamedSnapshot(name):
             snapshot = read_snapshot(store, app, name)
             version = snapshot.stages.get(stage, 0)
-            target = history.find(store, app, stage, version) if alone else of_snapshot(store, snapshot)
-    if alone and isinstance(target, Manifest):
+            target = history.find(store, app, stage, version) if only_stage else cut_of_snapshot(store, snapshot)
+    if only_stage and isinstance(target, Manifest):
         return Cut(app, {stage: target})
-    cut = cut_around(store, stages, target) if isinstance(target, Manifest) else target or Cut(app, {})
+    cut = cut_at_commit(store, stages, target) if isinstance(target, Manifest) else target or Cut(app, {})
     present = cut.stages
     if present and stage and stage not in present:
-        present = cut.under_names_of(heads_of(store, app, (stage,))).stages
+        present = cut.with_renamed_stages(heads_of(store, app, (stage,))).stages
     if not present or (stage and stage not in present):
         raise _too_early(store, ref, selected)
     return cut
@@ -150,7 +161,7 @@ def _commits_back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits
         # A batch may have read only a marker. A first version with rows counts as a commit of data.
         return commit.has_read or commit.traits.brings_rows
 
-    line = newest_first(store, ref.app, newest(store, ref.app, stages))
+    line = commits_newest_first(store, ref.app, newest_versions(store, ref.app, stages))
     commits_back = list(islice(filter(has_data, line), commits + 1))
     if len(commits_back) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
@@ -190,4 +201,4 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
 
 
 def _shown(time_ms: int) -> str:
-    return instants.iso(time_ms, "milliseconds")
+    return instants.format_iso(time_ms, "milliseconds")

@@ -14,20 +14,20 @@ from ulid import ULID
 from ...errors import NotFound, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, codec, column_types, forgotten, history, keys, limits
-from ...store.versions.checks import Wrong
-from ...store.versions.codec import Notes
-from ...store.versions.forgotten import ForgottenIndex, added
+from ...store.versions.checks import Violation
+from ...store.versions.codec import JsonFolder
+from ...store.versions.forgotten import ForgottenIndex, add_counts
 from .graph import Cut
 from .in_flight import InFlight
 
 
-class Request(Struct, frozen=True):
+class SnapshotRequest(Struct, frozen=True):
     """Request for a snapshot of a running app. Stages record their answers under its `id`, a ULID."""
 
     id: limits.Ulid
     name: limits.Name
     created_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
     migration: limits.Seq = 0
     """Number of the newest migration that all stages had applied when the snapshot was requested.
 
@@ -41,32 +41,32 @@ class Notice(Struct, frozen=True):
     id: limits.Ulid
 
 
-REQUESTS = Notes(Request, keys.requests, lambda request: request.id)
+SNAPSHOT_REQUESTS = JsonFolder(SnapshotRequest, keys.requests, lambda request: request.id)
 """Open requests for snapshots, oldest first."""
 
 
-def notify(store: ObjectStore, app: str) -> None:
-    codec.put(store, keys.notice(app), Notice(str(ULID())))
+def notify_runners(store: ObjectStore, app: str) -> None:
+    codec.put(store, keys.request_signal(app), Notice(str(ULID())))
 
 
 def newest_notice(store: ObjectStore, app: str) -> bytes:
     try:
-        return store.get(keys.notice(app))
+        return store.get(keys.request_signal(app))
     except ObjectNotFound:
         return b""
 
 
-def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
+def open_requests(store: ObjectStore, app: str) -> tuple[SnapshotRequest, ...]:
     """Return the open requests, oldest first. One listing, and one read for each."""
-    return REQUESTS.all(store, app)
+    return SNAPSHOT_REQUESTS.all(store, app)
 
 
-def cancel(store: ObjectStore, app: str, request: Request) -> None:
+def withdraw_request(store: ObjectStore, app: str, request: SnapshotRequest) -> None:
     """Withdraw a request, if it is still open."""
-    REQUESTS.remove(store, request.id, app)
+    SNAPSHOT_REQUESTS.remove(store, request.id, app)
 
 
-def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:
+def own_request(store: ObjectStore, app: str, name: str, by: str) -> SnapshotRequest | None:
     return next((request for request in open_requests(store, app) if (request.name, request.by) == (name, by)), None)
 
 
@@ -80,7 +80,7 @@ def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
             )
 
 
-ADDRESS = ("_partition", "_offset", "_row")
+ADDRESS_COLUMNS = ("_partition", "_offset", "_row")
 """Columns of a captured object besides the channel's columns: int32, int64, int32."""
 
 
@@ -132,9 +132,9 @@ class Snapshot(Struct, frozen=True):
     completed_ms: limits.TimeMs
     kind: SnapshotKind
     stages: dict[limits.Name, limits.Version]
-    by: limits.Line
+    by: limits.ShortText
     clone: limits.NameOrNone = ""
-    clone_root: limits.Line = ""
+    clone_root: limits.ShortText = ""
     """Store root of that clone; empty for the root of the snapshot's app."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
@@ -144,7 +144,7 @@ class Snapshot(Struct, frozen=True):
     def object_keys(self) -> frozenset[str]:
         return frozenset(captured_object.key for captured in self.channels for captured_object in captured.objects)
 
-    def captured(self, state: InFlight) -> Captured | None:
+    def find_captured_channel(self, state: InFlight) -> Captured | None:
         for channel in self.channels:
             same = channel.channel == state.channel and len(channel.starts) == len(state.starts)
             if same and channel.after <= state.after and state.up_to <= channel.up_to:
@@ -155,37 +155,37 @@ class Snapshot(Struct, frozen=True):
         return None
 
 
-@checks.relations.register
-def _(value: Snapshot) -> Iterator[Wrong]:
-    yield from checks.root_is_wrong("clone_root", value.clone_root)
+@checks.find_violations.register
+def _(value: Snapshot) -> Iterator[Violation]:
+    yield from checks.root_violations("clone_root", value.clone_root)
     if value.kind == "clone" and not value.clone:
-        yield Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
+        yield Violation("clone", value.clone, "the app that lives from it, as its kind is clone")
     pattern = keys.captured_pattern(value.app)
     for index, captured in enumerate(value.channels):
         at, starts = f"channels[{index}]", captured.starts
         if len(captured.ends) != len(starts) or any(map(int.__gt__, starts, captured.ends)):
-            yield Wrong(f"{at}.ends", captured.ends, "an offset for each of starts, not before it")
+            yield Violation(f"{at}.ends", captured.ends, "an offset for each of starts, not before it")
         if captured.counts and len(captured.counts) != len(starts):
-            yield Wrong(f"{at}.counts", captured.counts, f"as many numbers as starts, {len(starts)}, or none")
+            yield Violation(f"{at}.counts", captured.counts, f"as many numbers as starts, {len(starts)}, or none")
         if captured.after > captured.up_to:
-            yield Wrong(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
+            yield Violation(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
         try:
             column_types.parse_ddl(captured.schema)
         except ValueError:
-            yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
+            yield Violation(f"{at}.schema", captured.schema, "a Spark DDL string")
         for number, captured_object in enumerate(captured.objects):
             if not pattern.fullmatch(captured_object.key):
-                yield Wrong(
+                yield Violation(
                     f"{at}.objects[{number}].key", captured_object.key, "a key among the app's captured records"
                 )
             if captured_object.rows > captured_object.bytes:
-                yield Wrong(
+                yield Violation(
                     f"{at}.objects[{number}].rows", captured_object.rows, f"at most its bytes, {captured_object.bytes}"
                 )
-            yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", captured_object.checksum)
+            yield from checks.checksum_violations(f"{at}.objects[{number}].checksum", captured_object.checksum)
 
 
-SNAPSHOTS = Notes(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, app=lambda snapshot: snapshot.app)
+SNAPSHOTS = JsonFolder(Snapshot, keys.snapshots, lambda snapshot: snapshot.name, owner_of=lambda snapshot: snapshot.app)
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
@@ -208,7 +208,7 @@ def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
 def _resolved(store: ObjectStore, app: str, snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
     # Only snapshots with captured records need the newest index.
     is_known = not any(snapshot.channels for snapshot in snapshots)
-    index = forgotten.cached(store, app) if is_known else forgotten.newest(store, app)
+    index = forgotten.cached_index(store, app) if is_known else forgotten.newest(store, app)
     for snapshot in snapshots:
         edited_ms = index.snapshots.get(snapshot.name, 0)
         if edited_ms < snapshot.completed_ms:
@@ -230,7 +230,7 @@ def _current(index: ForgottenIndex, captured: Captured) -> Captured:
         if replacement is None:
             objects.append(captured_object)
             continue
-        num_forgotten = added(num_forgotten, replacement.gone)
+        num_forgotten = add_counts(num_forgotten, replacement.gone)
         if replacement.key is not None:
             objects.append(CapturedObject(replacement.key, replacement.rows, replacement.bytes, replacement.checksum))
     if num_forgotten == captured.forgotten:
@@ -258,7 +258,7 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
     return snapshot
 
 
-def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
+def cut_of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
     return Cut(
         snapshot.app,
         {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},

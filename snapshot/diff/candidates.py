@@ -21,17 +21,17 @@ import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.fetch import at_once
+from ...store.read.fetch import request_pool
 from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Manifest, Sst, Table
-from ...store.versions.side_tables import SideManifest, stage_of, table_name, table_of
+from ...store.versions.side_tables import SideManifest, as_main_table, stage_of, table_name
 from ..cut.stored import find_snapshot
 from ..query.columns import visible_schema
 from .key_changes import KeyChanges
-from .stored_rows import TableSide, distinct, identity
+from .stored_rows import TableSide, distinct_keys, sst_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class StageVersions:
     stage: str
     after: int
     up_to: int
-    beside: str = ""
+    side_table: str = ""
 
     @property
-    def place(self) -> tuple[str, str, str, str]:
-        return self.store.url, self.app, self.stage, self.beside
+    def table_identity(self) -> tuple[str, str, str, str]:
+        return self.store.url, self.app, self.stage, self.side_table
 
     def find(self, number: int) -> Manifest | None:
         manifest = history.find(self.store, self.app, self.stage, number)
         return (
-            table_of(manifest, table_name(self.stage, self.beside))
-            if manifest is not None and self.beside
+            as_main_table(manifest, table_name(self.stage, self.side_table))
+            if manifest is not None and self.side_table
             else manifest
         )
 
@@ -65,14 +65,14 @@ class StageVersions:
             is_there = limit.allows(self.stage, number)
             return self.find(number) if is_there else None
 
-        return at_once().map(read, range(self.after + 1, self.up_to + 1))
+        return request_pool().map(read, range(self.after + 1, self.up_to + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
     """Common ancestor of two versions, and the versions between the ancestor and either of the two."""
 
-    seq: int = 0
+    fork_seq: int = 0
     """Largest `_seq` at the fork; 0 if the versions have nothing in common.
 
     Rows with this `_seq` or a smaller one are equal in both versions. Rows with a larger one were written after the
@@ -87,7 +87,7 @@ class Ancestry:
         return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
-def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
+def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Manifest]) -> Ancestry:
     """Return the common ancestor of two versions of stages, each given with the store of its app.
 
     Takes three requests for each clone in between; none for two versions of one app. Raises `Corruption` (a stored
@@ -100,11 +100,14 @@ def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Man
     if names[0] != names[1]:
         return Ancestry()
     apart = (first[0].url, first[1].app) != (second[0].url, second[1].app)
-    lines = [tuple(_effective_parts(*end, over_clones=apart)) for end in (first, second)]
+    lines = [tuple(_effective_ranges(*end, over_clones=apart)) for end in (first, second)]
     for number, first_part in enumerate(lines[0]):
         for index, second_part in enumerate(lines[1]):
             fork = min(first_part.up_to, second_part.up_to)
-            if fork > max(first_part.after, second_part.after) and first_part.place == second_part.place:
+            if (
+                fork > max(first_part.after, second_part.after)
+                and first_part.table_identity == second_part.table_identity
+            ):
                 ends = (number, lines[0], first), (index, lines[1], second)
                 ancestor = next(
                     (manifest for end in ends if (manifest := _fork_manifest(*end, fork)) is not None), None
@@ -118,20 +121,20 @@ def ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore, Man
     return Ancestry()
 
 
-def _effective_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
+def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of `_lineage_ranges`, without the versions that rewinds undid.
 
     A clone continues the version numbers of its source.
     """
-    ranges = manifest.follows(of_rows=True)
-    for part in _lineage_parts(store, manifest, over_clones=over_clones):
+    ranges = manifest.base_versions(of_rows=True)
+    for part in _lineage_ranges(store, manifest, over_clones=over_clones):
         for numbers in reversed(ranges):
             after, up_to = max(part.after, numbers.start - 1), min(part.up_to, numbers.stop - 1)
             if up_to > after:
                 yield replace(part, after=after, up_to=up_to)
 
 
-def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
+def _lineage_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of versions that lead to a version, under each name of its stage, newest first.
 
     With `over_clones`, the ranges of the source of a clone follow, then the ranges of the source's source, and so on.
@@ -149,7 +152,7 @@ def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool)
             continue
         yield replace(part, after=first_version)
         if (
-            origin is None or not first_version or origin.deep or origin.masks
+            origin is None or not first_version or origin.is_deep or origin.masks
         ):  # only other clones share rows with their source
             return
         source = part.store.at(origin.root)
@@ -157,7 +160,7 @@ def _lineage_parts(store: ObjectStore, manifest: Manifest, *, over_clones: bool)
         # Without the pin, the name may belong to a different app by now.
         if pinned is None or pinned.stages.get(part.stage) != first_version:
             return
-        part = StageVersions(source, origin.app, part.stage, 0, first_version, part.beside)
+        part = StageVersions(source, origin.app, part.stage, 0, first_version, part.side_table)
 
 
 def _side_table_name(manifest: Manifest) -> str:
@@ -187,7 +190,7 @@ def _fork_manifest(
     return clone_part.find(version)
 
 
-VERSION_BYTES = 64 << 10
+MANIFEST_READ_BYTES = 64 << 10
 """Number of SST bytes that take as long to read as one manifest."""
 
 
@@ -200,33 +203,33 @@ def changes_between(
     `tolerant` ignores the last bits of floats (`equality`).
     """
     sides = first, second
-    identities = [{identity(sst) for sst in side.ssts} for side in sides]
+    identities = [{sst_identity(sst) for sst in side.ssts} for side in sides]
     own = [
-        [sst for sst in side.ssts if identity(sst) not in others]
+        [sst for sst in side.ssts if sst_identity(sst) not in others]
         for side, others in zip(sides, reversed(identities), strict=True)
     ]
     # Rows that each side wrote since the fork, tombstones included.
     written = [
-        side.newest((sst for sst in ssts if sst.seq_max > shared.seq), shared.seq + 1, values=True)
+        side.read_newest((sst for sst in ssts if sst.seq_max > shared.fork_seq), shared.fork_seq + 1, values=True)
         for side, ssts in zip(sides, own, strict=True)
     ]
     # Rows that expired between the two clocks. The side with the earlier clock has not dropped them.
     early, late = sorted(sides, key=lambda side: side.clock_ms)
-    new = {sst for ssts in own for sst in ssts if sst.seq_min > shared.seq}
+    new = {sst for ssts in own for sst in ssts if sst.seq_min > shared.fork_seq}
     expired = (
-        early.stored(sst, EXPIRES, early.clock_ms + 1, late.clock_ms)
+        early.read_stored(sst, EXPIRES, early.clock_ms + 1, late.clock_ms)
         for sst in early.ssts
-        if sst not in new and ttl.shown_rows(sst, early.clock_ms) != ttl.shown_rows(sst, late.clock_ms)
+        if sst not in new and ttl.visible_rows_key(sst, early.clock_ms) != ttl.visible_rows_key(sst, late.clock_ms)
     )
     parts = (*written, *_removed_keys(sides, own, shared), *expired)
-    keys = distinct(pa.concat_tables([part.select([HASH, *first.key]) for part in parts]))
+    keys = distinct_keys(pa.concat_tables([part.select([HASH, *first.key]) for part in parts]))
     # Rows with a larger `_seq` are the newest of their key and need no look-up.
-    old = max([shared.seq, *(sst.seq_max for sst in first.ssts if identity(sst) in identities[1])])
+    old = max([shared.fork_seq, *(sst.seq_max for sst in first.ssts if sst_identity(sst) in identities[1])])
     newest_rows = (rows.filter(pc.greater(rows.column(SEQ), old)) for rows in written)
-    return _rows_of(keys, sides, names, newest_rows, tolerant=tolerant)
+    return _look_up_changes(keys, sides, names, newest_rows, tolerant=tolerant)
 
 
-def _rows_of(
+def _look_up_changes(
     keys: pa.Table,
     sides: Sequence[TableSide],
     names: Sequence[str],
@@ -236,7 +239,7 @@ def _rows_of(
 ) -> KeyChanges:
     looked_up = (side.look_up(keys, names, rows) for side, rows in zip(sides, newest_rows, strict=True))
     (before, was), (after, is_there) = looked_up
-    return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there, tolerant=tolerant)
+    return KeyChanges.compare(keys.drop_columns([HASH]), before, after, was, is_there, tolerant=tolerant)
 
 
 def _removed_keys(
@@ -247,7 +250,7 @@ def _removed_keys(
     Reads the versions in between, or compares the stored older rows if that is cheaper or if some of those versions
     were collected. `own` are the SSTs that only one side has, for each side.
     """
-    seq = shared.seq
+    seq = shared.fork_seq
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
     # SSTs of both sides show the same rows, so nothing was dropped there.
     affected = [
@@ -259,13 +262,15 @@ def _removed_keys(
         return
     versions = sum(part.up_to - part.after for _, branch in affected for part in branch)
     stored_bytes = sum(sst.bytes for ssts in older for sst in ssts)
-    if versions * VERSION_BYTES <= stored_bytes:
+    if versions * MANIFEST_READ_BYTES <= stored_bytes:
         deleted = [_deleted_keys(side, branch, seq) for side, branch in affected]
         if None not in deleted:
             yield from chain.from_iterable(keys or () for keys in deleted)
             return
     # Keys whose newest row from before the fork differs, in SSTs that only one side has.
-    newest = (side.newest(ssts, 0, seq).select([HASH, *side.key, SEQ]) for side, ssts in zip(sides, older, strict=True))
+    newest = (
+        side.read_newest(ssts, 0, seq).select([HASH, *side.key, SEQ]) for side, ssts in zip(sides, older, strict=True)
+    )
     rows = pa.concat_tables(newest)
     # A row of both sides occurs twice.
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.drop_columns([HASH]))
@@ -281,15 +286,15 @@ def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) ->
     manifests = [*chain.from_iterable(part.manifests() for part in branch)]
     if None in manifests:
         return None
-    current = {identity(sst) for sst in side.ssts}
+    current = {sst_identity(sst) for sst in side.ssts}
     written = {
-        identity(sst): sst
+        sst_identity(sst): sst
         for manifest in manifests
         for sst in (manifest.ssts if manifest is not None else ())
-        if sst.level == 0 and sst.seq_max > seq and (sst.tombstones or ttl.may_have_expired(sst, side.clock_ms))
+        if sst.level == 0 and sst.seq_max > seq and (sst.tombstones or ttl.has_expired_rows(sst, side.clock_ms))
     }
-    rows = (side.stored(sst, SEQ, seq + 1, sst.seq_max) for name, sst in written.items() if name not in current)
-    return [stored.filter(pa.array(side.hidden(stored))).select([HASH, *side.key]) for stored in rows]
+    rows = (side.read_stored(sst, SEQ, seq + 1, sst.seq_max) for name, sst in written.items() if name not in current)
+    return [stored.filter(pa.array(side.flag_hidden(stored))).select([HASH, *side.key]) for stored in rows]
 
 
 def changed_keys(
@@ -315,10 +320,10 @@ def changed_keys(
     named_keys = _named_keys(rows, table)
     shown = [name for name in visible_schema(table).names if name not in earlier.key]
     if named_keys is not None:
-        return replace(_rows_of(named_keys, (earlier, later), shown), named=True)
+        return replace(_look_up_changes(named_keys, (earlier, later), shown), from_predicate=True)
     if shared is None:
-        shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
-    return changes_between(earlier, later, shared, shown).changed().in_order()
+        shared = find_ancestry((store, before), (store, after)) if before is not None else Ancestry()
+    return changes_between(earlier, later, shared, shown).changed().sorted_by_key()
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
@@ -330,4 +335,4 @@ def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
     except pa.ArrowException:
         # A list, a struct, or text that is not a number: the query used the column's name for something else.
         return None
-    return distinct(keys.add_column(0, HASH, pa.array(hash_keys(keys, schema.names))))
+    return distinct_keys(keys.add_column(0, HASH, pa.array(hash_keys(keys, schema.names))))

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import showable
-from ...store.sst.hashing import digests
+from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import make_sql_safe
+from ...store.sst.hashing import hash_values
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -30,35 +30,37 @@ _BITS, _BITS_OF_32 = 42, 18
 TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-{_BITS_OF_32})"
 
 
-def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+def surplus_rows(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """Return the rows that `ours` has more often than `theirs`, in any order; all rows if the columns differ."""
     if not ours.num_columns or ours.schema.names != theirs.schema.names:
         return ours
     with duckdb.connect() as con:
-        con.register("ours", showable(ours))
-        con.register("theirs", showable(theirs))
+        con.register("ours", make_sql_safe(ours))
+        con.register("theirs", make_sql_safe(theirs))
         return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
 
 
-def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
+def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Return the row numbers in `rows` of the rows in `wanted`, ascending. Only columns of `wanted` are compared."""
-    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
+    tests = [
+        f"r.{quote_identifier(name)} IS NOT DISTINCT FROM o.{quote_identifier(name)}" for name in wanted.column_names
+    ]
     with duckdb.connect() as con:
-        con.register("o", showable(wanted))
-        con.register("r", showable(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
+        con.register("o", make_sql_safe(wanted))
+        con.register("r", make_sql_safe(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
         positions = con.sql(
             f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1"
         ).to_arrow_table()
     return np.asarray(positions["_place"].to_numpy(), np.int64)
 
 
-def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return pairs of equal rows of two tables, as their row numbers in each, ascending in `ours`.
 
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
     """
-    names = [quoted(name) for name in theirs.column_names]
+    names = [quote_identifier(name) for name in theirs.column_names]
     numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
     tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
     with duckdb.connect() as con:
@@ -71,7 +73,7 @@ def pairs(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.
     return np.asarray(matches["mine"].to_numpy(), np.int64), np.asarray(matches["other"].to_numpy(), np.int64)
 
 
-def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
+def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
     """Flag the rows that either table has more often than the other, in any order. Both have the same columns.
 
     `largest` is the largest number that may have gone into the floats; the largest number of each column counts as
@@ -80,24 +82,27 @@ def unlike(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flag
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
     unmatched = np.ones(count, bool), np.ones(theirs.num_rows, bool)
-    for values in _on_grids(both, largest):
+    for values in _grid_digests(both, largest):
         own, other = values[:count][unmatched[0]], values[count:][unmatched[1]]
-        unmatched = _narrow(unmatched[0], _flag_surplus(own, other)), _narrow(unmatched[1], _flag_surplus(other, own))
+        unmatched = (
+            _refine_flags(unmatched[0], _flag_surplus(own, other)),
+            _refine_flags(unmatched[1], _flag_surplus(other, own)),
+        )
     return unmatched
 
 
-def like(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
+def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
     """Return pairs of rows that are equal within the tolerance, as their row numbers, ascending in `ours`.
 
     Each row is in one pair at most; rows that are exactly equal are paired first. Only the columns of `theirs` are
     compared.
     """
     ours = ours.select(theirs.column_names)
-    our_matches, their_matches = pairs(ours, theirs)
+    our_matches, their_matches = pair_equal_rows(ours, theirs)
     if min(ours.num_rows, theirs.num_rows) == len(our_matches) or not any(map(has_floats, theirs.schema.types)):
         return our_matches, their_matches
     count = ours.num_rows
-    for values in _on_grids(pa.concat_tables([ours, theirs.cast(ours.schema)]), 0.0):
+    for values in _grid_digests(pa.concat_tables([ours, theirs.cast(ours.schema)]), 0.0):
         our_rest, their_rest = (
             np.setdiff1d(np.arange(count), our_matches),
             np.setdiff1d(np.arange(theirs.num_rows), their_matches),
@@ -122,12 +127,12 @@ def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     return numbered
 
 
-def near(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
+def flag_near_values(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
     """Flag the row numbers at which two columns of one type are equal within the tolerance."""
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
     equal = np.zeros(count, bool)
-    for values in _on_grids(both, 0.0):
+    for values in _grid_digests(both, 0.0):
         equal |= values[:count] == values[count:]
     return equal
 
@@ -142,20 +147,20 @@ def has_floats(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
-def in_order(table: pa.Table) -> pa.Table:
+def sort_list_elements(table: pa.Table) -> pa.Table:
     """Sort the elements of each list in a table into a canonical order."""
     columns = []
     for column in table.columns:
         lists = column.combine_chunks()
         if pa.types.is_list(lists.type):
             values, parents = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
-            order = np.lexsort((digests(values), parents))
-            lists = _list(lists, values.take(pa.array(order)))
+            order = np.lexsort((hash_values(values), parents))
+            lists = _with_list_values(lists, values.take(pa.array(order)))
         columns.append(lists)
     return pa.table(columns, schema=table.schema)
 
 
-def _on_grids(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
+def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield digests of the rows with floats rounded to a grid; with floats, also for a shifted grid.
 
     The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
@@ -167,25 +172,25 @@ def _on_grids(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]
 
 
 def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.uint64]:
-    columns = [_rounded(column.combine_chunks(), largest, offset) for column in rows.columns]
+    columns = [_round_floats(column.combine_chunks(), largest, offset) for column in rows.columns]
     if not columns:
         return np.zeros(rows.num_rows, np.uint64)
-    return digests(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
+    return hash_values(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
 
 
-def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
+def _round_floats(column: pa.Array, largest: float, offset: float) -> pa.Array:
     kind = column.type
     if not has_floats(kind):
         return column
     if pa.types.is_struct(kind):
-        parts = [_rounded(part, largest, offset) for part in column.flatten()]
+        parts = [_round_floats(part, largest, offset) for part in column.flatten()]
         return pa.StructArray.from_arrays(parts, names=[field.name for field in kind], mask=column.is_null())
     if pa.types.is_map(kind):
         entries = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
         lists = pa.ListArray.from_arrays(column.offsets, entries, mask=column.is_null() if column.null_count else None)
-        return _rounded(lists, largest, offset)
+        return _round_floats(lists, largest, offset)
     if pa.types.is_list(kind):
-        return _list(column, _rounded(pc.list_flatten(column), largest, offset))
+        return _with_list_values(column, _round_floats(pc.list_flatten(column), largest, offset))
     values = pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False).astype(np.float64)
     finite = np.isfinite(values)
     top = max(largest, np.abs(values[finite]).max(initial=0.0))
@@ -195,7 +200,7 @@ def _rounded(column: pa.Array, largest: float, offset: float) -> pa.Array:
     return pa.array(steps, mask=np.asarray(column.is_null()))
 
 
-def _list(lists: pa.Array, values: pa.Array) -> pa.Array:
+def _with_list_values(lists: pa.Array, values: pa.Array) -> pa.Array:
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
@@ -211,7 +216,7 @@ def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) 
     return flags
 
 
-def _narrow(chosen: Flags, some: Flags) -> Flags:
+def _refine_flags(chosen: Flags, some: Flags) -> Flags:
     narrowed = chosen.copy()
     narrowed[np.flatnonzero(chosen)] = some
     return narrowed
@@ -221,8 +226,8 @@ _VALUE = "value"
 
 
 @dataclass
-class _Group:
-    places: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+class _RecordGroup:
+    row_numbers: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     floats: list[list[float]] = field(default_factory=list)
     """Floats of each record; the records of the first side precede those of the second."""
 
@@ -239,29 +244,29 @@ def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Tabl
         return _unequal_json(ours, theirs)
     if not any(has_floats(kind) for kind in ours.schema.types):
         return ours, theirs
-    unmatched = unlike(ours, theirs)
+    unmatched = flag_unmatched_rows(ours, theirs)
     return ours.filter(pa.array(unmatched[0])), theirs.filter(pa.array(unmatched[1]))
 
 
 def _unequal_json(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
     # By content without floats.
-    groups: defaultdict[bytes, _Group] = defaultdict(_Group)
+    groups: defaultdict[bytes, _RecordGroup] = defaultdict(_RecordGroup)
     sides = ours, theirs
     for side, table in enumerate(sides):
         for place, row in enumerate(table.to_pylist()):
             content, floats = _split_floats(row)
-            groups[content].places[side].append(place)
+            groups[content].row_numbers[side].append(place)
             groups[content].floats.append(floats)
     unmatched = [np.ones(table.num_rows, bool) for table in sides]
     for group in groups.values():
-        our_rows, their_rows = group.places
+        our_rows, their_rows = group.row_numbers
         if not our_rows or not their_rows:
             continue
         columns = np.array(group.floats, np.float64).reshape(len(group.floats), -1).T
         rows = pa.table([pa.array(column) for column in columns], names=[str(at) for at in range(len(columns))])
         if not rows.num_columns:  # no floats: the records are equal but for the order of names
             rows = pa.table({"nothing": pa.nulls(len(group.floats), pa.int8())})
-        unmatched[0][our_rows], unmatched[1][their_rows] = unlike(
+        unmatched[0][our_rows], unmatched[1][their_rows] = flag_unmatched_rows(
             rows.slice(0, len(our_rows)), rows.slice(len(our_rows))
         )
     return ours.filter(pa.array(unmatched[0])), theirs.filter(pa.array(unmatched[1]))

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.arrow_types import maps_as_lists, python_rows
-from .equality import Flags, has_floats, near
+from .equality import Flags, flag_near_values, has_floats
 
-_PIECE = 10_000
+_CHUNK_KEYS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,33 @@ class KeyChanges:
     before: pa.Table
     """Visible values at the first moment; nulls for keys without a row."""
     after: pa.Table
-    was: npt.NDArray[np.bool_]
-    is_there: npt.NDArray[np.bool_]
+    had_row: npt.NDArray[np.bool_]
+    has_row: npt.NDArray[np.bool_]
     differing: Mapping[str, npt.NDArray[np.bool_]]
     """By value column: True for keys that have a row at both moments, with different values."""
-    near: Mapping[str, Flags] = field(default_factory=dict)
+    near_equal: Mapping[str, Flags] = field(default_factory=dict)
     """By float column: True for keys whose values differ, but only within the tolerance.
 
     Empty for an exact comparison. Such keys count as equal.
     """
-    named: bool = False
+    from_predicate: bool = False
     """True if these keys are a predicate's result, in its order; False if they are all changed keys."""
 
     @classmethod
-    def between(
+    def compare(
         cls,
         keys: pa.Table,
         before: pa.Table,
         after: pa.Table,
-        was: npt.NDArray[np.bool_],
-        is_there: npt.NDArray[np.bool_],
+        had_row: npt.NDArray[np.bool_],
+        has_row: npt.NDArray[np.bool_],
         *,
         tolerant: bool = False,
     ) -> "KeyChanges":
         """Compare the rows of these keys; with `tolerant`, floats with the tolerance of `equality`."""
-        both = was & is_there
+        both = had_row & has_row
         if not before.num_rows or not before.num_columns:
-            return cls(keys, before, after, was, is_there, dict.fromkeys(before.column_names, both))
+            return cls(keys, before, after, had_row, has_row, dict.fromkeys(before.column_names, both))
         # DuckDB compares values of every type, NaN and null too.
         columns = {f"b{number}": _comparable(column) for number, column in enumerate(before.columns)}
         columns |= {f"a{number}": _comparable(after.column(name)) for number, name in enumerate(before.column_names)}
@@ -72,22 +72,26 @@ class KeyChanges:
         named = zip(before.column_names, unequal, strict=True)
         differing = {name: both & np.asarray(flags.to_numpy(), np.bool_) for name, flags in named}
         if not tolerant:
-            return cls(keys, before, after, was, is_there, differing)
+            return cls(keys, before, after, had_row, has_row, differing)
         floats = [name for name in differing if has_floats(before.schema.field(name).type)]
-        within = {name: differing[name] & near(before[name], after[name]) for name in floats if differing[name].any()}
+        within = {
+            name: differing[name] & flag_near_values(before[name], after[name])
+            for name in floats
+            if differing[name].any()
+        }
         differing |= {name: differing[name] & ~flags for name, flags in within.items()}
-        return cls(keys, before, after, was, is_there, differing, within)
+        return cls(keys, before, after, had_row, has_row, differing, within)
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
 
     def __iter__(self) -> Iterator[KeyChange]:
         kinds = self.kinds()
-        for start in range(0, len(self), _PIECE):
-            keys = python_rows(self.keys.slice(start, _PIECE))
-            sides = (_rows(side.slice(start, _PIECE), len(keys)) for side in (self.before, self.after))
+        for start in range(0, len(self), _CHUNK_KEYS):
+            keys = python_rows(self.keys.slice(start, _CHUNK_KEYS))
+            sides = (_python_rows(side.slice(start, _CHUNK_KEYS), len(keys)) for side in (self.before, self.after))
             for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
-                before, after = earlier if self.was[number] else None, later if self.is_there[number] else None
+                before, after = earlier if self.had_row[number] else None, later if self.has_row[number] else None
                 yield KeyChange(key, before, after, kinds[number])
 
     def changed(self) -> Self:
@@ -103,13 +107,13 @@ class KeyChanges:
             keys=keys,
             before=before,
             after=after,
-            was=self.was[positions],
-            is_there=self.is_there[positions],
+            had_row=self.had_row[positions],
+            has_row=self.has_row[positions],
             differing={name: flags[positions] for name, flags in self.differing.items()},
-            near={name: flags[positions] for name, flags in self.near.items()},
+            near_equal={name: flags[positions] for name, flags in self.near_equal.items()},
         )
 
-    def in_order(self) -> Self:
+    def sorted_by_key(self) -> Self:
         """Return the keys sorted; unsorted if the type of a key column has no order, such as a struct."""
         with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
             order = pc.sort_indices(self.keys, sort_keys=[(name, "ascending") for name in self.keys.column_names])
@@ -119,10 +123,12 @@ class KeyChanges:
     def kinds(self) -> npt.NDArray[np.object_]:
         changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
         kinds = np.where(changed, "changed", "same")
-        kinds = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", kinds))
+        kinds = np.where(
+            self.had_row & ~self.has_row, "removed", np.where(~self.had_row & self.has_row, "added", kinds)
+        )
         return kinds.astype(np.object_)
 
-    def flat(self) -> pa.Table:
+    def to_table(self) -> pa.Table:
         """Return a table with one row per key: key columns, `change`, and each value as `before_…` and `after_…`."""
         table = self.keys.append_column("change", pa.array(self.kinds(), pa.string()))
         for name in self.before.column_names:
@@ -137,5 +143,5 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([maps_as_lists(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
 
 
-def _rows(values: pa.Table, count: int) -> list[dict[str, object]]:
+def _python_rows(values: pa.Table, count: int) -> list[dict[str, object]]:
     return python_rows(values) if values.num_columns else [{} for _ in range(count)]

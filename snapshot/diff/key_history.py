@@ -15,21 +15,21 @@ from typing import Literal
 import pyarrow as pa
 
 from ...errors import NotFound
-from ...store.objects.counting import Reads
+from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.fetch import at_once
+from ...store.read.fetch import request_pool
 from ...store.sst.hashing import hash_keys
-from ...store.sst.ttl import may_have_expired, seen_clock_ms
+from ...store.sst.ttl import has_expired_rows, read_clock_ms
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import columns_of, owner, table_of
-from ..cut.lineage import Window, direct, losses
+from ...store.versions.side_tables import as_main_table, find_owner, table_declarations
+from ..cut.lineage import Window, direct_windows, skipped_windows
 from ..cut.moments import heads_of, stages_of
 from ..query.columns import parse_key
-from .stored_rows import StoredKey, StoredRow, identity
+from .stored_rows import KeyReader, StoredRow, sst_identity
 
-_AHEAD = 64
+_READ_AHEAD = 64
 
 
 class VersionList:
@@ -39,7 +39,7 @@ class VersionList:
     """
 
     def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
-        self.numbers = history.versions(store, app, stage)
+        self.numbers = history.list_versions(store, app, stage)
         """Version numbers. One list request per 1,000."""
         self.stage = stage
         self._store, self._app, self._table = store, app, table or stage
@@ -49,12 +49,12 @@ class VersionList:
 
     def __getitem__(self, index: int) -> Manifest:
         """Return the manifest at an index. Raises `NotFound` (collected meanwhile) and `Corruption`."""
-        return table_of(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
+        return as_main_table(history.read(self._store, self._app, self.stage, self.numbers[index]), self._table)
 
-    def from_number(self, number: int) -> int:
+    def index_from_version(self, number: int) -> int:
         return bisect_left(self.numbers, number)
 
-    def is_gap(self, index: int) -> bool:
+    def has_gap_before(self, index: int) -> bool:
         return index > 0 and self.numbers[index] > self.numbers[index - 1] + 1
 
     def first_where(self, low: int, high: int, holds: Callable[[Manifest], bool]) -> int:
@@ -65,9 +65,9 @@ class VersionList:
         return low + bisect_left(range(low, high), True, key=lambda index: holds(self[index]))
 
     def backwards(self, index: int) -> Iterator[tuple[int, Manifest]]:
-        for end in range(index + 1, 0, -_AHEAD):
-            indexes = range(max(end - _AHEAD, 0), end)
-            yield from reversed(list(zip(indexes, at_once().map(self.__getitem__, indexes), strict=True)))
+        for end in range(index + 1, 0, -_READ_AHEAD):
+            indexes = range(max(end - _READ_AHEAD, 0), end)
+            yield from reversed(list(zip(indexes, request_pool().map(self.__getitem__, indexes), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RowChange:
         return 0 < self.after_version < self.version - 1
 
     @property
-    def by_batch(self) -> bool:
+    def is_by_batch(self) -> bool:
         """True if the batch that wrote the row is known, so that a replay can find the record behind the change."""
         return not (self.expired or self.inherited or self.gap)
 
@@ -118,7 +118,7 @@ class RowHistory:
     changes: tuple[RowChange, ...]
     whole_from: int
     """First version after the last collected one; 0 if none was collected."""
-    reads: Reads
+    reads: ReadCounters
     """Number of requests and bytes read, without those for manifests."""
 
 
@@ -143,20 +143,20 @@ def key_history(
     type).
     """
     heads = heads_of(store, app, stages_of(store, app))
-    tables = columns_of(heads)
+    tables = table_declarations(heads)
     declared = tables.get(table)
     if declared is None:
         raise NotFound(f"table of app {app!r}", table, tables)
     key = parse_key(table, declared, key_values)
-    stored = StoredKey(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
-    versions = VersionList(store, app, owner(table, heads), table)
+    stored = KeyReader(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
+    versions = VersionList(store, app, find_owner(table, heads), table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
-    gaps = [versions.numbers[index] for index in range(1, len(versions)) if versions.is_gap(index)]
+    gaps = [versions.numbers[index] for index in range(1, len(versions)) if versions.has_gap_before(index)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _reason_for_start(versions) == "collected" else 0
     return RowHistory(app, table, key, changes, whole_from, stored.reads)
 
 
-def key_changes(versions: VersionList, stored: StoredKey, now_ms: int) -> Iterator[RowChange]:
+def key_changes(versions: VersionList, stored: KeyReader, now_ms: int) -> Iterator[RowChange]:
     """Yield the changes of a key, newest first. Raises `NotFound` if a version was collected meanwhile."""
     later: _VisibleRow | None = None
     for first, last, row in _stored_spans(versions, stored):
@@ -182,31 +182,31 @@ class _VisibleRow:
     row: dict[str, object] | None
     seq: int = 0
     expired_ms: int | None = None
-    late: bool = False
+    is_after_head: bool = False
 
 
-def _stored_spans(versions: VersionList, stored: StoredKey) -> Iterator[tuple[int, int, StoredRow | None]]:
+def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[int, int, StoredRow | None]]:
     """Yield ranges of versions that store one row of the key, newest first: first index, last index, row."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
         row = _stored_row(versions, stored, last, seq)
         if row is None:
-            first, seq = _first_absent(versions, stored, last), None
+            first, seq = _first_without_row(versions, stored, last), None
         else:
             # If a compaction took the batch's version number, the batch was committed later than its `_seq` says.
-            indexes = range(versions.from_number(row.seq), last)
-            having = (at for at in indexes if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[at])))
+            indexes = range(versions.index_from_version(row.seq), last)
+            having = (at for at in indexes if any(sst.seq_max >= row.seq for sst in stored.ssts_in_range(versions[at])))
             wrote = next(having, last)
             first = _first_with_columns(versions, wrote, last)
             # `_prev_seq` describes only the version right before the write. It does not hold across a gap or a rewind.
-            is_new = versions.is_gap(first) or versions[first].rewind is not None
-            seq = None if is_new else row.seq if first > wrote else row.replaced
+            is_new = versions.has_gap_before(first) or versions[first].rewind is not None
+            seq = None if is_new else row.seq if first > wrote else row.replaced_seq
         yield first, last, row
         last = first - 1
 
 
-def _stored_row(versions: VersionList, stored: StoredKey, index: int, seq: int | None) -> StoredRow | None:
+def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int | None) -> StoredRow | None:
     """Return the key's row that the version at `index` stores.
 
     `seq` is the expected `_seq` of the row: 0 for no row, None for unknown.
@@ -217,17 +217,17 @@ def _stored_row(versions: VersionList, stored: StoredKey, index: int, seq: int |
     if seq == 0:
         # If the next version has merged an SST, the merge may have dropped a tombstone or an expired row of the key
         # before the batch read it.
-        next_ssts = set(map(identity, versions[index + 1].ssts))
-        if all(identity(sst) in next_ssts for sst in stored.ssts(manifest)):
+        next_ssts = set(map(sst_identity, versions[index + 1].ssts))
+        if all(sst_identity(sst) in next_ssts for sst in stored.ssts_in_range(manifest)):
             return None
     if seq:
         # At the version that wrote the row, its SST is that of one batch, and small.
-        wrote = versions[min(versions.from_number(seq), index)]
-        row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
+        wrote = versions[min(versions.index_from_version(seq), index)]
+        row = stored.find_seq(wrote, seq, manifest.table) or stored.find_seq(manifest, seq, manifest.table)
         # None: versions in between were collected, and a different row is the newest here.
         if row is not None:
             return row
-    return stored.newest(manifest)
+    return stored.read_newest(manifest)
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
@@ -246,15 +246,19 @@ def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
     )
 
 
-def _first_absent(versions: VersionList, stored: StoredKey, last: int) -> int:
+def _first_without_row(versions: VersionList, stored: KeyReader, last: int) -> int:
     later: Manifest | None = None
     for index, manifest in versions.backwards(last):
         if later is not None:
             if later.rewind is not None:
                 return index + 1
-            later_ssts, clock_ms, gap = set(map(identity, later.ssts)), later.clock_ms, versions.is_gap(index + 1)
-            for sst in stored.ssts(manifest):
-                if identity(sst) not in later_ssts and (gap or sst.tombstones or may_have_expired(sst, clock_ms)):
+            later_ssts, clock_ms, gap = (
+                set(map(sst_identity, later.ssts)),
+                later.clock_ms,
+                versions.has_gap_before(index + 1),
+            )
+            for sst in stored.ssts_in_range(manifest):
+                if sst_identity(sst) not in later_ssts and (gap or sst.tombstones or has_expired_rows(sst, clock_ms)):
                     return index + 1
         later = manifest
     return 0
@@ -274,24 +278,26 @@ def _visible_rows(
             yield _VisibleRow(expired_at, None)  # as it was written
             return
         yield _VisibleRow(expired_at, None, expired_ms=expires_ms)
-    elif last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
-        yield _VisibleRow(last, None, expired_ms=expires_ms, late=True)
+    elif last == len(versions) - 1 and read_clock_ms(newest, now_ms) >= expires_ms:
+        yield _VisibleRow(last, None, expired_ms=expires_ms, is_after_head=True)
     yield _VisibleRow(first, row.values, row.seq)
 
 
 def _row_change(versions: VersionList, later: _VisibleRow, earlier: _VisibleRow) -> RowChange:
     manifest = versions[later.index]
-    previous = manifest if later.late else versions[later.index - 1] if later.index else None
-    gap = versions.is_gap(later.index)
+    previous = manifest if later.is_after_head else versions[later.index - 1] if later.index else None
+    gap = versions.has_gap_before(later.index)
     return RowChange(
         stage=versions.stage,
         version=manifest.version,
         after_version=previous.version if previous is not None else 0,
-        time_ms=later.expired_ms if later.late and later.expired_ms is not None else manifest.time_ms,
+        time_ms=later.expired_ms if later.is_after_head and later.expired_ms is not None else manifest.time_ms,
         kind="added" if earlier.row is None else "removed" if later.row is None else "changed",
         expired=later.row is None and later.expired_ms is not None,
         inherited="",
-        windows=direct(previous, manifest, () if gap else losses(manifest)) if previous is not None else (),
+        windows=direct_windows(previous, manifest, () if gap else skipped_windows(manifest))
+        if previous is not None
+        else (),
         before=earlier.row,
         after=later.row,
     )

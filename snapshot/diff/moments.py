@@ -15,17 +15,17 @@ import pyarrow as pa
 from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import showable, to_arrow
-from ...store.sst.hashing import SHARES, KeyShare
-from ...store.sst.schema import arrow_schema, shape
+from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import make_sql_safe, to_arrow
+from ...store.sst.hashing import SHARE_GRANULARITY, KeyShare
+from ...store.sst.schema import arrow_schema, describe_schema
 from ...store.versions.manifest import Column, Manifest, Table, is_internal
 from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut
-from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
+from ..cut.resolve import apply_known_forgets, report_if_collected, retry_if_forgotten
 from ..query.columns import visible_schema
-from ..query.sql import empty_database, in_words, reading_statement, run_query
-from .candidates import Ancestry, ancestry, changes_between
+from ..query.sql import as_user_error, empty_database, parse_reading_statement, run_query
+from .candidates import Ancestry, changes_between, find_ancestry
 from .key_changes import KeyChanges
 from .stored_rows import TableSide
 
@@ -69,10 +69,10 @@ class TableDiff:
     formerly: str = ""
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         return not len(self.changes) and not self.unlike
 
-    def only(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
+    def with_keys_at(self, positions: npt.NDArray[np.int64]) -> "TableDiff":
         """Return a copy with only the keys at these row numbers of `changes`; `rows_in_both` is unchanged."""
         changes = self.changes.take(positions)
         added, removed, changed = _count_kinds(changes)
@@ -109,13 +109,15 @@ def diff(
     """
 
     def compare() -> tuple[TableDiff, ...]:
-        then, now = (StoredCut(moment.store, as_known(moment.store, moment.cut)) for moment in (first, second))
+        then, now = (
+            StoredCut(moment.store, apply_known_forgets(moment.store, moment.cut)) for moment in (first, second)
+        )
         return _diff(cache, then, now, table, tables, ignore_new=ignore_new)
 
     def compare_retrying_first() -> tuple[TableDiff, ...]:
-        return again_if_forgotten(first.store, first.cut.app, compare)
+        return retry_if_forgotten(first.store, first.cut.app, compare)
 
-    return again_if_forgotten(second.store, second.cut.app, compare_retrying_first)
+    return retry_if_forgotten(second.store, second.cut.app, compare_retrying_first)
 
 
 def _diff(
@@ -150,10 +152,10 @@ def _diff(
         share = tables[name] if tables is not None else None
         return TableSide(moment.store, cache, manifest.table, manifest, moment.cut.clock_ms(name_then), share)
 
-    with telling_if_collected(first.store, first.cut), telling_if_collected(second.store, second.cut):
+    with report_if_collected(first.store, first.cut), report_if_collected(second.store, second.cut):
         return tuple(
             replace(
-                table_diff(name, side(first, name), side(second, name), ignore_new=ignore_new),
+                diff_table(name, side(first, name), side(second, name), ignore_new=ignore_new),
                 formerly=former.get(name, ""),
             )
             for name in ((pairs.get(table, table),) if table else names)
@@ -180,7 +182,7 @@ def _renamed_tables(first: Cut, second: Cut) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Relation:
+class _SharedHistory:
     """Common history of two sides of a table, which decides the rows and columns that can be compared."""
 
     shared: Ancestry
@@ -189,20 +191,20 @@ class _Relation:
     """First column id that may mean different columns on the two sides; 0 if all ids may."""
 
     @classmethod
-    def between(cls, before: TableSide, after: TableSide) -> "_Relation":
+    def of_sides(cls, before: TableSide, after: TableSide) -> "_SharedHistory":
         if before.manifest is None or after.manifest is None:
             return cls(Ancestry(), False, 0)
-        shared = ancestry((before.store, before.manifest), (after.store, after.manifest))
+        shared = find_ancestry((before.store, before.manifest), (after.store, after.manifest))
         is_one_app = before.manifest.app == after.manifest.app and before.store.url == after.store.url
         next_ids = (table.next_id or len(table.columns) + 1 for table in (before.table, after.table))
         return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
 
-    def added_by_each(self, tables: Iterable[Table]) -> set[str]:
+    def independently_added_columns(self, tables: Iterable[Table]) -> set[str]:
         """Return columns that both sides added independently, so that even shared SSTs differ in their values."""
-        if not self.shared.seq:
+        if not self.shared.fork_seq:
             return set()
         new_names = (
-            {column.name for id_, column in zip(table.ids, table.columns, strict=True) if id_ >= self.common_ids}
+            {column.name for id_, column in zip(table.column_ids, table.columns, strict=True) if id_ >= self.common_ids}
             for table in tables
         )
         return set.intersection(*new_names)
@@ -216,18 +218,18 @@ class _Relation:
         # other's.
         tables, at_fork = (before.table, after.table), self.shared.table
         schemas = [table.schema for table in tables]
-        is_parent = bool(self.shared.seq) and at_fork is not None and at_fork.schema in schemas
+        is_parent = bool(self.shared.fork_seq) and at_fork is not None and at_fork.schema in schemas
         if schemas[0] == schemas[1] or not (self.is_one_app or is_parent):
             return before, after
         newest = max(tables, key=lambda table: table.schema)
         return replace(before, table=newest), replace(after, table=newest)
 
 
-def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
+def diff_table(name: str, before: TableSide, after: TableSide, *, ignore_new: bool = False) -> TableDiff:
     """Return the difference of a table between two sides. `ignore_new` ignores columns that only `after` has."""
-    relation, tables = _Relation.between(before, after), (before.table, after.table)
+    relation, tables = _SharedHistory.of_sides(before, after), (before.table, after.table)
     had, has = (_value_columns(table, relation.common_ids) for table in tables)
-    left_out = relation.added_by_each(tables)
+    left_out = relation.independently_added_columns(tables)
     if ignore_new:
         left_out |= {column.name for number, column in has.items() if number not in had}
         has = {number: column for number, column in has.items() if number in had}
@@ -235,14 +237,14 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     unlike = tuple(_declaration_differences(had, has, is_migrated=is_migrated, by_id=bool(relation.common_ids)))
     before, after = relation.in_newest_columns(before, after)
     if arrow_schema(before.table.key) != arrow_schema(after.table.key):
-        return _of_other_keys(name, before, after, unlike)
+        return _diff_of_different_keys(name, before, after, unlike)
     columns_before, columns_after = visible_schema(before.table), visible_schema(after.table)
     left_out |= {*before.key, *after.key}
     common = [field.name for field in columns_before if field in columns_after and field.name not in left_out]
     # Within one app, values are stored once. Two apps may have added floats in a different order.
     compared = changes_between(before, after, relation.shared, common, tolerant=not relation.is_one_app)
-    near = {column: int(flags.sum()) for column, flags in compared.near.items() if flags.any()}
-    changes = compared.changed().in_order()
+    near = {column: int(flags.sum()) for column, flags in compared.near_equal.items() if flags.any()}
+    changes = compared.changed().sorted_by_key()
     added, removed, changed = _count_kinds(changes)
     num_before, about = _count_rows(before, is_changed=changed > 0)
     # At least the rows that differ, even if the estimate is smaller.
@@ -254,12 +256,12 @@ def table_diff(name: str, before: TableSide, after: TableSide, *, ignore_new: bo
     return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike, near)
 
 
-def _of_other_keys(name: str, before: TableSide, after: TableSide, unlike: tuple[str, ...]) -> TableDiff:
-    was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
+def _diff_of_different_keys(name: str, before: TableSide, after: TableSide, unlike: tuple[str, ...]) -> TableDiff:
+    was, is_now = (describe_schema(arrow_schema(side.table.key)) for side in (before, after))
     sentence = f"the key is {was} before and {is_now} after: rows cannot be compared"
     nothing = np.zeros(0, np.bool_)
     keys = arrow_schema(before.table.key).empty_table()
-    changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
+    changes = KeyChanges.compare(keys, pa.table({}), pa.table({}), nothing, nothing)
     return TableDiff(name, changes, 0, 0, 0, (), 0, True, (sentence, *unlike))
 
 
@@ -271,9 +273,9 @@ def _count_kinds(changes: KeyChanges) -> tuple[int, int, int]:
 
 def _count_rows(side: TableSide, *, is_changed: bool) -> tuple[int, bool]:
     if is_changed and sum(sst.bytes for sst in side.ssts) <= _COUNTED_BYTES:
-        return int((~side.hidden(side.newest(side.ssts, 0))).sum()), False
+        return int((~side.flag_hidden(side.read_newest(side.ssts, 0))).sum()), False
     most_rows = sum(sst.rows - sst.tombstones for sst in side.ssts)
-    return (most_rows if side.share is None else most_rows * side.share.parts // SHARES), True
+    return (most_rows if side.share is None else most_rows * side.share.parts // SHARE_GRANULARITY), True
 
 
 def _declaration_differences(
@@ -301,7 +303,7 @@ def _declaration_differences(
 
 def _value_columns(table: Table, common_ids: int) -> dict[int | str, Column]:
     """Return the visible value columns, by id if the id is below `common_ids`, else by name."""
-    numbered = zip(table.ids, table.columns, strict=True)
+    numbered = zip(table.column_ids, table.columns, strict=True)
     values = (
         (number, column) for number, column in numbered if column in table.values and not is_internal(column.name)
     )
@@ -316,7 +318,9 @@ def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | 
     such column).
     """
     declared = {name: table for name, table in tables.items() if table is not None}
-    with closing(_database({name: _no_differences(table).flat() for name, table in declared.items()})) as con:
+    with closing(
+        _sandboxed_database({name: _no_differences(table).to_table() for name, table in declared.items()})
+    ) as con:
         for sql in queries:
             queried = _tables_read(sql, tables)
             if len(queried) != 1:
@@ -356,21 +360,25 @@ def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
         return table_diff
     key = table_diff.changes.keys.column_names
     # The position identifies a key of any type.
-    with closing(_database({table_diff.table: table_diff.changes.flat()})) as con:
+    with closing(_sandboxed_database({table_diff.table: table_diff.changes.to_table()})) as con:
         con.register("_meant", _expected_keys(con, table_diff.table, sql, key))
         con.register(
             "_all",
-            showable(table_diff.changes.keys).append_column("_place", pa.array(np.arange(len(table_diff.changes)))),
+            make_sql_safe(table_diff.changes.keys).append_column(
+                "_place", pa.array(np.arange(len(table_diff.changes)))
+            ),
         )
-        same = " AND ".join(f"a.{quoted(name)} IS NOT DISTINCT FROM m.{quoted(name)}" for name in key)
+        same = " AND ".join(
+            f"a.{quote_identifier(name)} IS NOT DISTINCT FROM m.{quote_identifier(name)}" for name in key
+        )
         unexpected = con.sql(f"SELECT _place FROM _all a ANTI JOIN _meant m ON {same} ORDER BY _place").to_arrow_table()
-    return table_diff.only(unexpected["_place"].to_numpy())
+    return table_diff.with_keys_at(unexpected["_place"].to_numpy())
 
 
-def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
+def _sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
     con = empty_database()
     for name, rows in tables.items():
-        con.register(name, showable(rows))
+        con.register(name, make_sql_safe(rows))
     con.execute("SET enable_external_access = false")
     con.execute("SET lock_configuration = true")
     return con
@@ -378,11 +386,11 @@ def _database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
 
 def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
     # DuckDB lists only tables that the connection does not have.
-    with closing(_database({})) as con:
+    with closing(_sandboxed_database({})) as con:
         try:
-            named = {name.casefold() for name in con.get_table_names(reading_statement(con, sql, hint=""))}
+            named = {name.casefold() for name in con.get_table_names(parse_reading_statement(con, sql, hint=""))}
         except duckdb.Error as error:
-            raise in_words(con, sql, error) from error
+            raise as_user_error(con, sql, error) from error
     return [name for name in tables if name.casefold() in named]
 
 
@@ -401,4 +409,4 @@ def _no_differences(table: Table) -> KeyChanges:
     keys = arrow_schema(table.key).empty_table()
     values = visible_schema(table).empty_table().drop_columns(keys.column_names)
     nothing = np.zeros(0, np.bool_)
-    return KeyChanges.between(keys, values, values, nothing, nothing)
+    return KeyChanges.compare(keys, values, values, nothing, nothing)

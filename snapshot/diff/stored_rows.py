@@ -14,20 +14,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.objects.counting import Reads
+from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
-from ...store.read.remote_sst import SMALL_BYTES, Part, RangedSst
+from ...store.read.remote_sst import SMALL_BYTES, PageSelection, RangedSst
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import KeyShare, same_keys, sort_keys
-from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired
+from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ...store.sst.sorted_runs import overlapping
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 
-_SYSTEM = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
+_SYSTEM_COLUMNS = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
 _LAST_SEQ = (1 << 63) - 1
 
 
@@ -52,9 +52,9 @@ class TableSide:
     def key(self) -> list[str]:
         return [column.name for column in self.table.key]
 
-    def no_rows(self, *, values: bool = False) -> pa.Table:
+    def empty_rows(self, *, values: bool = False) -> pa.Table:
         columns = arrow_schema((*self.table.key, *(self.table.values if values else ())))
-        return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM]).empty_table()
+        return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM_COLUMNS]).empty_table()
 
     def look_up(
         self, keys: pa.Table, names: Sequence[str], newest: pa.Table | None = None
@@ -73,31 +73,31 @@ class TableSide:
             keys.column(HASH).to_numpy(),
             keys.drop_columns([HASH]),
             clock_ms=self.clock_ms,
-            newer=map(Block.of, blocks),
+            newer=map(Block.from_rows, blocks),
         )
         return values.select(list(names)), present
 
-    def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
+    def read_stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
         """Return an SST's rows, visible or not, with a value of `column` (`_seq`, `_expires_at`) from `low` to `high`.
 
         With a `share`, only rows of its keys. The columns are `_hash`, the key columns, the value columns if `values`,
         `_seq`, `_op`, and `_expires_at`, null if the SST has none. For an SST that is not in the local cache, only
         pages that can hold such rows are read, unless all of its rows match.
         """
-        schema = self.no_rows(values=values).schema
+        schema = self.empty_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
 
-        def pages(ranged: RangedSst) -> Sequence[Part]:
-            return ranged.having(column, low, high)
+        def pages(ranged: RangedSst) -> Sequence[PageSelection]:
+            return ranged.find_values(column, low, high)
 
         parts = [schema.empty_table()]
-        for block in _blocks(self.store, self.cache, sst, self.table, Reads(), pages, whole=whole):
+        for block in _read_blocks(self.store, self.cache, sst, self.table, ReadCounters(), pages, whole=whole):
             own = block.stored.schema.names
             if column in own:
                 at = block.stored.column(column)
                 matches = np.asarray(pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False))
                 if self.share is not None:
-                    matches = matches & self._in_share(block, self.share)
+                    matches = matches & self._flag_in_share(block, self.share)
                 names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
                 columns = block.take(np.flatnonzero(matches), names).columns
                 if EXPIRES not in own:
@@ -105,52 +105,52 @@ class TableSide:
                 parts.append(pa.table(columns, schema=schema))
         return pa.concat_tables(parts)
 
-    def _in_share(self, block: Block, share: KeyShare) -> npt.NDArray[np.bool_]:
+    def _flag_in_share(self, block: Block, share: KeyShare) -> npt.NDArray[np.bool_]:
         if share.columns == tuple(self.key):
-            return share.of_hashes(block.hashes)
-        return share.of_rows(block.rows(share.columns))
+            return share.select_hashes(block.hashes)
+        return share.select_rows(block.rows(share.columns))
 
-    def newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
+    def read_newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
         """Return the newest row of each key in these SSTs with a `_seq` from `low` to `high`, ordered by hash and key.
 
         Columns and errors are those of `read_stored`.
         """
         newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
-        parts = (self.stored(sst, SEQ, low, high, values=values) for sst in newest_first)
-        rows = pa.concat_tables([self.no_rows(values=values), *parts])
+        parts = (self.read_stored(sst, SEQ, low, high, values=values) for sst in newest_first)
+        rows = pa.concat_tables([self.empty_rows(values=values), *parts])
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(self.key))
         return rows.take(pa.array(order[~repeats]))
 
-    def hidden(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired(rows, self.clock_ms)
+    def flag_hidden(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired_mask(rows, self.clock_ms)
         return tombstones if gone is None else tombstones | gone
 
 
-def _blocks(
+def _read_blocks(
     store: ObjectStore,
     cache: SstCache,
     sst: Sst,
     table: Table,
-    reads: Reads,
-    pages: Callable[[RangedSst], Sequence[Part]],
+    reads: ReadCounters,
+    pages: Callable[[RangedSst], Sequence[PageSelection]],
     *,
     whole: bool,
 ) -> Iterable[Block]:
-    mapped = cache.peek(sst, table)
+    mapped = cache.cached_rows(sst, table)
     if mapped is None and whole:
-        mapped = cache.bring(store, sst, table, reads)
+        mapped = cache.fetch_rows(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks
     ranged = RangedSst(store, sst, table, reads)
     return ranged.read(pages(ranged))
 
 
-def identity(sst: Sst) -> tuple[str, str]:
+def sst_identity(sst: Sst) -> tuple[str, str]:
     """Return the identity of an SST: equal for one object under any root and at any level."""
     return sst.object, sst.checksum
 
 
-def distinct(keys: pa.Table) -> pa.Table:
+def distinct_keys(keys: pa.Table) -> pa.Table:
     """Return each key once, in order of first occurrence: `_hash` and key columns."""
     order, repeats = sort_keys(keys.column(HASH).to_numpy(), keys.drop_columns([HASH]))
     return keys.take(pa.array(np.sort(order[~repeats])))
@@ -163,11 +163,11 @@ class StoredRow:
     seq: int
     values: dict[str, object] | None
     expires_ms: int | None
-    replaced: int | None
+    replaced_seq: int | None
     """`_seq` of the key's previous row, which this row replaced; 0 if there was none, None if unknown."""
 
 
-class StoredKey:
+class KeyReader:
     """Looks up one key in the SSTs of any version, including tombstones and expired rows.
 
     `key` has the key columns, normalised: one row. `hashed` is the `_hash` of the key.
@@ -175,51 +175,51 @@ class StoredKey:
 
     def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int) -> None:
         self.key = key
-        self.reads = Reads()
+        self.reads = ReadCounters()
         """Requests and bytes read, manifests not counted."""
         self._store, self._cache = store, cache
         self._hashes = np.array([hashed], np.int64)
         # By object, checksum and schema number, as a row is decoded by the table's columns.
-        self._found: dict[tuple[str, str, int], StoredRow | None] = {}
+        self._cached_rows: dict[tuple[str, str, int], StoredRow | None] = {}
 
-    def ssts(self, manifest: Manifest) -> tuple[Sst, ...]:
+    def ssts_in_range(self, manifest: Manifest) -> tuple[Sst, ...]:
         hashed = int(self._hashes[0])
         return overlapping(manifest.ssts, hashed, hashed)
 
-    def newest(self, manifest: Manifest) -> StoredRow | None:
+    def read_newest(self, manifest: Manifest) -> StoredRow | None:
         """Return the newest stored row of the key in a version; None if no row is stored."""
         if manifest.table is None:
             return None
-        return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
+        return self._find_first_row(sorted(self.ssts_in_range(manifest), key=lambda sst: -sst.seq_max), manifest.table)
 
-    def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
+    def find_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
         """Return the row with this `_seq`, read with the columns of `table`, if it is the key's newest row in its SST.
 
         Among a version's SSTs that may hold the key, at most one has rows with this `_seq`.
         """
-        candidates = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
-        row = self._first(candidates, table, filtered=False)
+        candidates = (sst for sst in self.ssts_in_range(manifest) if sst.seq_min <= seq <= sst.seq_max)
+        row = self._find_first_row(candidates, table, filtered=False)
         return row if row is not None and row.seq == seq else None
 
-    def _first(self, ssts: Iterable[Sst], table: Table, *, filtered: bool = True) -> StoredRow | None:
-        def pages(sst: RangedSst) -> Sequence[Part]:
-            return sst.find(self._hashes, filtered=filtered)[1]
+    def _find_first_row(self, ssts: Iterable[Sst], table: Table, *, filtered: bool = True) -> StoredRow | None:
+        def pages(sst: RangedSst) -> Sequence[PageSelection]:
+            return sst.find_hashes(self._hashes, filtered=filtered)[1]
 
         # Range reads: the footer, the page index with the filter, and a page per column, four of them internal. Each
         # request takes as long as reading `SMALL_BYTES`.
         by_ranges = (2 + len(table.columns) + 4) * SMALL_BYTES
         for sst in ssts:
-            cache_key = (*identity(sst), table.schema)
-            if cache_key not in self._found:
+            cache_key = (*sst_identity(sst), table.schema)
+            if cache_key not in self._cached_rows:
                 whole = sst.bytes <= by_ranges
-                blocks = _blocks(self._store, self._cache, sst, table, self.reads, pages, whole=whole)
-                rows = (self._in_block(block, table) for block in blocks)
-                self._found[cache_key] = next((row for row in rows if row is not None), None)
-            if (row := self._found[cache_key]) is not None:
+                blocks = _read_blocks(self._store, self._cache, sst, table, self.reads, pages, whole=whole)
+                rows = (self._find_in_block(block, table) for block in blocks)
+                self._cached_rows[cache_key] = next((row for row in rows if row is not None), None)
+            if (row := self._cached_rows[cache_key]) is not None:
                 return row
         return None
 
-    def _in_block(self, block: Block, table: Table) -> StoredRow | None:
+    def _find_in_block(self, block: Block, table: Table) -> StoredRow | None:
         low, high = (int(np.searchsorted(block.hashes, self._hashes[0], side)) for side in ("left", "right"))
         key = [column.name for column in table.key]
         shown = [name for name in visible_schema(table).names if name not in key]

@@ -10,7 +10,7 @@ from ...common import instants
 from ...errors import Corruption
 from ...store.archive import index
 from ...store.archive.index import INDEXES, ArchiveIndex
-from ...store.objects.many import do_all
+from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import keys
 from . import census
@@ -40,22 +40,22 @@ class ArchivePlan:
     head: ArchiveIndex
     before_ms: int
     """Read time before which records expire, in ms since 1970 UTC; 0 to delete no records."""
-    then: ArchiveIndex
+    remaining_index: ArchiveIndex
 
     @property
-    def goes(self) -> frozenset[str]:
+    def deleted_objects(self) -> frozenset[str]:
         """Keys of the objects whose records are all past their retention."""
-        return _named_objects(self.head) - _named_objects(self.then)
+        return _named_objects(self.head) - _named_objects(self.remaining_index)
 
 
 def plan_archives(
     store: ObjectStore, app: str, retention: Retention, now_ms: int, damaged: dict[str, Corruption]
 ) -> tuple[ArchivePlan, ...]:
     plans = []
-    for head in index.all_of(store, app, damaged):
-        keep_ms = retention.input_of(head.topic)
+    for head in index.iter_archives(store, app, damaged):
+        keep_ms = retention.input_ms_of_topic(head.topic)
         before_ms = max(0, now_ms - keep_ms) if keep_ms is not None else 0
-        plans.append(ArchivePlan(head, before_ms, index.thinned(before_ms)(head) or head))
+        plans.append(ArchivePlan(head, before_ms, index.thin_update(before_ms)(head) or head))
     return tuple(plans)
 
 
@@ -66,23 +66,25 @@ def collect_archive(
 
     Raises `CommitConflict` (other processes keep changing the index) and `Corruption` (the index is damaged).
     """
-    remaining_index = plan.then
-    if plan.goes and not dry_run:
-        remaining_index = index.change(store, plan.head, index.thinned(plan.before_ms), by=by, now_ms=instants.now_ms())
+    remaining_index = plan.remaining_index
+    if plan.deleted_objects and not dry_run:
+        remaining_index = index.change(
+            store, plan.head, index.thin_update(plan.before_ms), by=by, now_ms=instants.now_ms()
+        )
     indexes, objects = _list_archive(store, plan.head)
-    old = [info for info in index.replaced(indexes, margin_ms) if info.modified_ms <= now_ms - margin_ms]
+    old = [info for info in index.replaced_indexes(indexes, margin_ms) if info.modified_ms <= now_ms - margin_ms]
     newer_indexes = [info for info in indexes if info not in old]
     oldest = next(INDEXES.read(store, newer_indexes[:1], plan.head.prefix), remaining_index)
     named = {archived.object for archive in (oldest, remaining_index) for archived in archive.objects} - (
-        plan.goes - _named_objects(remaining_index)
+        plan.deleted_objects - _named_objects(remaining_index)
     )
     unnamed = [info for info in objects if info.key not in named and info.modified_ms <= now_ms - margin_ms]
     goes = [*unnamed, *old]
     if not dry_run:
         # Indexes first, so that a remaining index never names a deleted object.
-        do_all(lambda info: store.delete(info.key), old)
-        do_all(lambda info: store.delete(info.key), unnamed)
-    records = sum(archived.rows for archived in plan.head.objects if archived.object in plan.goes)
+        for_each_concurrently(lambda info: store.delete(info.key), old)
+        for_each_concurrently(lambda info: store.delete(info.key), unnamed)
+    records = sum(archived.rows for archived in plan.head.objects if archived.object in plan.deleted_objects)
     return ArchiveCollected(
         remaining_index.topic,
         remaining_index.life,
@@ -100,13 +102,13 @@ def _named_objects(archive: ArchiveIndex) -> frozenset[str]:
 
 
 def _list_archive(store: ObjectStore, archive: ArchiveIndex) -> tuple[tuple[ObjectInfo, ...], tuple[ObjectInfo, ...]]:
-    objects = (info for info in store.list(archive.prefix) if census.kind_of(info.key) is census.ARCHIVED)
+    objects = (info for info in store.list(archive.prefix) if census.object_kind_of(info.key) is census.ARCHIVED)
     return INDEXES.listed(store, archive.prefix), tuple(objects)
 
 
 def why_archived(store: ObjectStore, app: str, key: str) -> str:
     """Return a sentence that explains why an archive's object is kept; empty if the object is not kept."""
-    for head in index.all_of(store, app):
+    for head in index.iter_archives(store, app):
         if key in _named_objects(head):
             return f"the input archive of {head.topic} holds it, for as long as `input` under [retention] says"
         if key.startswith(keys.archive_indexes(head.prefix)):

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...store.versions import keys
-from ...store.versions.keys import note
+from ...store.versions.keys import json_object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectKind:
     """Kind of object, with one field for each command. A command ignores kinds whose field is empty."""
 
-    place: str
+    key_pattern: str
     """Pattern of the key, in which `<word>` stands for one part of a name."""
-    what: str
+    description: str
     """Description of the object; if `gc` is empty, also how long the object is kept."""
     named_by: str = ""
     """Kind of the object that names this one; empty if the object is found by listing."""
@@ -41,22 +41,47 @@ _A, _S, _N, _U = "<app>", "<stage>", "<number>", "<ulid>"
 
 # key, description, what names it; then the words of gc, forget, replicate, remove, verify, export
 MANIFEST = _row(
-    note(keys.manifests(_A, _S), _N), "a version", "", "unreachable", "masks", "versions", "last", "cut", "document"
+    json_object(keys.manifests(_A, _S), _N),
+    "a version",
+    "",
+    "unreachable",
+    "masks",
+    "versions",
+    "last",
+    "cut",
+    "document",
 )
 SST = _row(
     keys.sst(_A, _S, _U), "rows of a table", "a version", "unnamed", "rewrites", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
-SNAPSHOT = _row(note(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
+SNAPSHOT = _row(json_object(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
 IN_FLIGHT = _row(
-    keys.captured(_A, "<name>", _U), _SENT, "a snapshot", "unnamed", "rewrites", "snapshots", "first", "cut", "rows"
+    keys.captured_records(_A, "<name>", _U),
+    _SENT,
+    "a snapshot",
+    "unnamed",
+    "rewrites",
+    "snapshots",
+    "first",
+    "cut",
+    "rows",
 )
 _READ, _INDEX = "records read from a topic, for when Kafka has lost them", "the objects and offsets of an input archive"
-ARCHIVED = _row(keys.archived(_A, "<topic>", _U), _READ, "an index", "unnamed", "rewrites", "along", "then", "app")
-ARCHIVE_INDEX = _row(
-    note(keys.archive_indexes(keys.archive(_A, "<topic>")), _N), _INDEX, "", "replaced", "", "along", "then", "app"
+ARCHIVED = _row(
+    keys.archive_object(_A, "<topic>", _U), _READ, "an index", "unnamed", "rewrites", "along", "then", "app"
 )
-KINDS = (
+ARCHIVE_INDEX = _row(
+    json_object(keys.archive_indexes(keys.archive(_A, "<topic>")), _N),
+    _INDEX,
+    "",
+    "replaced",
+    "",
+    "along",
+    "then",
+    "app",
+)
+OBJECT_KINDS = (
     _row(
         keys.app_info(_A),
         "the app's identity, origin and starting offsets: kept as long as the app",
@@ -67,44 +92,48 @@ KINDS = (
     _row(keys.channels(_A), "the offsets of a clone's copied records: kept as long as the app", replicate="along"),
     MANIFEST,
     SST,
-    _row(note(keys.published(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
-    _row(keys.cloning(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
-    _row(keys.removing(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
+    _row(json_object(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
+    _row(keys.clone_journal(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
+    _row(keys.removal_journal(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
     SNAPSHOT,
     IN_FLIGHT,
     _row(
-        note(keys.requests(_A), _U),
+        json_object(keys.requests(_A), _U),
         "a request for a snapshot: kept until it is complete or withdrawn",
         forget="refuses",
         remove="first",
     ),
-    _row(keys.notice(_A), "the mark by which runners see new requests: kept as long as the app"),
+    _row(keys.request_signal(_A), "the mark by which runners see new requests: kept as long as the app"),
     ARCHIVED,
     ARCHIVE_INDEX,
     _row(
-        note(keys.runners(_A), _U),
+        json_object(keys.runners(_A), _U),
         "a runner's heartbeat, every 15 s: deleted by another runner an hour after the last one",
     ),
     _row(
-        note(keys.boundaries(_A), _N),
+        json_object(keys.boundaries(_A), _N),
         "the versions that may exist after garbage collection",
         gc="replaced",
         verify="read",
     ),
     _row(keys.collection(_A), "the time of the last garbage collection: kept as long as the app"),
-    _row(note(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
-    _row(note(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"),
-    _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
-    _row(note(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),
+    _row(json_object(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
     _row(
-        note(keys.forgotten(_A), _N),
+        json_object(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"
+    ),
+    _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
+    _row(
+        json_object(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"
+    ),
+    _row(
+        json_object(keys.forgotten(_A), _N),
         "the objects that replace those with forgotten keys",
         gc="replaced",
         replicate="rules",
         verify="read",
         export="read",
     ),
-    _row(keys.forgetting(_A), "the note of an unfinished `slackwater forget`: kept until it is done"),
+    _row(keys.forget_journal(_A), "the note of an unfinished `slackwater forget`: kept until it is done"),
     _row(keys.hold(_A), "the offsets at which a promotion holds the app: kept until it is decided"),
     _row(
         keys.protected(_A),
@@ -112,33 +141,37 @@ KINDS = (
         replicate="along",
     ),
     _row(
-        note(keys.replicas(_A), "<id>"),
+        json_object(keys.replicas(_A), "<id>"),
         "the progress of a replica under another root: kept until `slackwater replicate --end`",
     ),
     _row(keys.replica(_A), "the note that the folder is a replica, a recovered app or an abandoned one: kept"),
-    _row(note(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
-    _row(keys.recovery(_A), "the note of a recovery from this replica: kept"),
-    _row(keys.leaving(_A), "the root to which the app was recovered: kept"),
-    _row(keys.refreshing(_A), "the note of an unfinished refresh of a clone: kept until it is done", remove="stays"),
+    _row(json_object(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
+    _row(keys.recovery_journal(_A), "the note of a recovery from this replica: kept"),
+    _row(keys.recovered_root(_A), "the root to which the app was recovered: kept"),
+    _row(
+        keys.refresh_journal(_A), "the note of an unfinished refresh of a clone: kept until it is done", remove="stays"
+    ),
     _row(keys.removed(_A), "the note of a finished removal: kept", remove="stays"),
     _row(
-        note(keys.operations(_A), _U),
+        json_object(keys.operations(_A), _U),
         "an entry of the log of operations: kept as long as the app",
         forget="masks",
         replicate="along",
     ),
 )
 _PLACES = re.compile(
-    "|".join("(" + re.sub("<[a-z]+>", "[^/]+", kind.place.replace(".", r"\.")) + ")" for kind in KINDS)
+    "|".join("(" + re.sub("<[a-z]+>", "[^/]+", kind.key_pattern.replace(".", r"\.")) + ")" for kind in OBJECT_KINDS)
 )
 
 
-def kind_of(key: str) -> ObjectKind | None:
+def object_kind_of(key: str) -> ObjectKind | None:
     match = _PLACES.fullmatch(key)
-    return KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
+    return OBJECT_KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
-def beside_versions(app: str) -> tuple[str, ...]:
+def prefixes_copied_alongside(app: str) -> tuple[str, ...]:
     """Return the key prefixes, or keys, of all objects that are copied `along`, without repeats."""
-    prefixes = (kind.place.replace(_A, app).partition("<")[0] for kind in KINDS if kind.replicate == "along")
+    prefixes = (
+        kind.key_pattern.replace(_A, app).partition("<")[0] for kind in OBJECT_KINDS if kind.replicate == "along"
+    )
     return tuple(dict.fromkeys(prefixes))

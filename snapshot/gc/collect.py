@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ...errors import Corruption, NotFound, SlackwaterError
-from ...store.objects.many import do_all
-from ...store.objects.protocol import Leftovers, ObjectInfo, ObjectStore, exists
+from ...store.objects.many import for_each_concurrently
+from ...store.objects.protocol import HasUnfinishedWrites, ObjectInfo, ObjectStore, exists
 from ...store.versions import forgotten, horizon
 from ...store.versions.horizon import MIN_AGE_MS
 from ..cut.stored import list_snapshots
-from ..take.audit_log import record
+from ..take.audit_log import record_operation
 from ..under_way.exclusion import Intent, check_exclusion
 from . import census
 from .archives import ArchiveCollected, collect_archive, plan_archives, why_archived
-from .inventory import Inventory, last_commit_ms, named, note_end, take_inventory, total_bytes, unnamed_records
-from .reachable import Absent, Reachable, Retention, reachable
+from .inventory import Inventory, last_commit_ms, named_ssts, note_end, take_inventory, total_bytes, unnamed_records
+from .reachable import MissingVersion, Reachable, Retention, find_reachable
 
 MARGIN_MS = MIN_AGE_MS
 """Default minimum age of unreferenced objects before they are deleted, by storage's clock.
@@ -74,7 +74,7 @@ class Collected:
     records: int
     record_bytes: int
     leftovers: int
-    absent: tuple[Absent, ...] = ()
+    absent: tuple[MissingVersion, ...] = ()
     archives: tuple[ArchiveCollected, ...] = ()
     damaged: tuple[str, ...] = ()
 
@@ -115,15 +115,15 @@ def collect(
     deleted = {stage: _unreachable(inventory, plan, names, stage, margin_ms) for stage in inventory.ssts}
     records = tuple(unnamed_records(inventory, margin_ms))
     old_ms = inventory.state.now_ms - margin_ms
-    leftovers = store.leftovers(f"{app}/") if isinstance(store, Leftovers) else ()
+    leftovers = store.unfinished_writes(f"{app}/") if isinstance(store, HasUnfinishedWrites) else ()
     writes = tuple(write for write in leftovers if write.begun_ms <= old_ms)
     if not dry_run:
         # Manifests before the SSTs that they name.
         for of_kind in (*zip(*deleted.values(), strict=True), (records,)):
-            do_all(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
-        if isinstance(store, Leftovers):
-            do_all(store.discard, writes)
-        forgotten.sweep(store, app, old_ms)
+            for_each_concurrently(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
+        if isinstance(store, HasUnfinishedWrites):
+            for_each_concurrently(store.discard, writes)
+        forgotten.delete_replaced(store, app, old_ms)
     archives = []
     for archive_plan in planned:
         try:
@@ -142,7 +142,7 @@ def collect(
         count = sum(stage.versions for stage in stages)
         detail = f"{count} versions, {done.objects - count} other objects"
         detail += f", {done.archived_records} archived records" if done.archived_records else ""
-        record(store, app, "gc", detail, by)
+        record_operation(store, app, "gc", detail, by)
         note_end(store, app)
     return done
 
@@ -151,22 +151,22 @@ def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool)
     """Return the versions to keep, and the keys of their SSTs; makes the boundary final, except in a dry run."""
     names: set[str] = set()
     try:
-        plan = reachable(inventory.state, retention, inventory.read)
+        plan = find_reachable(inventory.state, retention, inventory.read)
         _read_names(inventory, names, plan)
         return plan if dry_run else _finalise(inventory, names, plan, retention, by), names
     except Corruption:
-        finals = [boundary for boundary in horizon.all_of(inventory.store, inventory.app) if boundary.final]
+        finals = [boundary for boundary in horizon.read_all(inventory.store, inventory.app) if boundary.final]
         if finals and finals[-1] != inventory.state.last:
             # Another collection has made a boundary final since the inventory, so the version is not missing.
-            raise horizon.overtaken(inventory.app) from None
+            raise horizon.overtaken_error(inventory.app) from None
         raise
 
 
 def _unreachable(
     inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
 ) -> tuple[_Infos, _Infos]:
-    stays = set(plan.versions(stage)) if stage in plan.wholes else set()
-    head = inventory.state.stages[stage].head.version if stage in plan.wholes else 0
+    stays = set(plan.versions(stage)) if stage in plan.gapless_starts else set()
+    head = inventory.state.stages[stage].head.version if stage in plan.gapless_starts else 0
     listed = inventory.manifests.get(stage, {}).items()
     versions = tuple(info for version, info in listed if version <= head and version not in stays)
     orphan_ms = last_commit_ms(inventory, stage) - margin_ms
@@ -176,9 +176,11 @@ def _unreachable(
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
     """Add the SSTs named by a plan's versions to `names`, without the versions that the plan `previous` has."""
-    for stage in plan.wholes:
+    for stage in plan.gapless_starts:
         done = set(previous.versions(stage)) if previous is not None else set()
-        for _, objects in named(inventory, stage, (version for version in plan.versions(stage) if version not in done)):
+        for _, objects in named_ssts(
+            inventory, stage, (version for version in plan.versions(stage) if version not in done)
+        ):
             names.update(objects)
 
 
@@ -192,13 +194,13 @@ def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention:
         return plan
     horizon.propose(store, app, proposal)
     try:
-        final = reachable(inventory.with_later_snapshots(), retention, inventory.read)
+        final = find_reachable(inventory.with_later_snapshots(), retention, inventory.read)
         _read_names(inventory, names, final, plan)
     except SlackwaterError:
         # A proposal deletes nothing, but hides versions from readers.
         horizon.BOUNDARIES.remove(store, number, app)
         raise
-    horizon.settle(store, app, final.boundary(number + 1, by, final=True))
+    horizon.finalise(store, app, final.boundary(number + 1, by, final=True))
     return final
 
 
@@ -250,7 +252,7 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     if not exists(store, key):
         where = f"looked for {key} under {store.url}"
         raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
-    plan = reachable(inventory.state, retention, inventory.read)
+    plan = find_reachable(inventory.state, retention, inventory.read)
     for stage, ssts in inventory.ssts.items():
         for info in ssts:
             if info.key == key:
@@ -259,9 +261,9 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
             if info.key == key:
                 if version > plan.state.stages[stage].head.version:
                     return Explanation(key, True, ("it is newer than the newest version when this was listed",))
-                reasons = tuple(reason.detail for reason in plan.why(stage, version))
+                reasons = tuple(reason.detail for reason in plan.reasons(stage, version))
                 return Explanation(key, bool(reasons), reasons or ("no retention rule, snapshot or stage needs it",))
-    kind = census.kind_of(key)
+    kind = census.object_kind_of(key)
     if kind is census.IN_FLIGHT:
         users = [snapshot.name for snapshot in list_snapshots(store, app) if key in snapshot.object_keys]
         if users:
@@ -275,15 +277,15 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
             return Explanation(key, True, (reason,))
         return Explanation(key, False, ("no index of an input archive names it: it is deleted when it is an hour old",))
     other = "slackwater does not write such objects: garbage collection ignores it"
-    return Explanation(key, True, (kind.what if kind is not None else other,))
+    return Explanation(key, True, (kind.description if kind is not None else other,))
 
 
 def _explain_sst(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     versions_by_reason: dict[str, list[int]] = {}
-    if stage in plan.wholes:
-        for version, names in named(inventory, stage, plan.versions(stage)):
+    if stage in plan.gapless_starts:
+        for version, names in named_ssts(inventory, stage, plan.versions(stage)):
             if info.key in names:
-                for reason in plan.why(stage, version):
+                for reason in plan.reasons(stage, version):
                     versions_by_reason.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if versions_by_reason:
         reasons = []

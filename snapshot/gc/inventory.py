@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ...common import instants
 from ...errors import Corruption, ObjectNotFound
-from ...store.objects.many import many
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
@@ -101,7 +101,7 @@ def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
 def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
-    boundaries = horizon.all_of(store, app)
+    boundaries = horizon.read_all(store, app)
     last = next((boundary for boundary in reversed(boundaries) if boundary.final), horizon.NOTHING_COLLECTED)
     manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
     seen: dict[tuple[str, int], Manifest] = {}
@@ -112,7 +112,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
         seen[stage, head.version] = head
         since_ms = now_ms - MIN_AGE_MS
         recent = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
-        needed = {name: max(first, version) for name, version in published.needed(store, head).items()}
+        needed = {name: max(first, version) for name, version in published.first_needed_versions(store, head).items()}
         stage_states[stage] = StageState(first, head, min(recent, default=head.version + 1), needed)
     state = AppState(now_ms, stage_states, list_snapshots(store, app), last)
     # Kept versions from before the gapless history.
@@ -122,7 +122,7 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     return Inventory(store, app, ssts, manifests, boundaries, state, seen)
 
 
-def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
+def named_ssts(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield each version with the keys of its SSTs under the app's root. Reads many manifests concurrently.
 
     Raises `Corruption` (a manifest is missing or unreadable).
@@ -134,19 +134,22 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
         key = keys.manifest(app, stage, version)
         try:
             manifest = codec.read(
-                store, key, _Names, under=lambda manifest: keys.manifest(manifest.app, manifest.stage, manifest.version)
+                store,
+                key,
+                _Names,
+                key_of=lambda manifest: keys.manifest(manifest.app, manifest.stage, manifest.version),
             )
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
         ssts = (*manifest.ssts, *(sst for side_table in manifest.side_tables.values() for sst in side_table.ssts))
-        return version, forgotten_objects.names(sst.object for sst in ssts if sst.root in ("", store.url))
+        return version, forgotten_objects.current_keys(sst.object for sst in ssts if sst.root in ("", store.url))
 
-    return many(read, versions)
+    return map_concurrently(read, versions)
 
 
 class _Name(Struct, frozen=True):
     object: limits.Key
-    root: limits.Line = ""
+    root: limits.ShortText = ""
 
 
 class _SideTable(Struct, frozen=True):
@@ -173,7 +176,7 @@ def _first_of_history(store: ObjectStore, app: str, stage: str, versions: dict[i
     first = last.first.get(stage, 0)
     if not first:
         first = min(versions)
-        if first > 1 and not _read_existing(store, app, stage, first).begins:
+        if first > 1 and not _read_existing(store, app, stage, first).starts_history:
             raise _missing(app, stage, range(1, first))
     whole = [version for version in versions if version >= first] or [first + 1]
     for version, following in pairwise((first - 1, *whole)):
@@ -212,7 +215,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
 def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
     store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
-    listed = [info for info in store.list(prefix) if census.kind_of(info.key) is census.IN_FLIGHT]
+    listed = [info for info in store.list(prefix) if census.object_kind_of(info.key) is census.IN_FLIGHT]
     if not listed:
         return
     # In this order: a request is deleted after its snapshot is written, so the listing below includes that snapshot.

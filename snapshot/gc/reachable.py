@@ -23,12 +23,12 @@ from msgspec.structs import replace as with_fields
 
 from ...common import instants
 from ...common.durations import DAY_MS, HOUR_MS
-from ...common.validation import whole
+from ...common.validation import check_whole
 from ...errors import Corruption, NotFound
 from ...store.versions import history
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.manifest import Manifest
-from ..cut.graph import consumed, order, raise_senders
+from ..cut.graph import consumed_versions, raise_senders, topological_order
 from ..cut.stored import Snapshot
 
 
@@ -51,16 +51,16 @@ class Retention:
 
     def __post_init__(self) -> None:
         for topic, value in self.input_topics.items():
-            whole(f"retention: input of {topic}", value, 1)
+            check_whole(f"retention: input of {topic}", value, 1)
         for name, least in (("all_ms", 0), ("hourly_ms", 0), ("daily_ms", 0), ("versions", 1), ("input_ms", 1)):
             if (value := getattr(self, name)) is not None:
-                whole(f"retention: {name.removesuffix('_ms')}", value, least)
+                check_whole(f"retention: {name.removesuffix('_ms')}", value, least)
 
     @property
     def keeps_everything(self) -> bool:
         return replace(self, input_ms=None, input_topics={}) == Retention()
 
-    def input_of(self, topic: str) -> int | None:
+    def input_ms_of_topic(self, topic: str) -> int | None:
         """Return how long the archive keeps records of a topic, in milliseconds; None for no archive."""
         return self.input_topics.get(topic, self.input_ms)
 
@@ -111,7 +111,7 @@ class AppState:
         return stage in self.last.first and self.last.allows(stage, version)
 
 
-Read = Callable[[str, int], Manifest]
+VersionReader = Callable[[str, int], Manifest]
 """Function that reads a version; only inputs, outputs and times of the manifest are used."""
 
 
@@ -129,7 +129,7 @@ _EVERYTHING = Reason("retention", "no retention rule is set: everything is kept"
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class MissingVersion:
     """Version that a snapshot pins and that is missing, although no collection deleted it."""
 
     snapshot: str
@@ -142,41 +142,41 @@ class Reachable:
     """Versions of an app that must be kept, with the reasons."""
 
     state: AppState
-    wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
+    gapless_starts: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
     """Versions from which on all versions are kept, with the reasons, by stage."""
-    single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
+    single_versions: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
     moments: tuple[KeptCut, ...] = ()
-    absent: tuple[Absent, ...] = ()
+    absent: tuple[MissingVersion, ...] = ()
 
     def first(self, stage: str) -> int:
-        return min(version for version, _ in self.wholes[stage])
+        return min(version for version, _ in self.gapless_starts[stage])
 
-    def why(self, stage: str, version: int) -> tuple[Reason, ...]:
+    def reasons(self, stage: str, version: int) -> tuple[Reason, ...]:
         """Return the reasons why a version is kept; empty if the version may be deleted."""
-        if stage not in self.wholes or not self.state.exists(stage, version):
+        if stage not in self.gapless_starts or not self.state.exists(stage, version):
             return ()
         head = self.state.stages[stage].head.version
         # Only rules that would keep this version by themselves.
         reasons = [
             reason
-            for start, reason in self.wholes[stage]
+            for start, reason in self.gapless_starts[stage]
             if start <= version and (reason.rule != "head" or version == head)
         ]
-        return tuple(dict.fromkeys((*reasons, *self.single.get(stage, {}).get(version, ()))))
+        return tuple(dict.fromkeys((*reasons, *self.single_versions.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
         first = self.first(stage)
-        yield from sorted(version for version in self.single.get(stage, {}) if version < first)
+        yield from sorted(version for version in self.single_versions.get(stage, {}) if version < first)
         yield from range(first, self.state.stages[stage].head.version + 1)
 
     def counts(self, stage: str) -> dict[str, int]:
         counts: dict[str, int] = {}
         covered = self.state.stages[stage].head.version + 1
-        for start, reason in self.wholes[stage]:
+        for start, reason in self.gapless_starts[stage]:
             if start < covered:
                 counts[reason.rule] = counts.get(reason.rule, 0) + covered - start
                 covered = start
-        for version, reasons in self.single.get(stage, {}).items():
+        for version, reasons in self.single_versions.get(stage, {}).items():
             if version < covered:
                 counts[reasons[0].rule] = counts.get(reasons[0].rule, 0) + 1
         return counts
@@ -184,13 +184,17 @@ class Reachable:
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
         """Return the readers that delay the deletion of versions and have not committed for `silent_ms`."""
         stages = self.state.stages
-        otherwise_kept = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
-        names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < otherwise_kept}
+        otherwise_kept = min(version for version, reason in self.gapless_starts[stage] if reason.rule != "unread")
+        names = {
+            reason.reader
+            for version, reason in self.gapless_starts[stage]
+            if reason.reader and version < otherwise_kept
+        }
         return tuple(
             name
             for name in sorted(names)
             # A migration may have removed the channel from a reader since, or renamed its sender.
-            if (read_version := consumed(stages[name].head).get(stage)) is not None
+            if (read_version := consumed_versions(stages[name].head).get(stage)) is not None
             and read_version < stages[stage].head.version
             and stages[name].head.time_ms <= self.state.now_ms - silent_ms
         )
@@ -201,7 +205,9 @@ class Reachable:
             start = self.first(stage)
             if start > stage_state.first or stage in self.state.last.first:
                 first[stage] = start
-                kept_single[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
+                kept_single[stage] = tuple(
+                    sorted(version for version in self.single_versions.get(stage, {}) if version < start)
+                )
         return Boundary(
             number,
             final,
@@ -212,7 +218,7 @@ class Reachable:
         )
 
 
-def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
+def find_reachable(state: AppState, retention: Retention, read: VersionReader) -> Reachable:
     """Find the versions that must be kept. Calls `read` only for existing versions, and raises its errors."""
     plan = Reachable(state)
     _find_whole_histories(plan, retention, read)
@@ -225,7 +231,7 @@ def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
     for time_ms, rule in retention.moments(state.now_ms, whole_ms):
         versions = _cut_at(state, time_ms, read)
         if any(version < starts[stage] for stage, version in versions.items()):
-            time = instants.iso(time_ms + 1, "minutes")
+            time = instants.format_iso(time_ms + 1, "minutes")
             moments.append(_keep_cut(plan, versions, Reason(rule, f"the app as it was at {time}, kept {rule}"), read))
     early = (moment for moment in moments if any(version < starts[stage] for stage, version in moment.stages.items()))
     unique = {tuple(sorted(moment.stages.items())): moment for moment in early}
@@ -234,7 +240,7 @@ def reachable(state: AppState, retention: Retention, read: Read) -> Reachable:
     return plan
 
 
-def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> None:
+def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionReader) -> None:
     """Add the start of each stage's gapless history to the plan, with the reason.
 
     Receivers come before senders, whose versions they hold up.
@@ -250,10 +256,12 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
                 if sender in needed:
                     needed[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
     # A head does not say what was read before a migration, so a sender whose start moves back is queued again.
-    waiting = [*reversed(order(heads))]
+    waiting = [*reversed(topological_order(heads))]
     for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
-        plan.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in needed[receiver])
+        plan.gapless_starts[receiver] = tuple(
+            (min(max(version, first), last), reason) for version, reason in needed[receiver]
+        )
         if heads[receiver].retired:
             continue
         start = plan.first(receiver)
@@ -262,11 +270,13 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: Read) -> 
                 detail = f"{receiver}@v{start} has read up to v{source.version} and continues from there"
                 needed[source.upstream].append((source.version, Reason("unread", detail, receiver)))
                 at = max(source.version, stages[source.upstream].first)
-                if source.upstream in plan.wholes and at < plan.first(source.upstream):
+                if source.upstream in plan.gapless_starts and at < plan.first(source.upstream):
                     waiting.append(source.upstream)
 
 
-def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+def _start_rules(
+    state: AppState, stage: str, retention: Retention, read: VersionReader
+) -> Iterator[tuple[int, Reason]]:
     """Yield the versions from which on a stage's history is kept, with the reasons, except for unread versions."""
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
@@ -297,26 +307,26 @@ def _start_rules(state: AppState, stage: str, retention: Retention, read: Read) 
         yield version, Reason("request", "a snapshot in progress has recorded it")
 
 
-def _version_at(state: AppState, stage: str, time_ms: int, read: Read) -> Manifest | None:
+def _version_at(state: AppState, stage: str, time_ms: int, read: VersionReader) -> Manifest | None:
     stage_state = state.stages[stage]
     return history.newest_where(
         read, lambda _stage: stage_state.first, stage_state.head, lambda at: at.time_ms <= time_ms
     )
 
 
-def _cut_at(state: AppState, time_ms: int, read: Read) -> dict[str, int]:
+def _cut_at(state: AppState, time_ms: int, read: VersionReader) -> dict[str, int]:
     """Return the version numbers of the consistent cut at a time, or of a kept moment if versions were deleted."""
     at = {
         stage: manifest for stage in state.stages if (manifest := _version_at(state, stage, time_ms, read)) is not None
     }
     if not state.last.first.keys() <= at.keys():
-        moment = state.last.at(time_ms)
+        moment = state.last.kept_cut_at(time_ms)
         return dict(moment.stages) if moment else {}
     at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
 
 
-def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[KeptCut]:
+def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: VersionReader) -> Iterator[KeptCut]:
     state = plan.state
     if not all(state.last.allows(stage, version) for stage, version in snapshot.stages.items()):
         return  # it pins collected versions, and whoever is taking it will withdraw it
@@ -329,23 +339,23 @@ def _keep_pinned(plan: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Ke
     if moment is not None and len(existing) == len(snapshot.stages):
         yield moment
     plan.absent += tuple(
-        Absent(snapshot.name, stage, version)
+        MissingVersion(snapshot.name, stage, version)
         for stage, version in snapshot.stages.items()
         # Versions above the listed heads were committed since.
         if stage not in existing and (stage not in state.stages or version <= state.stages[stage].head.version)
     )
 
 
-def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> KeptCut:
+def _keep_cut(plan: Reachable, versions: Mapping[str, int], reason: Reason, read: VersionReader) -> KeptCut:
     cut = {stage: read(stage, version) for stage, version in versions.items()}
     for stage, version in _versions_of_cut(plan.state, cut, read):
-        reasons = plan.single.setdefault(stage, {})
+        reasons = plan.single_versions.setdefault(stage, {})
         if reason not in reasons.get(version, ()):
             reasons[version] = (*reasons.get(version, ()), reason)
     return KeptCut(max(manifest.time_ms for manifest in cut.values()), dict(versions))
 
 
-def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
+def _with_end(state: AppState, moment: KeptCut, read: VersionReader) -> KeptCut:
     for earlier in state.last.moments:
         if earlier.stages == moment.stages:
             return earlier
@@ -363,7 +373,7 @@ def _with_end(state: AppState, moment: KeptCut, read: Read) -> KeptCut:
     return moment
 
 
-def _versions_of_cut(state: AppState, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
+def _versions_of_cut(state: AppState, cut: Mapping[str, Manifest], read: VersionReader) -> Iterator[tuple[str, int]]:
     for manifest in cut.values():
         yield manifest.stage, manifest.version
         for source in manifest.inputs.values():

@@ -19,44 +19,44 @@ import pyarrow as pa
 
 from ...common import instants
 from ...errors import Corruption, NotFound, SlackwaterError, Usage
-from ...state.records import is_known
+from ...state.records import is_kafka_id
 from ...store.archive.columns import SCHEMA
-from ...store.archive.extents import Extent, Extents, common, minus, union
-from ...store.archive.objects import opened
+from ...store.archive.extents import Extent, Extents, intersect, subtract, union
+from ...store.archive.objects import open_file
 from ...store.archive.reading import Archive, Archives
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import schema_of, showable
+from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import make_sql_safe, schema_from_ddl
 from ...store.versions import keys
 from ...store.versions.manifest import Input, Manifest
-from ...store.versions.side_tables import columns_of
+from ...store.versions.side_tables import table_declarations
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, channel_state
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.moments import hint_of_missing
-from ..cut.resolve import again_if_forgotten, as_known, telling_if_collected
-from ..cut.stored import ADDRESS, Snapshot, find_snapshot
+from ..cut.resolve import apply_known_forgets, report_if_collected, retry_if_forgotten
+from ..cut.stored import ADDRESS_COLUMNS, Snapshot, find_snapshot
 from ..take import capture
-from .clauses import InputOf, Moments, OnMoment, Statement, understand
-from .hidden import Cover
-from .sql import Bounds, connect, cover_of, named_tables, names_channels, run_query
+from .clauses import InputClause, MomentResolver, OnMoment, Statement, parse_statement
+from .hidden import PseudonymViews
+from .sql import Bounds, connect, named_tables, names_channels, pseudonym_views, run_query
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-INPUT_PLACES = ("topic", "partition", "offset", "timestamp", "timestampType")
+INPUT_LOCATION_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestampType")
 """Columns of an input archive that show a record's location, and are never masked."""
-_STREAM = "reading the stream registered as '@input "
+_STREAM_ERROR_PREFIX = "reading the stream registered as '@input "
 
 
 def register_input(
     con: duckdb.DuckDBPyConnection,
     store: ObjectStore,
     cut: Cut,
-    clause: InputOf,
-    failed: Callable[[Exception], None],
-    cover: Cover,
+    clause: InputClause,
+    on_failure: Callable[[Exception], None],
+    views: PseudonymViews,
 ) -> None:
     """Create the view of an `input()` clause, with the archived records before the cut's offsets.
 
@@ -65,10 +65,10 @@ def register_input(
     archive of it).
     """
     schema, name = clause.view
-    con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+    con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")
     read = _inputs_of(cut, clause.topic)
-    archives_of = Archives(lambda: store, cut.app, at_ms=cut.time_ms).of
-    topics = {source.topic: source.topic_id if is_known(source.topic_id) else "" for source in read}
+    archives_of = Archives(lambda: store, cut.app, at_ms=cut.time_ms).for_topic
+    topics = {source.topic: source.topic_id if is_kafka_id(source.topic_id) else "" for source in read}
     archives_by_topic = [(topic, archives_of(topic, topic_id).archives) for topic, topic_id in topics.items()]
     if not any(archives for _, archives in archives_by_topic):
         raise NotFound(
@@ -82,28 +82,30 @@ def register_input(
     for topic, archives in archives_by_topic:
         missing = _extents_before([source.offsets for source in read if source.topic == topic])
         for archive in archives:
-            available = common(missing, archive.index.covered)
-            missing = minus(missing, available)
-            if (rows := _dataset(archive, available, failed)) is not None:
-                view = cover.behind(f"{schema} {len(selects)}")
+            available = intersect(missing, archive.index.covered)
+            missing = subtract(missing, available)
+            if (rows := _archive_dataset(archive, available, on_failure)) is not None:
+                view = views.hidden_table(f"{schema} {len(selects)}")
                 con.register(view, rows)
-                selects.append(f"SELECT * FROM {quoted(view)} WHERE {' OR '.join(_conditions(available))}")
+                selects.append(
+                    f"SELECT * FROM {quote_identifier(view)} WHERE {' OR '.join(_extent_conditions(available))}"
+                )
     if not selects:
-        con.register(cover.behind(f"{schema} none"), SCHEMA.empty_table())
-        selects = [f"SELECT * FROM {quoted(cover.behind(f'{schema} none'))}"]
-    view, hidden_view = f"{quoted(schema)}.{quoted(name)}", cover.behind(f"{schema} all")
-    con.execute(f"CREATE VIEW {quoted(hidden_view)} AS {' UNION ALL '.join(selects)}")
-    con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(hidden_view)}")
-    cover.put(view, hidden_view, INPUT_PLACES, texts=True)
+        con.register(views.hidden_table(f"{schema} none"), SCHEMA.empty_table())
+        selects = [f"SELECT * FROM {quote_identifier(views.hidden_table(f'{schema} none'))}"]
+    view, hidden_view = f"{quote_identifier(schema)}.{quote_identifier(name)}", views.hidden_table(f"{schema} all")
+    con.execute(f"CREATE VIEW {quote_identifier(hidden_view)} AS {' UNION ALL '.join(selects)}")
+    con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quote_identifier(hidden_view)}")
+    views.create_view(view, hidden_view, INPUT_LOCATION_COLUMNS, texts=True)
 
 
-def reading_failed(error: SlackwaterError) -> bool:
-    return _STREAM in error.message
+def is_archive_read_error(error: SlackwaterError) -> bool:
+    return _STREAM_ERROR_PREFIX in error.message
 
 
-def in_archive(app: str, error: SlackwaterError) -> Corruption:
+def as_archive_corruption(app: str, error: SlackwaterError) -> Corruption:
     """Convert DuckDB's error about an undecodable archive object into `Corruption`."""
-    reason = error.message.partition(_STREAM)[2].partition("' failed: ")[2].partition("\n")[0]
+    reason = error.message.partition(_STREAM_ERROR_PREFIX)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
         f"an input archive of {app!r} is damaged: {reason}",
         object_key=keys.archives(app),
@@ -124,19 +126,21 @@ def _extents_before(offsets: Sequence[tuple[int, ...]]) -> Extents:
     return union(Extent(partition, 0, end) for partition, end in enumerate(ends) if end)
 
 
-def _dataset(archive: Archive, extents: Extents, failed: Callable[[Exception], None]) -> "ds.Dataset | None":
+def _archive_dataset(
+    archive: Archive, extents: Extents, on_failure: Callable[[Exception], None]
+) -> "ds.Dataset | None":
     # Imports pandas.
     import pyarrow.dataset as ds
 
     kind = ds.ParquetFileFormat(
         default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     )
-    objects = (archived for archived in archive.index.objects if common(extents, archived.extents))
-    fragments = [kind.make_fragment(opened(archive.store, archived, failed)) for archived in objects]
+    objects = (archived for archived in archive.index.objects if intersect(extents, archived.extents))
+    fragments = [kind.make_fragment(open_file(archive.store, archived, on_failure)) for archived in objects]
     return ds.FileSystemDataset(fragments, SCHEMA, kind) if fragments else None
 
 
-def _conditions(extents: Extents) -> Iterator[str]:
+def _extent_conditions(extents: Extents) -> Iterator[str]:
     for extent in extents:
         yield f'(partition = {extent.partition} AND "offset" >= {extent.first} AND "offset" < {extent.end})'
 
@@ -145,7 +149,7 @@ def channel_tables(
     store: ObjectStore,
     cut: Cut,
     sql: str,
-    reader: Topics | None,
+    reader: KafkaTopics | None,
     later: Mapping[str, Manifest] = MappingProxyType({}),
 ) -> dict[str, pa.Table]:
     """Return in-flight records by channel, for each channel that `sql` may read.
@@ -165,36 +169,40 @@ def channel_tables(
     named = {name for name in current_names | later_outputs.keys() if name.casefold() in sql.casefold()}
     # A query may compute channel names. If it names no channel, all are visible.
     for name in sorted((named or later_outputs.keys()) & (later_outputs.keys() - current_names)):
-        tables_by_channel[name] = [_empty(later_outputs[name].schema)]
+        tables_by_channel[name] = [_empty_channel_table(later_outputs[name].schema)]
     for edge in edges:
         if named and edge.name not in named:
             continue
-        tables = tables_by_channel.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
+        tables = tables_by_channel.setdefault(
+            edge.name, [_empty_channel_table(cut.stages[edge.sender].outputs[edge.name].schema)]
+        )
         if edge.receiver:
             state = channel_state(store, cut, edge)
-            for rows in _records(store, state, keeper, reader):
+            for rows in _in_flight_records(store, state, keeper, reader):
                 tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
     return {
-        name: showable(pa.concat_tables(tables, promote_options="permissive"))
+        name: make_sql_safe(pa.concat_tables(tables, promote_options="permissive"))
         for name, tables in tables_by_channel.items()
     }
 
 
-def arrow_of(ddl: str) -> pa.Schema:
+def arrow_schema_from_ddl(ddl: str) -> pa.Schema:
     """Convert a channel's Spark DDL, such as "`name` type, `name` type", to an Arrow schema. Raises `Corruption`."""
     try:
-        return schema_of(ddl)
+        return schema_from_ddl(ddl)
     except ValueError:
         raise Corruption(f"a channel's columns are {ddl!r}; expected a Spark DDL string", object_key="") from None
     except KeyError as error:
         raise Corruption(f"a channel has a column of type {error}, which is not known here", object_key="") from None
 
 
-def _records(store: ObjectStore, state: InFlight, keeper: Snapshot | None, reader: Topics | None) -> Iterator[pa.Table]:
+def _in_flight_records(
+    store: ObjectStore, state: InFlight, keeper: Snapshot | None, reader: KafkaTopics | None
+) -> Iterator[pa.Table]:
     if not state.attempts:
         return iter(())
-    if keeper is not None and (captured := keeper.captured(state)) is not None:
-        return capture.read(store, captured, state)
+    if keeper is not None and (captured := keeper.find_captured_channel(state)) is not None:
+        return capture.read_captured(store, captured, state)
     if reader is None:
         raise Usage(
             f"{state.rows} in-flight records of {state.channel!r} are in no snapshot, only in Kafka, and "
@@ -204,12 +212,14 @@ def _records(store: ObjectStore, state: InFlight, keeper: Snapshot | None, reade
     return reader.read(state)
 
 
-def _empty(ddl: str) -> pa.Table:
-    system_columns = zip((*ADDRESS, "_receiver"), (pa.int32(), pa.int64(), pa.int32(), pa.string()), strict=True)
-    return pa.schema([*arrow_of(ddl), *(pa.field(*column) for column in system_columns)]).empty_table()
+def _empty_channel_table(ddl: str) -> pa.Table:
+    system_columns = zip(
+        (*ADDRESS_COLUMNS, "_receiver"), (pa.int32(), pa.int64(), pa.int32(), pa.string()), strict=True
+    )
+    return pa.schema([*arrow_schema_from_ddl(ddl), *(pa.field(*column) for column in system_columns)]).empty_table()
 
 
-def answer(
+def run_statement(
     store: ObjectStore,
     cache: SstCache,
     cut: Cut,
@@ -217,7 +227,7 @@ def answer(
     *,
     later: Mapping[str, Manifest],
     only: Collection[str] | None = None,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
     max_rows: int | None = None,
     now_ms: int | None = None,
     on_moment: OnMoment = lambda _ref, _cut: None,
@@ -234,10 +244,10 @@ def answer(
     `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,
     `TooMuch` (a bound was exceeded).
     """
-    statement = understand(sql)
+    statement = parse_statement(sql)
     if bounds is not None:
-        bounds.check(statement)
-    asked = _Asked(store, cache, statement, later, only, reader, max_rows, bounds)
+        bounds.check_statement(statement)
+    asked = _StatementRun(store, cache, statement, later, only, reader, max_rows, bounds)
 
     def heard(ref: str, other: Cut) -> None:
         if bounds is not None:
@@ -246,13 +256,15 @@ def answer(
 
     def rows() -> pa.Table:
         origin_ms = instants.now_ms() if now_ms is None else now_ms
-        return asked.rows(as_known(store, cut), Moments(store, cut.app, origin_ms, now_ms is None, heard))
+        return asked.rows(
+            apply_known_forgets(store, cut), MomentResolver(store, cut.app, origin_ms, now_ms is None, heard)
+        )
 
-    return again_if_forgotten(store, cut.app, rows)
+    return retry_if_forgotten(store, cut.app, rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _StatementRun:
     """Statement with all that is needed to run it. The fields are parameters of `run_statement`."""
 
     store: ObjectStore
@@ -260,46 +272,46 @@ class _Asked:
     statement: Statement
     later: Mapping[str, Manifest]
     only: Collection[str] | None
-    reader: Topics | None
+    reader: KafkaTopics | None
     max_rows: int | None
     bounds: Bounds | None
 
-    def rows(self, cut: Cut, moments: Moments) -> pa.Table:
-        clauses, text = self.statement.clauses, self.statement.rest
-        clause_tables = moments.find([clause for clause in clauses if not isinstance(clause, InputOf)])
+    def rows(self, cut: Cut, moments: MomentResolver) -> pa.Table:
+        clauses, text = self.statement.clauses, self.statement.text_without_clauses
+        clause_tables = moments.resolve_clauses([clause for clause in clauses if not isinstance(clause, InputClause)])
         in_flight = channel_tables(self.store, cut, text, self.reader, self.later) if names_channels(text) else None
-        named = cut.under_names_of(self.later)
+        named = cut.with_renamed_stages(self.later)
         with ExitStack() as stack:
             for other_cut in (named, *(first for clause_table in clause_tables for first in clause_table.cuts[:1])):
-                stack.enter_context(telling_if_collected(self.store, other_cut))
+                stack.enter_context(report_if_collected(self.store, other_cut))
             con = connect(
                 self.store,
                 self.cache,
                 named,
                 only=named_tables(text, named, or_all=not clauses) if self.only is None else self.only,
-                empty=columns_of(self.later),
+                empty=table_declarations(self.later),
                 channels=in_flight,
-                others=clause_tables,
+                clause_tables=clause_tables,
                 bounds=self.bounds,
             )
             stack.enter_context(closing(con))
             failed: list[Exception] = []
             for clause in clauses:
-                if isinstance(clause, InputOf):
-                    register_input(con, self.store, cut, clause, failed.append, cover_of(con, self.bounds))
+                if isinstance(clause, InputClause):
+                    register_input(con, self.store, cut, clause, failed.append, pseudonym_views(con, self.bounds))
             try:
                 return run_query(con, self.statement.sql, max_rows=self.max_rows, bounds=self.bounds)
             except SlackwaterError as error:
                 if failed:
                     raise failed[0] from None  # DuckDB's error has only its text
-                if reading_failed(error):
-                    raise in_archive(cut.app, error) from None
+                if is_archive_read_error(error):
+                    raise as_archive_corruption(cut.app, error) from None
                 if isinstance(error, NotFound) and error.what == "table":
                     error.hint = hint_of_missing(self.store, cut.app, error.name) or error.hint
                 raise
 
 
-def shown_otherwise(cuts: Iterable[Cut], sql: str) -> list[str]:
+def tables_with_converted_values(cuts: Iterable[Cut], sql: str) -> list[str]:
     """Return the tables in a statement that have values converted for SQL (`arrow_types.make_sql_safe`)."""
     tables = (table for cut in cuts for table in cut.tables.items())
     affected = {name for name, manifest in tables if any(sst.unshowable for sst in manifest.ssts)}
@@ -313,4 +325,4 @@ def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
     (`arrow_types.make_sql_safe`).
     """
     con = duckdb.connect(config={"enable_external_access": False, "lock_configuration": True})
-    return con.from_arrow(showable(rows))
+    return con.from_arrow(make_sql_safe(rows))

@@ -21,18 +21,18 @@ from typing import NamedTuple
 from ...common.durations import parse_ms
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read.duckdb_view import quoted
-from ...store.read.fetch import at_once
+from ...store.read.duckdb_view import quote_identifier
+from ...store.read.fetch import request_pool
 from ...store.versions import apps, history, horizon
-from ...store.versions.manifest import Former, Manifest, Table
-from ...store.versions.side_tables import owner
+from ...store.versions.manifest import FormerName, Manifest, Table
+from ...store.versions.side_tables import find_owner
 from ..cut.graph import Cut
-from ..cut.moments import called_since, having_table, later_stages, name_at
-from ..cut.refs import AtTime, Named, Ref, parse
+from ..cut.moments import current_name, later_stages, name_at, stage_of_table
+from ..cut.refs import AtTime, NamedSnapshot, Ref, parse_ref
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
 
-_PATTERN = re.compile(
+_TOKEN_PATTERN = re.compile(
     r"""
       (?P<space>\s+|--[^\n]*)
     | (?P<comment>/\*)
@@ -50,7 +50,7 @@ _PATTERN = re.compile(
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 
-class Word(NamedTuple):
+class SqlToken(NamedTuple):
     """SQL token with its position."""
 
     kind: str
@@ -60,7 +60,7 @@ class Word(NamedTuple):
     start: int
     end: int
 
-    def says(self, word: str) -> bool:
+    def is_keyword(self, word: str) -> bool:
         """Return True if the token is this lower-case word, unquoted, in any case."""
         return self.kind == "name" and self.value.casefold() == word
 
@@ -68,32 +68,32 @@ class Word(NamedTuple):
         return self.kind == "sign" and self.value == sign
 
 
-def words(text: str) -> tuple[Word, ...]:
+def tokenize(text: str) -> tuple[SqlToken, ...]:
     """Return the tokens of a text without comments. An unclosed quote is a token of kind `open` up to the end."""
-    tokens: list[Word] = []
+    tokens: list[SqlToken] = []
     at = 0
-    while match := _PATTERN.match(text, at):
+    while match := _TOKEN_PATTERN.match(text, at):
         kind, value, start = str(match.lastgroup), match[0], at
         at = match.end()
         if kind == "comment":
             at = _end_of_comment(text, at)
             if at < 0:
-                tokens.append(Word("open", "", start, len(text)))
+                tokens.append(SqlToken("open", "", start, len(text)))
                 break
         elif kind in ("string", "quoted", "escaped"):
             quote = value[-1]
-            tokens.append(Word(kind, value.partition(quote)[2][:-1].replace(quote * 2, quote), start, at))
+            tokens.append(SqlToken(kind, value.partition(quote)[2][:-1].replace(quote * 2, quote), start, at))
         elif kind != "space":
-            tokens.append(Word(kind, "" if kind in ("dollars", "open") else value, start, at))
+            tokens.append(SqlToken(kind, "" if kind in ("dollars", "open") else value, start, at))
     return tuple(tokens)
 
 
-def bare(sql: str) -> str:
+def strip_comments(sql: str) -> str:
     """Return one statement or condition without surrounding comments and without a final `;`.
 
     The result can be nested in a statement: a comment at its end would hide the text that follows.
     """
-    tokens = words(sql)
+    tokens = tokenize(sql)
     end = len(tokens)
     while end and tokens[end - 1].is_sign(";"):
         end -= 1
@@ -109,11 +109,11 @@ def _end_of_comment(text: str, at: int) -> int:
     return -1
 
 
-_VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP'), each a string"
+_VERSIONS_HINT = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP'), each a string"
 
 
 @dataclass(frozen=True, slots=True)
-class TableAt:
+class TableAtClause:
     """Clause for a table at a given moment."""
 
     table: str
@@ -126,7 +126,7 @@ class TableAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class VersionsClause:
     """Clause for the rows of a table at each of its versions, between two moments."""
 
     table: str
@@ -142,7 +142,7 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
-class InputOf:
+class InputClause:
     """Clause for the records of a topic that the app had read, if its input archive has them."""
 
     topic: str
@@ -153,7 +153,7 @@ class InputOf:
         return f"@input {self.topic}", "input"
 
 
-Clause = TableAt | Versions | InputOf
+Clause = TableAtClause | VersionsClause | InputClause
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +161,31 @@ class Statement:
     """SQL statement with its clauses."""
 
     sql: str
-    rest: str
+    text_without_clauses: str
     clauses: tuple[Clause, ...] = ()
 
 
-def understand(sql: str) -> Statement:
+def parse_statement(sql: str) -> Statement:
     """Parse a statement with its clauses. Raises `Usage` (a clause is malformed)."""
-    all_words = words(sql)
-    all_clauses = (*_table_ats(all_words), *_versions(all_words), *_inputs(all_words))
+    all_words = tokenize(sql)
+    all_clauses = (
+        *_find_table_at_clauses(all_words),
+        *_find_versions_clauses(all_words),
+        *_find_input_clauses(all_words),
+    )
     ordered = sorted(all_clauses, key=lambda item: item[0])
     parts, other_text, end_of_last = [], [], 0
     for start, end, clause in ordered:
-        parts += [sql[end_of_last:start], ".".join(map(quoted, clause.view))]
+        parts += [sql[end_of_last:start], ".".join(map(quote_identifier, clause.view))]
         other_text += [sql[end_of_last:start], " "]
         end_of_last = end
     clauses = tuple(dict.fromkeys(clause for _, _, clause in ordered))
     return Statement("".join((*parts, sql[end_of_last:])), "".join((*other_text, sql[end_of_last:])), clauses)
 
 
-def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+def _find_table_at_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
     for number, word in enumerate(tokens):
-        if word.kind != "string" or not number or not tokens[number - 1].says("at"):
+        if word.kind != "string" or not number or not tokens[number - 1].is_keyword("at"):
             continue
         table = tokens[number - 2] if number > 1 else None
         is_part = number > 2 and tokens[number - 3].is_sign(".")
@@ -190,86 +194,93 @@ def _table_ats(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
                 f"AT '{word.value}' does not follow a table name",
                 hint="write FROM TABLE AT 'MOMENT' AS ALIAS; the table name has no schema, and the alias is optional",
             )
-        yield table.start, word.end, TableAt(table.value.lower(), word.value)
+        yield table.start, word.end, TableAtClause(table.value.lower(), word.value)
 
 
-def _versions(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+def _find_versions_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
     """Yield start, end and clause of each `versions('…')`, except calls whose first argument is no string."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 2 : number + 10]
-        if not (word.says("versions") and inside and tokens[number + 1].is_sign("(") and inside[0].kind == "string"):
+        if not (
+            word.is_keyword("versions") and inside and tokens[number + 1].is_sign("(") and inside[0].kind == "string"
+        ):
             continue
         close = next((at for at, token in enumerate(inside) if token.is_sign(")")), 0)
         arguments, signs = inside[:close:2], inside[1:close:2]
         strings = [argument.value for argument in arguments if argument.kind == "string"]
         if not close % 2 or len(strings) < len(arguments) or not all(sign.is_sign(",") for sign in signs):
-            raise Usage("versions() takes strings: a table, two moments and a duration", hint=_VERSIONS)
-        yield word.start, inside[close].end, Versions(strings[0].lower(), *strings[1:])
+            raise Usage("versions() takes strings: a table, two moments and a duration", hint=_VERSIONS_HINT)
+        yield word.start, inside[close].end, VersionsClause(strings[0].lower(), *strings[1:])
 
 
-def _inputs(tokens: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+def _find_input_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
     """Yield start, end and clause of each `input('…')`. Calls whose argument is no string are skipped."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 1 : number + 4]
-        if not (word.says("input") and len(inside) == 3 and inside[0].is_sign("(") and inside[1].kind == "string"):
+        if not (
+            word.is_keyword("input") and len(inside) == 3 and inside[0].is_sign("(") and inside[1].kind == "string"
+        ):
             continue
         if not inside[2].is_sign(")"):
             raise Usage("input() takes one string: a topic", hint="write input('TOPIC')")
-        yield word.start, inside[2].end, InputOf(inside[1].value)
+        yield word.start, inside[2].end, InputClause(inside[1].value)
 
 
 MAX_VERSIONS = 1_000
 """Maximum number of versions in one `versions()` clause, each with all rows of the table."""
 
-_VERSION = re.compile(r"v\d{1,19}")
+_VERSION_PATTERN = re.compile(r"v\d{1,19}")
 
 OnMoment = Callable[[str, Cut], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ClauseTable:
+class ResolvedClause:
     """Resolved clause: a table at one version or at several versions."""
 
-    clause: TableAt | Versions
+    clause: TableAtClause | VersionsClause
     cuts: tuple[Cut, ...]
     """Cuts, oldest first; empty if the table did not exist yet. For `VersionsClause`, each has a single stage."""
     table: Table | None
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class MomentResolver:
     """Resolves clauses to cuts. Clauses that name one moment get one cut."""
 
     store: ObjectStore
     app: str
     now_ms: int
-    is_steady: bool
+    fixed_moments_only: bool
     """True to refuse moments that may change their meaning, for statements that run repeatedly."""
     on_moment: OnMoment
-    _known: dict[str, Cut] = field(default_factory=dict)
+    _cuts_by_ref: dict[str, Cut] = field(default_factory=dict)
 
-    def find(self, clauses: Sequence[TableAt | Versions]) -> tuple[ClauseTable, ...]:
+    def resolve_clauses(self, clauses: Sequence[TableAtClause | VersionsClause]) -> tuple[ResolvedClause, ...]:
         """Resolve clauses to tables at cuts.
 
         Raises `Usage` (a moment is malformed, or may change its meaning while `fixed_moments_only` is set; or there are
         too many versions) and `NotFound` (no such app, snapshot, version or table, or the history begins later).
         """
-        return tuple(self._at(clause) if isinstance(clause, TableAt) else self._versions(clause) for clause in clauses)
+        return tuple(
+            self._resolve_table_at(clause) if isinstance(clause, TableAtClause) else self._resolve_versions(clause)
+            for clause in clauses
+        )
 
-    def _at(self, clause: TableAt) -> ClauseTable:
+    def _resolve_table_at(self, clause: TableAtClause) -> ResolvedClause:
         cut, newest = self._with_table(clause.table, self._cut(clause.moment, clause.table))
-        return ClauseTable(clause, (cut,), newest.table if newest is not None else None)
+        return ResolvedClause(clause, (cut,), newest.table if newest is not None else None)
 
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
         """Return the cut, and the version with the table's columns. If needed, the cut gets current table names."""
         if table not in cut.tables:
             later = later_stages(self.store, cut)
-            cut = cut.under_names_of(later)
+            cut = cut.with_renamed_stages(later)
             if table not in cut.tables:
                 return cut, later.get(table)
         return cut, cut.tables[table]
 
-    def _versions(self, clause: Versions) -> ClauseTable:
+    def _resolve_versions(self, clause: VersionsClause) -> ResolvedClause:
         until, newest = self._with_table(clause.table, self._cut(clause.until, clause.table))
         since = Cut(until.app, {})
         try:
@@ -283,17 +294,19 @@ class Moments:
         if since.app != until.app:
             raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
         if newest is None:
-            name = called_since(self.store, until.app, clause.table)
+            name = current_name(self.store, until.app, clause.table)
             hint = f"it was renamed to {name}; versions('{name}', …) includes the versions from before" if name else ""
             raise NotFound(f"table of app {until.app!r}", clause.table, until.tables, hint=hint)
-        stage = owner(clause.table, until.stages)
-        manifests = _between(self.store, clause, stage, self._with_table(clause.table, since)[0], until)
-        return ClauseTable(clause, tuple(Cut(manifest.app, {stage: manifest}) for manifest in manifests), newest.table)
+        stage = find_owner(clause.table, until.stages)
+        manifests = _version_manifests(self.store, clause, stage, self._with_table(clause.table, since)[0], until)
+        return ResolvedClause(
+            clause, tuple(Cut(manifest.app, {stage: manifest}) for manifest in manifests), newest.table
+        )
 
     def _cut(self, moment: str, table: str) -> Cut:
-        ref, cuts = self._ref(moment, table), self._known
+        ref, cuts = self._ref(moment, table), self._cuts_by_ref
         if ref.text not in cuts:
-            if self.is_steady and ref.moves:
+            if self.fixed_moments_only and ref.is_relative:
                 raise Usage(
                     f"{moment!r} may mean a different moment each time",
                     hint="name a snapshot, a time or a version",
@@ -304,30 +317,32 @@ class Moments:
 
     def _ref(self, moment: str, table: str) -> Ref:
         # A version belongs to a stage, and side tables have other names than their stage.
-        stage = having_table(self.store, self.app, table) if _VERSION.fullmatch(moment) else ""
-        text = ref_of_words(self.store, self.app, moment, now_ms=self.now_ms, stage=stage)
-        return parse(text, now_ms=self.now_ms)
+        stage = stage_of_table(self.store, self.app, table) if _VERSION_PATTERN.fullmatch(moment) else ""
+        text = complete_ref(self.store, self.app, moment, now_ms=self.now_ms, stage=stage)
+        return parse_ref(text, now_ms=self.now_ms)
 
 
-def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage: str = "") -> str:
+def complete_ref(store: ObjectStore, app: str, text: str, *, now_ms: int, stage: str = "") -> str:
     """Return the complete ref for a moment that a user names while working with an app.
 
     A complete ref is returned unchanged. Otherwise `text` is the part after `@`; `v42` is a version of `stage`, if
     given. If the name is not a snapshot of the app but a different app, the ref is that app's newest moment. Raises
     `Usage` (`text` is none of these).
     """
-    if "@" in words or "/" in words:
-        return words
-    if stage and _VERSION.fullmatch(words):
-        return f"{app}/{stage}@{words}"
-    ref = f"{app}@{words}"
-    is_name = isinstance(parse(ref, now_ms=now_ms).moment, Named)
-    if is_name and find_snapshot(store, app, words) is None and apps.find_app(store, words) is not None:
-        return words
+    if "@" in text or "/" in text:
+        return text
+    if stage and _VERSION_PATTERN.fullmatch(text):
+        return f"{app}/{stage}@{text}"
+    ref = f"{app}@{text}"
+    is_name = isinstance(parse_ref(ref, now_ms=now_ms).moment, NamedSnapshot)
+    if is_name and find_snapshot(store, app, text) is None and apps.find_app(store, text) is not None:
+        return text
     return ref
 
 
-def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until: Cut) -> tuple[Manifest, ...]:
+def _version_manifests(
+    store: ObjectStore, clause: VersionsClause, stage: str, since: Cut, until: Cut
+) -> tuple[Manifest, ...]:
     """Return the version at the start of a clause, and all later versions whose rows may differ.
 
     If the clause has steps, returns only the last version of each step.
@@ -341,7 +356,7 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
     limit = horizon.newest(store, until.app)
     numbers: list[int] = []
     # A renamed stage continues its version numbers.
-    for former in (*last.formerly, Former(last.stage, last.version + 1)):
+    for former in (*last.formerly, FormerName(last.stage, last.version + 1)):
         name, end = former.stage, former.version
         if (first_whole := history.first_version(store, until.app, name)) and first < end:
             first_whole, kept_versions = max(first, first_whole), limit.kept.get(name, ())
@@ -361,21 +376,21 @@ def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until
             raise Usage(f"versions(): the step is {clause.step!r}; expected more than 0")
         ends = range(begin_ms + step_ms, end_ms + step_ms, step_ms)
         if len(ends) >= MAX_VERSIONS:
-            raise _too_many(clause, f"{len(ends):,} steps")
+            raise _too_many_versions_error(clause, f"{len(ends):,} steps")
 
         def newest(time_ms: int) -> int:
             """Return the last version of the step that ends at `time_ms`, by a binary search."""
             after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
             return numbers[max(after - 1, 0)]
 
-        numbers = sorted({numbers[0], *at_once().map(newest, ends)})
+        numbers = sorted({numbers[0], *request_pool().map(newest, ends)})
     elif len(numbers) > MAX_VERSIONS:
-        raise _too_many(clause, f"{len(numbers):,} versions")
-    earliest, *later = at_once().map(read, numbers)
+        raise _too_many_versions_error(clause, f"{len(numbers):,} versions")
+    earliest, *later = request_pool().map(read, numbers)
     return (earliest, *(manifest for manifest in later if manifest.traits.changes_rows))
 
 
-def _too_many(clause: Versions, count: str) -> Usage:
+def _too_many_versions_error(clause: VersionsClause, count: str) -> Usage:
     since = clause.since or "-1h"
     return Usage(
         f"versions() of {clause.table} would return the whole table at {count}; at most {MAX_VERSIONS:,} are allowed",

@@ -17,24 +17,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import NotFound, Usage
-from ...store.compaction.merge import merged_rows
-from ...store.objects.counting import Reads
+from ...store.compaction.merge import iter_visible_rows
+from ...store.objects.counting import ReadCounters
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from ...store.read.remote_sst import SMALL_BYTES
 from ...store.sst.arrow_types import python_value, python_values
-from ...store.sst.hashing import PLAIN, hash_key, hash_keys, normalise_keys
+from ...store.sst.hashing import FAST_KEY_TYPES, hash_key, hash_keys, normalise_keys
 from ...store.sst.schema import HASH, arrow_schema, visible_columns
-from ...store.sst.sorted_runs import bounds, of_hash, overlapping, part_within
+from ...store.sst.sorted_runs import estimate_within, hash_bounds, overlapping, partition_of_hash
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
-from ..cut.moments import having
+from ..cut.moments import require_tables
 
-_ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
+_ZONE_SUFFIX = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """Integers for which Arrow and Python parse text to equal values."""
-_TOO_LARGE = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
+_INTEGER_LIMITS = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
 
@@ -50,7 +50,7 @@ class TableColumn:
     """Version that added the column; 0 if the table was created with it."""
 
 
-def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
+def describe_columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     """Return the visible columns of a stage's table, key first; empty for a stage without a table."""
     if (table := manifest.table) is None:
         return ()
@@ -96,11 +96,11 @@ def hashed_key(table: Table, values: Sequence[object]) -> tuple[int, tuple[objec
         return None
     parsed: list[str | int | None] = []
     for value, column in zip(values, table.key, strict=True):
-        if column.type not in PLAIN or not (value is None or isinstance(value, str)):
+        if column.type not in FAST_KEY_TYPES or not (value is None or isinstance(value, str)):
             return None
         if value is None or (column.type == "string" and (value.isascii() or _is_unicode(value))):
             parsed.append(value)
-        elif column.type != "string" and _NUMBER.fullmatch(value) and abs(int(value)) < _TOO_LARGE[column.type]:
+        elif column.type != "string" and _NUMBER.fullmatch(value) and abs(int(value)) < _INTEGER_LIMITS[column.type]:
             parsed.append(int(value))
         else:
             return None
@@ -138,7 +138,7 @@ def _parse_or_explain(text: object, field: pa.Field, name: str, expected: str) -
         ) from error
 
 
-def value_of_json(value: object, kind: pa.DataType) -> object:
+def value_from_json(value: object, kind: pa.DataType) -> object:
     """Convert a JSON value to a Python value of an Arrow type. Types that JSON lacks are given as text.
 
     Raises `ValueError` and Arrow's errors.
@@ -160,7 +160,7 @@ def _parse_all(texts: Sequence[object], kind: pa.DataType) -> pa.Array:
     values, zoned = pa.array(plain, pa.string()), 0
     if pa.types.is_timestamp(kind) and kind.tz:
         # Arrow requires an offset for a timestamp with a zone, and rejects one without. A time without offset is UTC.
-        zoned = sum(_ZONED.search(text) is not None for text in plain)
+        zoned = sum(_ZONE_SUFFIX.search(text) is not None for text in plain)
         if 0 < zoned < len(plain):
             return pa.chunked_array([_parse_all([text], kind) for text in plain], kind)
         values = values if zoned else values.cast(pa.timestamp(kind.unit))
@@ -199,7 +199,7 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) 
     table is found by its old and its new name. Raises `NotFound` (the cut has no such table) and `Usage` (wrong number
     of values, or a value of the wrong type).
     """
-    cut = having(store, cut, (table,))
+    cut = require_tables(store, cut, (table,))
     declared = cut.tables[table].table
     assert declared is not None  # noqa: S101  `Cut.tables` has only versions with a table
     rows, present = look_up(store, None, cut, table, parse_key(table, declared, key_values))
@@ -243,9 +243,9 @@ def check_columns(table: str, existing: Sequence[str], names: Sequence[str]) -> 
             raise NotFound(f"column of table {table!r}", name, existing)
 
 
-FIRST = -(1 << 63)
-_LAST = (1 << 63) - 1
-_AHEAD = 2
+FIRST_HASH = -(1 << 63)
+_LAST_HASH = (1 << 63) - 1
+_EXTRA_ROWS_FACTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class FirstRows:
     next_hash: int | None
     """Hash at which the next rows start; None if no rows follow."""
 
-    def below(self, end: int | None) -> "FirstRows":
+    def below_hash(self, end: int | None) -> "FirstRows":
         """Return the rows whose hash is below `end`, all rows for None. The next rows then start at `end`."""
         if end is None or (self.next_hash is not None and self.next_hash <= end):
             return self
@@ -266,7 +266,7 @@ class FirstRows:
 
 
 def first_rows(
-    store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, limit: int, start: int = FIRST
+    store: ObjectStore, cache: SstCache | None, cut: Cut, table: str, limit: int, start: int = FIRST_HASH
 ) -> FirstRows:
     """Return the first `limit` rows with a hash of at least `start`; more if several rows share the last hash.
 
@@ -277,12 +277,12 @@ def first_rows(
     schema = visible_schema(manifest.table)
     batches: list[pa.Table] = []
     count, next_hash = 0, start
-    for partition, window in _spans(cut, table, limit, start):
+    for partition, window in _hash_ranges(cut, table, limit, start):
         for sst in overlapping(manifest.ssts, *window):
             # Reading a small SST whole takes fewer requests than reading parts of it.
-            if cache is not None and sst.bytes <= SMALL_BYTES and cache.peek(sst, manifest.table) is None:
-                cache.bring(store, sst, manifest.table, Reads())
-        for rows in merged_rows(
+            if cache is not None and sst.bytes <= SMALL_BYTES and cache.cached_rows(sst, manifest.table) is None:
+                cache.fetch_rows(store, sst, manifest.table, ReadCounters())
+        for rows in iter_visible_rows(
             store,
             cache,
             manifest.ssts,
@@ -301,11 +301,13 @@ def first_rows(
     hashes = joined.column(HASH).to_numpy()
     rows = joined.drop_columns([HASH])
     if count > limit:
-        return FirstRows(rows, hashes, next_hash if next_hash <= _LAST else None).below(int(hashes[limit - 1]) + 1)
+        return FirstRows(rows, hashes, next_hash if next_hash <= _LAST_HASH else None).below_hash(
+            int(hashes[limit - 1]) + 1
+        )
     return FirstRows(rows, hashes, None)
 
 
-def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
+def _hash_ranges(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield state partitions, each with a range of hashes to read next.
 
     The first range of a partition should hold `_EXTRA_ROWS_FACTOR` times `limit` rows, and each further range twice as
@@ -314,12 +316,12 @@ def _spans(cut: Cut, table: str, limit: int, start: int) -> Iterator[tuple[int, 
     manifest = cut.tables[table]
     assert manifest.table is not None  # noqa: S101
     partitions = manifest.table.partitions
-    num_rows = limit * _AHEAD
-    for partition in range(of_hash(start, partitions), partitions):
-        low, high = bounds(partition, partitions)
+    num_rows = limit * _EXTRA_ROWS_FACTOR
+    for partition in range(partition_of_hash(start, partitions), partitions):
+        low, high = hash_bounds(partition, partitions)
         low = max(low, start)
         while low <= high:
-            rows = sum(part_within(sst.rows, sst, low, high) for sst in overlapping(manifest.ssts, low, high))
+            rows = sum(estimate_within(sst.rows, sst, low, high) for sst in overlapping(manifest.ssts, low, high))
             end = high if rows <= num_rows else min(high, low + (high - low + 1) * num_rows // rows)
             yield partition, (low, end)
             low, num_rows = end + 1, num_rows * 2

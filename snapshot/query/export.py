@@ -11,30 +11,30 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from ...common.whole_file import check_folder, whole_file
+from ...common.whole_file import atomic_file, check_parent_folder
 from ...errors import Refused, SlackwaterError, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
+from ...store.read.duckdb_view import quote_identifier
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from ..cut.moments import having
-from ..cut.resolve import telling_if_collected
+from ..cut.moments import require_tables
+from ..cut.resolve import report_if_collected
 from .columns import visible_schema
 from .sql import empty_database
 
-ABOUT = "_slackwater"
+DESCRIPTION_TABLE = "_slackwater"
 
-ENDINGS = (".duckdb", ".ddb", ".db")
+FILE_SUFFIXES = (".duckdb", ".ddb", ".db")
 """File name suffixes of DuckDB files, which distinguish a file from a folder (`operations.exchange`)."""
-_FILE = "exported"
+_DATABASE = "exported"
 _FORMAT = "v1.0.0"
 """DuckDB's storage format: that of its first stable release, which all later clients read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedDatabase:
     """Exported DuckDB file, with row counts and versions by table."""
 
     path: Path
@@ -52,7 +52,7 @@ def export(
     *,
     only: Collection[str] | None = None,
     force: bool = False,
-) -> Exported:
+) -> ExportedDatabase:
     """Write the tables of a cut to a DuckDB file. Atomic.
 
     The file also has the table `_slackwater` with one row per stage: `app`, `ref`, `stage`, `version`, `committed_at`,
@@ -61,30 +61,30 @@ def export(
     their names at the cut. With `force`, an existing file is overwritten. Raises `NotFound` (no such table, or the cut
     was collected meanwhile) and `Refused` (the file exists, or cannot be written).
     """
-    cut = having(store, cut, only or ())
-    check_free(path, force=force)
+    cut = require_tables(store, cut, only or ())
+    check_writable(path, force=force)
     try:
-        with whole_file(path, "file") as temporary:
+        with atomic_file(path, "file") as temporary:
             try:
-                with telling_if_collected(store, cut), new_file(temporary) as con:
+                with report_if_collected(store, cut), create_file(temporary) as con:
                     tables = [name for name in cut.tables if only is None or name in only]
                     rows = {name: write_table(con, store, cache, cut, name) for name in tables}
-                    con.register("about", _about(cut, ref, rows))
-                    con.execute(f"CREATE TABLE {_FILE}.{ABOUT} AS SELECT * FROM about")
+                    con.register("about", _description_rows(cut, ref, rows))
+                    con.execute(f"CREATE TABLE {_DATABASE}.{DESCRIPTION_TABLE} AS SELECT * FROM about")
             finally:
                 temporary.with_name(f"{temporary.name}.wal").unlink(missing_ok=True)
-            check_free(path, force=force)
+            check_writable(path, force=force)
             # DuckDB would apply a leftover write-ahead log of the old file to the new one.
             path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
     except duckdb.Error as error:
         sentence, _, more = str(error).strip().partition("\n")
         raise SlackwaterError(f"{path} cannot be written: {sentence}", quoted=more) from error
-    return Exported(path, path.stat().st_size, rows, {name: cut.tables[name].version for name in rows})
+    return ExportedDatabase(path, path.stat().st_size, rows, {name: cut.tables[name].version for name in rows})
 
 
-def check_free(path: Path, *, force: bool) -> None:
+def check_writable(path: Path, *, force: bool) -> None:
     """Raise `Refused` if the folder does not exist, or if the file exists and `force` is not set."""
-    check_folder(path, "file")
+    check_parent_folder(path, "file")
     if path.is_dir():
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
     if path.exists() and not force:
@@ -92,20 +92,20 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def create_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a connection that writes tables of a new DuckDB file. The file is complete when the context ends."""
     with closing(empty_database()) as con:
         # Preserving the order takes memory, and no order is promised.
         con.execute("SET preserve_insertion_order = false")
         file = str(path).replace("'", "''")
-        con.execute(f"ATTACH '{file}' AS {_FILE} (STORAGE_VERSION '{_FORMAT}')")
+        con.execute(f"ATTACH '{file}' AS {_DATABASE} (STORAGE_VERSION '{_FORMAT}')")
         yield con
-        con.execute(f"DETACH {_FILE}")
+        con.execute(f"DETACH {_DATABASE}")
 
 
 def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
     """Write a table of a cut to a connection's file. Returns its number of rows. Raises the errors of `export`."""
-    duckdb_view.register(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
+    duckdb_view.register_table(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
     return _copy_table(con, name)
 
 
@@ -115,11 +115,11 @@ def write_empty(con: duckdb.DuckDBPyConnection, name: str, table: Table) -> None
 
 
 def _copy_table(con: duckdb.DuckDBPyConnection, name: str) -> int:
-    sql = f"CREATE TABLE {_FILE}.{quoted(name)} AS SELECT * FROM memory.{quoted(name)}"
+    sql = f"CREATE TABLE {_DATABASE}.{quote_identifier(name)} AS SELECT * FROM memory.{quote_identifier(name)}"
     return int(con.execute(sql).fetchall()[0][0])
 
 
-def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
+def _description_rows(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
     fields = {
         "app": pa.string(),
         "ref": pa.string(),
@@ -141,32 +141,32 @@ def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
 _HINT = "`slackwater export REF out.duckdb` writes the same tables to a file that any DuckDB client opens"
 
 
-def check_page() -> None:
+def check_ui_available() -> None:
     """Check that DuckDB's web UI can be loaded, before a file is written for it. Raises `Unavailable`."""
     with closing(duckdb.connect()) as con:
-        load(con)
+        load_ui_extension(con)
 
 
 @contextmanager
-def page(path: Path) -> Iterator[str]:
+def serve_ui(path: Path) -> Iterator[str]:
     """Serve DuckDB's web UI over a DuckDB file, and open a browser if there is one. Yields DuckDB's message.
 
     The UI is reachable from this machine only, and is served until the end of the block. Raises `Unavailable` (the
     extension cannot be loaded, or the UI does not start).
     """
     with closing(duckdb.connect(str(path))) as con:
-        load(con)
+        load_ui_extension(con)
         try:
             started = con.execute("CALL start_ui()").fetchone()
         except duckdb.Error as error:
-            raise Unavailable(f"DuckDB's UI does not start: {_sentence(error)}", hint=_HINT) from error
+            raise Unavailable(f"DuckDB's UI does not start: {_first_line(error)}", hint=_HINT) from error
         try:
             yield str(started[0]) if started else ""
         finally:
             con.execute("CALL stop_ui_server()")
 
 
-def load(con: duckdb.DuckDBPyConnection) -> None:
+def load_ui_extension(con: duckdb.DuckDBPyConnection) -> None:
     """Load DuckDB's extension `ui`, downloading it unless it is on this machine. Raises `Unavailable`."""
     try:
         con.load_extension("ui")
@@ -176,10 +176,10 @@ def load(con: duckdb.DuckDBPyConnection) -> None:
             con.load_extension("ui")
         except duckdb.Error as error:
             raise Unavailable(
-                f"DuckDB's extension `ui` is not on this machine and cannot be downloaded: {_sentence(error)}",
+                f"DuckDB's extension `ui` is not on this machine and cannot be downloaded: {_first_line(error)}",
                 hint=_HINT,
             ) from error
 
 
-def _sentence(error: duckdb.Error) -> str:
+def _first_line(error: duckdb.Error) -> str:
     return str(error).strip().partition("\n")[0]

@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 
 from ...errors import Usage
 
-RECORD = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
+RECORD_COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
 """First names of a field that denote a part of a topic's record. All other names denote fields of the value."""
-ANY, NAMES = "*", "~"
+ANY_PROPERTY, PROPERTY_NAMES = "*", "~"
 _STEP = re.compile(r"\.?([^.\[\]'$]+)|\['((?:[^'\\]|\\.)*)'\]|\[(?:\*|\d+)\]")
 _PLAIN = re.compile(r"[^.\[\]'$\\]+")
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Field:
     steps: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, text: str, *, of_row: bool = False) -> "Field":
+    def parse(cls, text: str, *, of_row: bool = False) -> "Field":
         """Parse a field; with `of_row`, a field of a row between stages. Raises `Usage` (not a field)."""
         path, at, steps = text.removeprefix("$"), 0, list[str]()
         while at < len(path):
@@ -53,7 +53,7 @@ class Field:
             )
         if of_row and steps:
             return cls(steps[0], tuple(steps[1:]))
-        if text.startswith("$") or steps[0] not in RECORD:
+        if text.startswith("$") or steps[0] not in RECORD_COLUMNS:
             return cls("value", tuple(steps))
         return cls(steps[0], tuple(steps[1:]))
 
@@ -63,7 +63,7 @@ class Field:
             return f"{self.column if _PLAIN.fullmatch(self.column) else _bracketed(self.column)}{below}"
         return f"${below}"
 
-    def below(self, steps: Sequence[str]) -> "Field":
+    def child(self, steps: Sequence[str]) -> "Field":
         return Field(self.column, (*self.steps, *steps))
 
 
@@ -72,49 +72,49 @@ def _bracketed(step: str) -> str:
     return f"['{escaped}']"
 
 
-class Properties(list[tuple[str, Any]]):
+class JsonObject(list[tuple[str, Any]]):
     """JSON object as a list of its properties, in their order and with duplicate names."""
 
 
-class Number(str):
+class JsonNumber(str):
     """JSON number in its original spelling."""
 
     __slots__ = ()
 
 
-class Unreadable(Exception):
+class UnreadableJson(Exception):
     """Error for bytes or text that cannot be parsed as JSON."""
 
 
 _JSON = json.JSONDecoder(
-    object_pairs_hook=Properties, parse_int=Number, parse_float=Number, parse_constant=Number, strict=False
+    object_pairs_hook=JsonObject, parse_int=JsonNumber, parse_float=JsonNumber, parse_constant=JsonNumber, strict=False
 )
 _BLANK = re.compile("[ \\t\\r\\n\ufeff]*")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'((?:[^\'\\]|\\.)*)\'', re.DOTALL)
 
 
-def as_text(data: bytes | str) -> str:
+def decode_text(data: bytes | str) -> str:
     """Decode bytes as UTF-8; invalid bytes become lone surrogates."""
     return data.decode(errors="surrogateescape") if isinstance(data, bytes) else data
 
 
-def parsed(data: bytes | str) -> tuple[Any, bool]:
+def parse_json(data: bytes | str) -> tuple[Any, bool]:
     """Parse JSON into lists, `JsonObject`, `JsonNumber` and plain values; the flag is True if all text was parsed.
 
     Accepts single quotes and several values in sequence, like Spark's functions. Raises `UnreadableJson` if not even a
     first value can be parsed.
     """
-    text = as_text(data)
-    values, whole = _values(text)
+    text = decode_text(data)
+    values, whole = _parse_values(text)
     if not whole and "'" in text:
-        other_values, is_whole = _values(_QUOTED.sub(_with_double_quotes, text))
+        other_values, is_whole = _parse_values(_QUOTED.sub(_with_double_quotes, text))
         values, whole = (other_values, is_whole) if is_whole or len(other_values) > len(values) else (values, whole)
     if not values:
-        raise Unreadable
+        raise UnreadableJson
     return (values[0] if len(values) == 1 else values), whole
 
 
-def _values(text: str) -> tuple[list[Any], bool]:
+def _parse_values(text: str) -> tuple[list[Any], bool]:
     """Parse concatenated JSON values up to the first invalid one; the flag is True if all were valid."""
     values, at = list[Any](), 0
     try:
@@ -133,49 +133,49 @@ def _with_double_quotes(quoted: re.Match[str]) -> str:
     return '"' + re.sub(r'(?<!\\)"', '\\"', inside) + '"'
 
 
-def leaves_of(value: Any, steps: Sequence[str]) -> Iterator[Any]:
+def json_leaves(value: Any, steps: Sequence[str]) -> Iterator[Any]:
     """Yield the values of a field in parsed JSON: text, numbers and booleans, without nulls and objects.
 
     Raises `UnreadableJson` if the field continues inside a text that begins like JSON but is invalid.
     """
-    if isinstance(value, list) and not isinstance(value, Properties):
+    if isinstance(value, list) and not isinstance(value, JsonObject):
         for element in value:
-            yield from leaves_of(element, steps)
-    elif isinstance(value, Properties):
+            yield from json_leaves(element, steps)
+    elif isinstance(value, JsonObject):
         if not steps:
             return
         step, next_steps = steps[0], steps[1:]
         for name, below in value:
-            if step == NAMES:
-                yield from leaves_of(name, next_steps)
-            elif step in (name, ANY):
-                yield from leaves_of(below, next_steps)
-    elif steps and isinstance(value, str) and not isinstance(value, Number):
+            if step == PROPERTY_NAMES:
+                yield from json_leaves(name, next_steps)
+            elif step in (name, ANY_PROPERTY):
+                yield from json_leaves(below, next_steps)
+    elif steps and isinstance(value, str) and not isinstance(value, JsonNumber):
         # Text that does not begin like JSON has no fields.
         if value.lstrip()[:1] in ("{", "[", '"', "'"):
-            below, whole = parsed(value)
-            yield from leaves_of(below, steps)
+            below, whole = parse_json(value)
+            yield from json_leaves(below, steps)
             if not whole:
-                raise Unreadable
+                raise UnreadableJson
     elif not steps and value is not None:
         yield value
 
 
-def all_leaves(value: Any) -> Iterator[Any]:
+def all_json_text(value: Any) -> Iterator[Any]:
     """Yield all text in parsed JSON: values, property names, and the text of JSON that is nested in a text."""
-    if isinstance(value, Properties):
+    if isinstance(value, JsonObject):
         for name, below in value:
             yield name
-            yield from all_leaves(below)
+            yield from all_json_text(below)
     elif isinstance(value, list):
         for element in value:
-            yield from all_leaves(element)
-    elif isinstance(value, str) and not isinstance(value, Number):
+            yield from all_json_text(element)
+    elif isinstance(value, str) and not isinstance(value, JsonNumber):
         yield value
         if value[:1] in ("{", "["):
             try:
-                yield from all_leaves(parsed(value)[0])
-            except Unreadable:
+                yield from all_json_text(parse_json(value)[0])
+            except UnreadableJson:
                 return
 
 
@@ -184,20 +184,22 @@ class Leaves:
     """Values of a field in some records, and for each value the row number of its record."""
 
     values: pa.Array
-    rows: Rows
-    below: tuple[str, ...] = ()
+    rows: RowNumbers
+    remaining_steps: tuple[str, ...] = ()
 
 
-def one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+def as_one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, copied only if it has several chunks or none."""
     if not isinstance(values, pa.ChunkedArray):
         return values
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
 
 
-def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows | None = None) -> Iterator[Leaves]:
+def column_leaves(
+    values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: RowNumbers | None = None
+) -> Iterator[Leaves]:
     """Yield the values of a field in a column. `steps` are the field's steps below the column."""
-    values = one_array(values)
+    values = as_one_array(values)
     rows = np.arange(len(values)) if rows is None else rows
     if values.null_count:
         valid = np.flatnonzero(np.asarray(values.is_valid()))
@@ -206,68 +208,68 @@ def leaves(values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: Rows 
     if not len(values):
         return
     if pa.types.is_dictionary(kind):
-        yield from leaves(values.dictionary_decode(), steps, rows)
+        yield from column_leaves(values.dictionary_decode(), steps, rows)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from leaves(pc.list_flatten(values), steps, rows[np.asarray(pc.list_parent_indices(values))])
+        yield from column_leaves(pc.list_flatten(values), steps, rows[np.asarray(pc.list_parent_indices(values))])
     elif pa.types.is_map(kind):
         entries = values.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
         yield from _map_leaves(entries, steps, rows)
     elif pa.types.is_struct(kind):
         names = [field.name for field in kind]
-        if steps and steps[0] == NAMES:
+        if steps and steps[0] == PROPERTY_NAMES:
             for name in names:
-                yield from leaves(pa.repeat(name, len(values)), steps[1:], rows)
+                yield from column_leaves(pa.repeat(name, len(values)), steps[1:], rows)
         for at, name in enumerate(names if steps else ()):
-            if steps[0] in (name, ANY):
-                yield from leaves(pc.struct_field(values, [at]), steps[1:], rows)
+            if steps[0] in (name, ANY_PROPERTY):
+                yield from column_leaves(pc.struct_field(values, [at]), steps[1:], rows)
     elif not steps or is_text(kind):
         yield Leaves(values, rows, tuple(steps))
 
 
-def all_columns(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
+def all_column_text(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
     """Yield all text and bytes in a column, at any depth, without nulls."""
-    values = one_array(values)
+    values = as_one_array(values)
     kind = values.type
     if is_text(kind):
         yield values.drop_null()
     elif pa.types.is_dictionary(kind):
-        yield from all_columns(values.dictionary_decode())
+        yield from all_column_text(values.dictionary_decode())
     elif pa.types.is_struct(kind):
         for part in values.flatten():
-            yield from all_columns(part)
+            yield from all_column_text(part)
     elif pa.types.is_map(kind):
         valid = values.drop_null()
-        yield from all_columns(valid.keys)
-        yield from all_columns(valid.items)
+        yield from all_column_text(valid.keys)
+        yield from all_column_text(valid.items)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from all_columns(pc.list_flatten(values))
+        yield from all_column_text(pc.list_flatten(values))
 
 
-def _map_leaves(entries: pa.Array, steps: Sequence[str], rows: Rows) -> Iterator[Leaves]:
+def _map_leaves(entries: pa.Array, steps: Sequence[str], rows: RowNumbers) -> Iterator[Leaves]:
     if not steps:
         return
     parents, flat = np.asarray(pc.list_parent_indices(entries)), pc.list_flatten(entries)
     names, values = pc.struct_field(flat, [0]), pc.struct_field(flat, [1])
-    if steps[0] == NAMES:
-        yield from leaves(names, steps[1:], rows[parents])
+    if steps[0] == PROPERTY_NAMES:
+        yield from column_leaves(names, steps[1:], rows[parents])
         return
-    if steps[0] != ANY:
+    if steps[0] != ANY_PROPERTY:
         chosen = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(names.cast(pa.string()), steps[0]), False)))
         values, parents = values.take(pa.array(chosen)), parents[chosen]
-    yield from leaves(values, steps[1:], rows[parents])
+    yield from column_leaves(values, steps[1:], rows[parents])
 
 
-def of_record(rows: pa.Table, field: Field) -> Iterator[Leaves]:
+def record_leaves(rows: pa.Table, field: Field) -> Iterator[Leaves]:
     """Yield the values of a field of records, at any depth; no values if the records lack the field's column."""
     if field.column not in rows.column_names:
         return
     column = rows[field.column]
     if field.column == "headers" and pa.types.is_list(column.type):
-        entries = one_array(column)
+        entries = as_one_array(column)
         valid = np.flatnonzero(np.asarray(entries.is_valid()))
-        yield from _map_leaves(entries.take(pa.array(valid)), field.steps or (ANY,), valid)
+        yield from _map_leaves(entries.take(pa.array(valid)), field.steps or (ANY_PROPERTY,), valid)
     else:
-        yield from leaves(column, field.steps)
+        yield from column_leaves(column, field.steps)
 
 
 def is_text(kind: pa.DataType) -> bool:

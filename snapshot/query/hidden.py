@@ -21,64 +21,64 @@ import pyarrow as pa
 from cachetools import LRUCache
 from duckdb.func import PythonUDFType
 
-from ...store.read.duckdb_view import quoted
-from ...store.sst.arrow_types import hexadecimal, python_values
+from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import bytes_to_hex, python_values
 
-NAME = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+PSEUDONYM_PATTERN = r"0{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """Regular expression of pseudonyms. No UUID that a program generates has this prefix."""
-_BEGIN = "00000000-"
-_BEHIND = re.compile(r"[0-9a-f]{32} ")
-_REMEMBERED = 50_000
-_REMEMBERED_BYTES = 1_000
+_PSEUDONYM_PREFIX = "00000000-"
+_HIDDEN_TABLE_PATTERN = re.compile(r"[0-9a-f]{32} ")
+_MAX_REMEMBERED = 50_000
+_MAX_REMEMBERED_BYTES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class Pseudonyms:
     """Pseudonyms by one secret. The values behind the newest pseudonyms are remembered. Thread-safe."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_REMEMBERED))
+    values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))
     lock: Lock = field(default_factory=Lock)
 
-    def name(self, value: object) -> str | None:
+    def pseudonym(self, value: object) -> str | None:
         """Return the pseudonym of a value; None for null. Bytes must be given in hexadecimal."""
         if value is None:
             return None
-        value = hexadecimal(value)
+        value = bytes_to_hex(value)
         data = _canonical(value)
         digest = blake2b(data, digest_size=12, key=self.secret).hexdigest()
-        name = f"{_BEGIN}{digest[:4]}-{digest[4:8]}-{digest[8:12]}-{digest[12:]}"
-        if len(data) <= _REMEMBERED_BYTES:
+        name = f"{_PSEUDONYM_PREFIX}{digest[:4]}-{digest[4:8]}-{digest[8:12]}-{digest[12:]}"
+        if len(data) <= _MAX_REMEMBERED_BYTES:
             with self.lock:
                 self.values[name] = value
         return name
 
-    def named(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    def mask_column(self, column: pa.Array | pa.ChunkedArray) -> pa.Array:
         try:
-            return pa.array(map(self.name, python_values(column)), pa.string())
+            return pa.array(map(self.pseudonym, python_values(column)), pa.string())
         except Exception:
             # The error may quote a value.
             raise ValueError("a value cannot be named") from None
 
-    def known(self, rows: pa.Table) -> dict[str, object]:
+    def remembered_values(self, rows: pa.Table) -> dict[str, object]:
         """Return the remembered values behind the pseudonyms in these rows, by pseudonym."""
         texts = {text for column in rows.columns if pa.types.is_string(column.type) for text in column.to_pylist()}
         with self.lock:
             return {name: self.values[name] for name in texts if name is not None and name in self.values}
 
-    def learn(self, named: Mapping[str, object]) -> None:
+    def remember(self, named: Mapping[str, object]) -> None:
         with self.lock:
             self.values.update(named)
 
-    def restored(self, rows: pa.Table) -> pa.Table:
+    def unmask(self, rows: pa.Table) -> pa.Table:
         """Return the rows with values in place of pseudonyms, without columns that have an unknown pseudonym."""
-        values_by_name = self.known(rows)
+        values_by_name = self.remembered_values(rows)
         for index in reversed(range(rows.num_columns)):
             column = rows.column(index)
             if not pa.types.is_string(column.type):
                 continue
             texts = column.to_pylist()
-            if not any(text is not None and text.startswith(_BEGIN) for text in texts):
+            if not any(text is not None and text.startswith(_PSEUDONYM_PREFIX) for text in texts):
                 continue
             try:
                 values = pa.array([None if text is None else values_by_name[text] for text in texts])
@@ -89,15 +89,15 @@ class Names:
 
 
 @lru_cache(maxsize=100)
-def names_of(secret: bytes) -> Names:
-    return Names(secret)
+def pseudonyms_for(secret: bytes) -> Pseudonyms:
+    return Pseudonyms(secret)
 
 
-def is_behind(table: str) -> bool:
-    return _BEHIND.match(table) is not None
+def is_hidden_table(table: str) -> bool:
+    return _HIDDEN_TABLE_PATTERN.match(table) is not None
 
 
-class Cover:
+class PseudonymViews:
     """Views of one connection that show pseudonyms. Statements cannot name the hidden tables behind the views.
 
     Args:
@@ -106,15 +106,15 @@ class Cover:
     """
 
     def __init__(self, con: duckdb.DuckDBPyConnection, secret: bytes) -> None:
-        self._con, self._names = con, names_of(secret) if secret else None
+        self._con, self._names = con, pseudonyms_for(secret) if secret else None
         self._salt = secrets.token_hex(16)
         self._functions: dict[tuple[str, bool], str] = {}
 
-    def behind(self, name: str) -> str:
+    def hidden_table(self, name: str) -> str:
         """Return the name of the hidden table for the view `name`; `name` itself if values are shown."""
         return name if self._names is None else f"{self._salt} {name}"
 
-    def selected(
+    def select_list(
         self,
         columns: Mapping[str, Any],
         shown: Collection[str] = (),
@@ -130,15 +130,17 @@ class Cover:
         if self._names is None:
             return "*", ""
         chosen = {
-            name: quoted(name) if name in shown else f"{self._function(str(kind), texts=texts)}({quoted(name)})::UUID"
+            name: quote_identifier(name)
+            if name in shown
+            else f"{self._pseudonym_function(str(kind), texts=texts)}({quote_identifier(name)})::UUID"
             for name, kind in columns.items()
         }
         # The stored order would reveal values: rows are stored by a hash that anyone can compute.
         by = f" ORDER BY {', '.join(chosen[name] for name in order)}" if order else ""
-        return ", ".join(f"{expression} AS {quoted(name)}" for name, expression in chosen.items()), by
+        return ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in chosen.items()), by
 
-    def put(
-        self, view: str, behind: str, shown: Collection[str] = (), order: Collection[str] = (), **how: bool
+    def create_view(
+        self, view: str, hidden_table: str, shown: Collection[str] = (), order: Collection[str] = (), **how: bool
     ) -> None:
         """Create the view `view`, an SQL name, over a hidden table. Does nothing if values are shown.
 
@@ -146,23 +148,30 @@ class Cover:
         """
         if self._names is None:
             return
-        relation = self._con.sql(f"FROM {quoted(behind)}")
+        relation = self._con.sql(f"FROM {quote_identifier(hidden_table)}")
         columns = dict(zip(relation.columns, relation.types, strict=True))
-        chosen, by = self.selected(columns, shown, order, **how)
-        self._con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT {chosen} FROM (SELECT * FROM {quoted(behind)}{by})")
+        chosen, by = self.select_list(columns, shown, order, **how)
+        self._con.execute(
+            f"CREATE OR REPLACE VIEW {view} AS SELECT {chosen} FROM (SELECT * FROM "
+            f"{quote_identifier(hidden_table)}{by})"
+        )
 
-    def _function(self, kind: str, *, texts: bool) -> str:
+    def _pseudonym_function(self, kind: str, *, texts: bool) -> str:
         names = self._names
         assert names is not None  # noqa: S101  only called with a secret
         if (kind, texts) not in self._functions:
             function = f"{self._salt}_{len(self._functions)}"
-            named = (lambda column: names.named(_texts(column))) if texts and kind == "BLOB" else names.named
+            named = (
+                (lambda column: names.mask_column(_decode_column(column)))
+                if texts and kind == "BLOB"
+                else names.mask_column
+            )
             self._con.create_function(function, named, [kind], "VARCHAR", type=PythonUDFType.ARROW)
-            self._functions[kind, texts] = quoted(function)
+            self._functions[kind, texts] = quote_identifier(function)
         return self._functions[kind, texts]
 
 
-def _texts(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _decode_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.array([None if data is None else _utf8_or_hex(data) for data in column.to_pylist()], pa.string())
 
 
@@ -193,13 +202,15 @@ def _canonical(value: object) -> bytes:
         case date() | time():
             return b"t" + value.isoformat().encode()
         case dict():
-            return b"{%b}" % b",".join(_part(name) + _part(inner) for name, inner in value.items())
+            return b"{%b}" % b",".join(
+                _length_prefixed(name) + _length_prefixed(inner) for name, inner in value.items()
+            )
         case list() | tuple():
-            return b"[%b]" % b",".join(map(_part, value))
+            return b"[%b]" % b",".join(map(_length_prefixed, value))
         case _:
             return f"{type(value).__name__}:{value!r}".encode(errors="surrogatepass")
 
 
-def _part(value: object) -> bytes:
+def _length_prefixed(value: object) -> bytes:
     data = _canonical(value)
     return b"%d:%b" % (len(data), data)

@@ -15,31 +15,31 @@ from ...errors import Usage
 from ...store.versions.manifest import Table
 
 NULL = r"\N"
-_LIKE_NULL = re.compile(r"\\+N")
+_ESCAPED_NULL = re.compile(r"\\+N")
 
 
-def value_of(text: str) -> str | None:
+def parse_value(text: str) -> str | None:
     r"""Parse the text of one key column into the form that `parse_keys` takes: None for `\N`."""
-    return None if text == NULL else text[1:] if _LIKE_NULL.fullmatch(text) else text
+    return None if text == NULL else text[1:] if _ESCAPED_NULL.fullmatch(text) else text
 
 
-def text_of(value: object) -> str:
+def format_value(value: object) -> str:
     """Format the value of one key column; the inverse of `parse_value`."""
     match value:
         case None:
             return NULL
         case str():
-            return f"\\{value}" if _LIKE_NULL.fullmatch(value) else value
+            return f"\\{value}" if _ESCAPED_NULL.fullmatch(value) else value
         case dict():
             return json.dumps(_for_json(value), ensure_ascii=False)
         case _:
             return str(_for_json(value, within=False))
 
 
-def key_of(name: str, table: Table, text: str) -> Sequence[object]:
+def parse_key_text(name: str, table: Table, text: str) -> Sequence[object]:
     """Parse the text of a whole key, a JSON array for several columns. Raises `Usage` (not an array)."""
     if len(table.key) == 1:
-        return (value_of(text),)
+        return (parse_value(text),)
     try:
         values = json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
     except (ValueError, RecursionError):
@@ -53,10 +53,10 @@ def key_of(name: str, table: Table, text: str) -> Sequence[object]:
     return [json.dumps(value) if isinstance(value, bool | dict) else value for value in values]
 
 
-def text_of_key(values: Sequence[object]) -> str:
+def format_key(values: Sequence[object]) -> str:
     """Format a whole key; the inverse of `parse_key_text`."""
     if len(values) == 1:
-        return text_of(values[0])
+        return format_value(values[0])
     return json.dumps([_for_json(value) for value in values], ensure_ascii=False)
 
 

@@ -11,10 +11,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.kinds import VersionKind
-from ...store.versions.manifest import Input, Lost, Manifest
-from ..cut.line import newest_first
-from ..cut.lineage import Window, direct, losses, rows_read
-from ..cut.moments import heads_of, newest, stages_of
+from ...store.versions.manifest import Input, LostRecords, Manifest
+from ..cut.line import commits_newest_first
+from ..cut.lineage import Window, direct_windows, rows_read, skipped_windows
+from ..cut.moments import heads_of, newest_versions, stages_of
 from ..cut.stored import list_snapshots
 
 _CLOCK_SLACK_MS = 3_600_000
@@ -25,7 +25,7 @@ class Remaining(NamedTuple):
 
     starts: tuple[int, ...] = ()
     """First offset by partition since which all records exist; empty if no records are left."""
-    is_another: bool = False
+    is_recreated: bool = False
 
     def has(self, partition: int, offset: int) -> bool:
         return partition < len(self.starts) and self.starts[partition] <= offset
@@ -55,7 +55,7 @@ class LogEntry:
     """Rows written to channels and sinks, without the table's changes."""
     windows: tuple[Window, ...]
     """Offsets read from each input partition, without empty ranges."""
-    lost: dict[str, Lost]
+    lost: dict[str, LostRecords]
     duration_ms: int
     snapshots: tuple[str, ...]
     epoch: int
@@ -79,8 +79,8 @@ class LogEntry:
     replaced: tuple[str, ...] = ()
 
 
-def entries(
-    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", held_of: RemainingOf | None = None
+def log_entries(
+    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", remaining_of: RemainingOf | None = None
 ) -> tuple[LogEntry, ...]:
     """Return the newest `limit` versions of the app, or of one stage, newest first; 0 for all.
 
@@ -90,7 +90,7 @@ def entries(
     Raises `NotFound` (no such app or stage).
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), with_kept=True)
+    line = commits_newest_first(store, app, newest_versions(store, app, (stage,) if stage else stages), with_kept=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
@@ -101,27 +101,27 @@ def entries(
         for part in snapshot.stages.items():
             names.setdefault(part, []).append(snapshot.name)
     limits = horizon.newest(store, app)
-    return tuple(_entry(store, manifest, names, held_of, limits) for manifest in manifests)
+    return tuple(_log_entry(store, manifest, names, remaining_of, limits) for manifest in manifests)
 
 
-def _entry(
+def _log_entry(
     store: ObjectStore,
     manifest: Manifest,
     names: Mapping[tuple[str, int], Sequence[str]],
-    held_of: RemainingOf | None,
+    remaining_of: RemainingOf | None,
     limits: Boundary,
 ) -> LogEntry:
-    previous_kept, table = limits.before(manifest.stage, manifest.version), manifest.table
+    previous_kept, table = limits.previous_version(manifest.stage, manifest.version), manifest.table
     thinned = (
         (previous_kept + 1, manifest.version - 1)
-        if previous_kept + 1 < manifest.version and not manifest.begins
+        if previous_kept + 1 < manifest.version and not manifest.starts_history
         else None
     )
-    earlier = history.before(store, manifest) if thinned is None else None
-    windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
+    earlier = history.previous_version(store, manifest) if thinned is None else None
+    windows = direct_windows(earlier, manifest, skipped_windows(manifest)) if earlier else ()
     replayable, replaced = False if thinned else None, tuple[str, ...]()
-    if held_of is not None and windows:
-        replayable, replaced = _remaining_input(manifest, windows, held_of)
+    if remaining_of is not None and windows:
+        replayable, replaced = _is_replayable(manifest, windows, remaining_of)
     return LogEntry(
         stage=manifest.stage,
         version=manifest.version,
@@ -138,34 +138,34 @@ def _entry(
         by=manifest.by,
         thinned=thinned,
         renamed=manifest.called or manifest.former_name,
-        added=tuple(name for name, at in (table.added if table else {}).items() if at == manifest.version),
+        added=tuple(name for name, at in (table.added_columns if table else {}).items() if at == manifest.version),
         watermark_ms=manifest.watermark_ms,
         edited=manifest.edited.what if manifest.edited is not None else "",
-        deployed=_deployed(earlier, manifest),
+        deployed=_deployed_program(earlier, manifest),
         rewound=manifest.rewind.to if manifest.rewind is not None else None,
-        reset=_resets(manifest),
-        attached=batches_brought(manifest),
+        reset=_describe_resets(manifest),
+        attached=describe_imported_batches(manifest),
         replayable=replayable,
         replaced=replaced,
     )
 
 
-def _remaining_input(
-    manifest: Manifest, windows: Sequence[Window], held_of: RemainingOf
+def _is_replayable(
+    manifest: Manifest, windows: Sequence[Window], remaining_of: RemainingOf
 ) -> tuple[bool, tuple[str, ...]]:
-    remaining = {source.topic: held_of(source) for source in manifest.inputs.values()}
-    replaced = (topic for topic in {window.topic: None for window in windows} if remaining[topic].is_another)
+    remaining = {source.topic: remaining_of(source) for source in manifest.inputs.values()}
+    replaced = (topic for topic in {window.topic: None for window in windows} if remaining[topic].is_recreated)
     return all(remaining[window.topic].has(window.partition, window.start) for window in windows), tuple(replaced)
 
 
-def _deployed(earlier: Manifest | None, manifest: Manifest) -> str:
+def _deployed_program(earlier: Manifest | None, manifest: Manifest) -> str:
     program, previous = manifest.program, earlier.program if earlier is not None else None
     if not manifest.traits.claims or program is None or previous is None or program.checksum == previous.checksum:
         return ""
     return str(program)
 
 
-def _resets(manifest: Manifest) -> tuple[str, ...]:
+def _describe_resets(manifest: Manifest) -> tuple[str, ...]:
     """Return the offsets that this version has reset, by partition, as in `flights[0] 42 to 17`."""
     return tuple(
         f"{source.topic}[{partition}] {'-' if start is None else start} to {'-' if end is None else end}"
@@ -178,7 +178,7 @@ def _resets(manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def batches_brought(manifest: Manifest) -> str:
+def describe_imported_batches(manifest: Manifest) -> str:
     """Return the Spark batches that a version imported: `batch 12`, `batches 41 to 97`; empty for none."""
     if (query := manifest.attached or manifest.adopted) is None or not query.batches:
         return ""
@@ -186,7 +186,7 @@ def batches_brought(manifest: Manifest) -> str:
     return f"batch {last}" if first == last else f"batches {first} to {last}"
 
 
-def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str, Unreplayable]:
+def find_unreplayable(store: ObjectStore, app: str, remaining_of: RemainingOf) -> dict[str, Unreplayable]:
     """Return, by stage, the newest version that cannot be replayed; stages without one are left out.
 
     One request per topic, and manifests for a binary search over versions. Raises `NotFound` (no such app) and
@@ -194,7 +194,7 @@ def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str
     """
 
     def is_gone(manifest: Manifest) -> bool:
-        remaining_by_source = ((held_of(source), source) for source in manifest.inputs.values())
+        remaining_by_source = ((remaining_of(source), source) for source in manifest.inputs.values())
         return any(
             not remaining.has(*position)
             for remaining, source in remaining_by_source
@@ -204,6 +204,6 @@ def unreplayable(store: ObjectStore, app: str, held_of: RemainingOf) -> dict[str
     last_by_stage, read, first = {}, partial(history.read, store, app), partial(history.first_version, store, app)
     for stage, head in heads_of(store, app, stages_of(store, app)).items():
         if (last := history.newest_where(read, first, head, is_gone)) is not None:
-            replaced = (source.topic for source in last.inputs.values() if held_of(source).is_another)
+            replaced = (source.topic for source in last.inputs.values() if remaining_of(source).is_recreated)
             last_by_stage[stage] = Unreplayable(min(last.version + 1, head.version), tuple(replaced))
     return last_by_stage

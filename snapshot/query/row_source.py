@@ -13,12 +13,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...common.validation import nearest
+from ...common.validation import nearest_hint
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow, python_rows
 from ...store.sst.schema import arrow_schema
 from ...store.versions.manifest import Table, is_internal
-from .clauses import bare
+from .clauses import strip_comments
 from .sql import empty_database
 
 _BATCH_ROWS = 1 << 17
@@ -47,7 +47,7 @@ class RowSource:
         return self.file or "the query"
 
     @property
-    def remedy(self) -> str:
+    def suggested_sql(self) -> str:
         select = f"SELECT … FROM '{self.file or '…'}'"
         return (
             f"a file that DuckDB writes by COPY ({select}) TO 'new.parquet'" if self.only_files else f'--sql "{select}"'
@@ -55,7 +55,7 @@ class RowSource:
 
 
 @contextmanager
-def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
+def open_rows(source: RowSource) -> Iterator[pa.RecordBatchReader]:
     """Open the rows as a reader of batches, which can be read once. Times are in UTC unless the source has a zone.
 
     Raises `Refused` (DuckDB cannot read the source, or the source is not a table).
@@ -74,7 +74,7 @@ def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
                     raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
                 for statement in statements[:-1]:
                     con.execute(statement)
-                query = bare(statements[-1].query)
+                query = strip_comments(statements[-1].query)
             yield con.sql(query).to_arrow_reader(_BATCH_ROWS)
         except (duckdb.Error, pa.ArrowException) as error:
             # Raised also by the caller's reads inside of the context.
@@ -82,27 +82,27 @@ def reading(source: RowSource) -> Iterator[pa.RecordBatchReader]:
             raise Refused(f"{source} cannot be read: {sentence}", quoted=more.strip()) from error
 
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 
 
-def check(actual: pa.Schema, table: Table, source: RowSource) -> None:
+def check_schema(actual: pa.Schema, table: Table, source: RowSource) -> None:
     """Check that rows with these columns fit the table.
 
     Raises:
         Refused: a column is missing, unknown, or of a type that cannot be converted; the message lists all of them.
     """
     declared = arrow_schema((*table.key, *table.values))
-    if wrong := list(_differences(actual, declared)):
+    if wrong := list(_schema_differences(actual, declared)):
         columns = ", ".join(f"{column.name} {column.type}" for column in (*table.key, *table.values))
         internal = any(is_internal(name) for name in declared.names if name not in actual.names)
         raise Refused(
             f"{source} does not fit the table: {'; '.join(wrong)}",
-            hint=f"the table has {columns}; {source.remedy} renames, casts and leaves out"
+            hint=f"the table has {columns}; {source.suggested_sql} renames, casts and leaves out"
             + ("; columns that begin with _ hold the running state of mean, first and last" if internal else ""),
         )
 
 
-def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
+def convert_rows(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch:
     """Return the rows with exactly the table's columns, key first. Their schema must have passed `check_schema`.
 
     Raises:
@@ -123,29 +123,29 @@ def fit(rows: pa.RecordBatch, table: Table, source: RowSource) -> pa.RecordBatch
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
                 f"column {field.name!r} of {source} has a value that is not a valid {field.type}: {error}",
-                hint=f"nothing was written; {source.remedy} casts or leaves out such values",
+                hint=f"nothing was written; {source.suggested_sql} casts or leaves out such values",
             ) from error
     fitting = pa.RecordBatch.from_arrays(columns, schema=schema)
     for name in (column.name for column in table.key):
         if nulls := fitting.column(name).null_count:
-            some = fitting.filter(fitting.column(name).is_null()).slice(0, EXAMPLES)
+            some = fitting.filter(fitting.column(name).is_null()).slice(0, MAX_EXAMPLES)
             raise Refused(
                 f"{source} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} "
-                f"checked rows, such as {examples(some)}",
-                hint=f"nothing was written; {source.remedy} leaves them out, with WHERE {name} IS NOT NULL",
+                f"checked rows, such as {format_examples(some)}",
+                hint=f"nothing was written; {source.suggested_sql} leaves them out, with WHERE {name} IS NOT NULL",
             )
     return fitting
 
 
-def examples(rows: pa.Table | pa.RecordBatch) -> str:
+def format_examples(rows: pa.Table | pa.RecordBatch) -> str:
     shown = (", ".join(f"{name}={value!r}" for name, value in row.items()) for row in python_rows(rows))
     return "; ".join(f"({row})" for row in shown)
 
 
-def _differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
+def _schema_differences(actual: pa.Schema, declared: pa.Schema) -> Iterator[str]:
     for name in declared.names:
         if name not in actual.names:
-            near = nearest(name, actual.names).removeprefix("; ")
+            near = nearest_hint(name, actual.names).removeprefix("; ")
             yield f"it has no column {name!r}{f' ({near})' if near else ''}"
         elif actual.names.count(name) > 1:
             yield f"it has several columns {name!r}"

@@ -23,24 +23,24 @@ from ...errors import NotFound, SlackwaterError, TooMuch, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
+from ...store.read.duckdb_view import quote_identifier
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
-from ..cut.stored import ADDRESS
-from .clauses import ClauseTable, InputOf, Statement, Versions, bare, understand, words
+from ..cut.stored import ADDRESS_COLUMNS
+from .clauses import InputClause, ResolvedClause, Statement, VersionsClause, parse_statement, strip_comments, tokenize
 from .columns import visible_schema
-from .hidden import Cover, is_behind
+from .hidden import PseudonymViews, is_hidden_table
 
-SCHEMA_NAME = "inflight"
+CHANNEL_SCHEMA = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that looks them up."""
 
-VERSIONS = ("_version", "_committed_at")
-PLACES = (*ADDRESS, "_receiver")
+VERSION_COLUMNS = ("_version", "_committed_at")
+IN_FLIGHT_COLUMNS = (*ADDRESS_COLUMNS, "_receiver")
 
-_READING = ("SELECT", "EXPLAIN", "MULTI")
+_READING_KINDS = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. DuckDB reports a PIVOT as MULTI."""
 
-_TO_A_FILE = "--out writes a result to a file"
+_OUT_HINT = "--out writes a result to a file"
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
 _NO_TABLE = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 _NO_COLUMN = re.compile(
@@ -69,24 +69,24 @@ class Bounds:
         if self.app and app != self.app:
             raise NotFound("app", app, {self.app})
 
-    def check(self, statement: Statement) -> None:
+    def check_statement(self, statement: Statement) -> None:
         """Raise `Usage` if a statement uses files or settings of the machine, and `NotFound` for a hidden table."""
-        for word in words(statement.sql):
+        for word in tokenize(statement.sql):
             name = word.value.casefold()
-            if word.kind in ("name", "quoted") and (name in _OF_THE_MACHINE or name.startswith(_ABOUT_DUCKDB)):
+            if word.kind in ("name", "quoted") and (name in _FORBIDDEN_NAMES or name.startswith(_FORBIDDEN_PREFIXES)):
                 raise Usage(f"{word.value} is not allowed in remote queries", hint="a query sees the app's tables only")
         if self.tables is None:
             return
         for clause in statement.clauses:
-            if isinstance(clause, InputOf):
+            if isinstance(clause, InputClause):
                 raise NotFound("table", "input", self.tables)
             if clause.table not in self.tables:
                 raise NotFound("table", clause.table, self.tables)
-        if names_channels(statement.rest):
-            raise NotFound("table", SCHEMA_NAME, self.tables)
+        if names_channels(statement.text_without_clauses):
+            raise NotFound("table", CHANNEL_SCHEMA, self.tables)
 
 
-_OF_THE_MACHINE = frozenset(
+_FORBIDDEN_NAMES = frozenset(
     # Functions that take SQL or names as data would bypass this check; others take memory addresses.
     {
         "query",
@@ -104,7 +104,17 @@ _OF_THE_MACHINE = frozenset(
     | {"register_external_resource", "register_external_resource_type", "deregister_external_resource"}
     | {"destroy_external_resource"}
 )
-_ABOUT_DUCKDB = ("duckdb_", "pragma_", "pg_", "sqlite_", "read_", "sniff_", "parquet_", "write_log", "from_substrait")
+_FORBIDDEN_PREFIXES = (
+    "duckdb_",
+    "pragma_",
+    "pg_",
+    "sqlite_",
+    "read_",
+    "sniff_",
+    "parquet_",
+    "write_log",
+    "from_substrait",
+)
 """Prefixes of functions that show settings or the files behind views, or read files.
 
 Such functions are refused, in addition to DuckDB's own locks.
@@ -112,7 +122,7 @@ Such functions are refused, in addition to DuckDB's own locks.
 
 
 def names_channels(sql: str) -> bool:
-    return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
+    return re.search(rf"\b{CHANNEL_SCHEMA}\b", sql, re.IGNORECASE) is not None
 
 
 def connect(
@@ -123,8 +133,8 @@ def connect(
     only: Collection[str] | None = None,
     empty: Mapping[str, Table] | None = None,
     channels: Mapping[str, pa.Table] | None = None,
-    others: Sequence[ClauseTable] = (),
-    whole: str = "",
+    clause_tables: Sequence[ResolvedClause] = (),
+    table_with_internals: str = "",
     memory: str = "",
     bounds: Bounds | None = None,
 ) -> duckdb.DuckDBPyConnection:
@@ -137,7 +147,7 @@ def connect(
     disk, such as "1 GiB"; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
     """
     con = empty_database()
-    cover = cover_of(con, bounds)
+    cover = pseudonym_views(con, bounds)
     try:
         declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
         shown = {
@@ -149,16 +159,24 @@ def connect(
         for name, table in shown.items():
             if name in declared and (only is None or name in only):
                 clock_ms, manifest = cut.clock_ms(name), cut.tables[name]
-                files |= duckdb_view.register(
-                    con, cover.behind(name), store, cache, manifest, clock_ms=clock_ms, internal=name == whole
+                files |= duckdb_view.register_table(
+                    con,
+                    cover.hidden_table(name),
+                    store,
+                    cache,
+                    manifest,
+                    clock_ms=clock_ms,
+                    internal=name == table_with_internals,
                 )
             else:
-                con.register(cover.behind(name), visible_schema(table).empty_table())
-            cover.put(quoted(name), cover.behind(name), order=[column.name for column in table.key])
+                con.register(cover.hidden_table(name), visible_schema(table).empty_table())
+            cover.create_view(
+                quote_identifier(name), cover.hidden_table(name), order=[column.name for column in table.key]
+            )
         if channels is not None:
             _register_channels(con, channels, cover)
-        for clause_table in others:
-            files |= register(con, store, cache, clause_table, cover)
+        for clause_table in clause_tables:
+            files |= register_clause(con, store, cache, clause_table, cover)
         if bounds is not None:
             con.execute("SET threads = 1")
             con.execute("SET enable_progress_bar = false")  # a forked process inherits that of the shell
@@ -174,22 +192,22 @@ def connect(
     return con
 
 
-def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: Cover) -> None:
-    con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
+def _register_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table], cover: PseudonymViews) -> None:
+    con.execute(f"CREATE SCHEMA {CHANNEL_SCHEMA}")
     for number, (name, rows) in enumerate(channels.items()):
-        view, behind = f"{SCHEMA_NAME}.{quoted(name)}", cover.behind(f"_channel_{number}")
+        view, behind = f"{CHANNEL_SCHEMA}.{quote_identifier(name)}", cover.hidden_table(f"_channel_{number}")
         con.register(behind, rows)
-        con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quoted(behind)}")
-        cover.put(view, behind, shown=PLACES)
+        con.execute(f"CREATE VIEW {view} AS SELECT * FROM {quote_identifier(behind)}")
+        cover.create_view(view, behind, shown=IN_FLIGHT_COLUMNS)
     # In a shell's quotes, a string is easier to write than a quoted name.
     con.execute(
-        f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
-        f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
+        f"CREATE MACRO {CHANNEL_SCHEMA}(channel) AS TABLE "
+        f"""SELECT * FROM query_table('{CHANNEL_SCHEMA}."' || replace(channel, '"', '""') || '"')"""
     )
 
 
-def cover_of(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> Cover:
-    return Cover(con, bounds.secret if bounds is not None else b"")
+def pseudonym_views(con: duckdb.DuckDBPyConnection, bounds: Bounds | None) -> PseudonymViews:
+    return PseudonymViews(con, bounds.secret if bounds is not None else b"")
 
 
 def empty_database() -> duckdb.DuckDBPyConnection:
@@ -217,7 +235,7 @@ def run_query(
     sql: str,
     *,
     max_rows: int | None = None,
-    hint: str = _TO_A_FILE,
+    hint: str = _OUT_HINT,
     bounds: Bounds | None = None,
 ) -> pa.Table:
     """Return the rows of one reading statement, at most `max_rows` if given.
@@ -227,17 +245,19 @@ def run_query(
     nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a
     bound was exceeded).
     """
-    statement = reading_statement(con, sql, hint=hint)
+    statement = parse_reading_statement(con, sql, hint=hint)
     try:
         if bounds is not None:
-            return _bounded(con, statement, max_rows, bounds)
+            return _run_within_bounds(con, statement, max_rows, bounds)
         rows = con.sql(statement)
         return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
     except duckdb.Error as error:
-        raise in_words(con, sql, error) from error
+        raise as_user_error(con, sql, error) from error
 
 
-def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | None, bounds: Bounds) -> pa.Table:
+def _run_within_bounds(
+    con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | None, bounds: Bounds
+) -> pa.Table:
     is_over = Event()
 
     def interrupt() -> None:
@@ -269,7 +289,7 @@ def _bounded(con: duckdb.DuckDBPyConnection, statement: str, max_rows: int | Non
         timer.cancel()
 
 
-def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _TO_A_FILE) -> str:
+def parse_reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _OUT_HINT) -> str:
     """Return the text of the one statement in `sql`, without looking up tables.
 
     Raises `Usage` (the SQL is wrong, or does not only read).
@@ -277,7 +297,7 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _
     try:
         statements, query = con.extract_statements(sql), f"query: {sql.strip()}"
     except duckdb.Error as error:
-        usage_error = in_words(con, sql, error)
+        usage_error = as_user_error(con, sql, error)
         if is_condition(sql):
             usage_error.hint = f"this is a condition; write a whole query: FROM TABLE WHERE {sql.strip()}"
         raise usage_error from error
@@ -286,15 +306,15 @@ def reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: str = _
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE runs the statement.
-        explained, num_replaced = _EXPLAIN.subn("", bare(statements[0].query), count=1)
-        reading_statement(con, explained if num_replaced else "", hint=hint)
-    elif kind not in _READING:
+        explained, num_replaced = _EXPLAIN.subn("", strip_comments(statements[0].query), count=1)
+        parse_reading_statement(con, explained if num_replaced else "", hint=hint)
+    elif kind not in _READING_KINDS:
         raise Usage(
             f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",
             quoted=query,
             hint=hint,
         )
-    return bare(statements[0].query)
+    return strip_comments(statements[0].query)
 
 
 def is_condition(sql: str) -> bool:
@@ -302,26 +322,26 @@ def is_condition(sql: str) -> bool:
 
     Raises the errors of `parse_statement`.
     """
-    return not is_statement(sql) and is_statement(f"SELECT ({bare(sql)})", most=1)
+    return not is_statement(sql) and is_statement(f"SELECT ({strip_comments(sql)})", max_statements=1)
 
 
-def is_statement(sql: str, *, most: int = 1_000) -> bool:
+def is_statement(sql: str, *, max_statements: int = 1_000) -> bool:
     """Return True if DuckDB parses a text as 1 to `max_statements` statements.
 
     Raises the errors of `parse_statement`.
     """
     with duckdb.connect() as con, suppress(duckdb.Error):
-        return 0 < len(con.extract_statements(understand(sql).sql)) <= most
+        return 0 < len(con.extract_statements(parse_statement(sql).sql)) <= max_statements
     return False
 
 
-def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
+def as_user_error(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
     """Convert a DuckDB error to `Usage`, to `NotFound` with the nearest name, or to `SlackwaterError`."""
     message, query = str(error).strip(), f"query: {sql.strip()}"
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(message)):
-        return NotFound("table", match[1], _columns(con), hint=query)
+        return NotFound("table", match[1], _visible_columns(con), hint=query)
     if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(message)):
-        tables, text = _columns(con), sql.casefold()
+        tables, text = _visible_columns(con), sql.casefold()
         # Columns of other tables, such as those of rejected records, are poor suggestions.
         relevant = [names for table, names in tables.items() if table.casefold() in text] or list(tables.values())
         columns = {column for names in relevant for column in names}
@@ -337,41 +357,47 @@ def in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> S
     return SlackwaterError(sentence, quoted=quoted)
 
 
-def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+def _visible_columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     rows = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
     columns: dict[str, list[str]] = {}
     for table, column in rows:
-        if not is_behind(table):
+        if not is_hidden_table(table):
             columns.setdefault(table, []).append(column)
     return columns
 
 
-def register(
-    con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, other: ClauseTable, cover: Cover
+def register_clause(
+    con: duckdb.DuckDBPyConnection,
+    store: ObjectStore,
+    cache: SstCache,
+    clause_table: ResolvedClause,
+    cover: PseudonymViews,
 ) -> frozenset[Path]:
     """Create the view of a clause, unless its table is unknown. Returns the files that the view reads.
 
     At several versions, each row has `_version` and `_committed_at`, and an unchanged row occurs once per version.
     """
-    schema, name = other.clause.view
-    con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
-    if other.table is None:
+    schema, name = clause_table.clause.view
+    con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_identifier(schema)}")
+    if clause_table.table is None:
         return frozenset()
-    table, hidden_view = other.clause.table, cover.behind(f"{schema} {other.clause.table}")
-    cuts = [cut for cut in other.cuts if table in cut.tables]
+    table, hidden_view = clause_table.clause.table, cover.hidden_table(f"{schema} {clause_table.clause.table}")
+    cuts = [cut for cut in clause_table.cuts if table in cut.tables]
     manifests = [cut.tables[table] for cut in cuts]
-    is_numbered = isinstance(other.clause, Versions)
+    is_numbered = isinstance(clause_table.clause, VersionsClause)
     files: frozenset[Path] = frozenset()
     if not any(manifest.ssts for manifest in manifests):
         numbers = (pa.field("_version", pa.int64()), pa.field("_committed_at", pa.timestamp("us", "UTC")))
-        columns = (*visible_schema(other.table), *(numbers if is_numbered else ()))
+        columns = (*visible_schema(clause_table.table), *(numbers if is_numbered else ()))
         con.register(hidden_view, pa.schema(columns).empty_table())
     elif is_numbered:
         files = duckdb_view.register_versions(con, hidden_view, store, cache, manifests)
     else:
-        files = duckdb_view.register(con, hidden_view, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table))
-    view = f"{quoted(schema)}.{quoted(name)}"
-    con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {quoted(hidden_view)}")
-    order = [*(column.name for column in other.table.key), *VERSIONS[:1] * is_numbered]
-    cover.put(view, hidden_view, VERSIONS if is_numbered else (), order)
+        files = duckdb_view.register_table(
+            con, hidden_view, store, cache, manifests[0], clock_ms=cuts[0].clock_ms(table)
+        )
+    view = f"{quote_identifier(schema)}.{quote_identifier(name)}"
+    con.execute(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {quote_identifier(hidden_view)}")
+    order = [*(column.name for column in clause_table.table.key), *VERSION_COLUMNS[:1] * is_numbered]
+    cover.create_view(view, hidden_view, VERSION_COLUMNS if is_numbered else (), order)
     return files

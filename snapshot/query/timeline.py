@@ -19,27 +19,27 @@ from cachetools import LRUCache
 from msgspec import Struct
 
 from ...errors import Corruption
-from ...store.objects.many import many
+from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.codec import Notes
+from ...store.versions.codec import JsonFolder
 from ...store.versions.kinds import VersionKind
 from ...store.versions.manifest import Manifest
-from ..cut.graph import order
+from ..cut.graph import topological_order
 from ..cut.moments import heads_of, stages_of
-from ..cut.replicas import PREFIX as REPLICA_CUT
+from ..cut.replicas import REPLICA_SNAPSHOT_PREFIX as REPLICA_CUT
 from ..cut.stored import SNAPSHOTS
 from ..take.audit_log import OPERATIONS
 
 T = TypeVar("T", bound=Struct)
-MarkKind = Literal["snapshot", "deploy", "migration", "operation"]
-_AT_ONCE = 16
-_MOST_MARKS = 100
-_MOST_SEARCHES = 60
-_KNOWN, _KNOWN_NOTES = 100_000, 2_000
-_SAME_MS = 10_000
+AnnotationKind = Literal["snapshot", "deploy", "migration", "operation"]
+_MAX_CONCURRENT_READS = 16
+_MAX_ANNOTATIONS = 100
+_MAX_SEARCHES = 60
+_MAX_CACHED_POINTS, _MAX_CACHED_OBJECTS = 100_000, 2_000
+_MERGE_WINDOW_MS = 10_000
 """Maximum time between commits of several stages that become one annotation, if their reasons are equal."""
-_NOT_SHOWN = ("snapshot", "token", "export", "protect", "watch", "archive")
+_UNANNOTATED_VERBS = ("snapshot", "token", "export", "protect", "watch", "archive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class CommitPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Annotation:
     """Annotation of the time line: a snapshot, a deploy, a migration or an operation."""
 
-    kind: MarkKind
+    kind: AnnotationKind
     time_ms: int
     label: str
     """Name of a snapshot, or description of an operation or program."""
@@ -78,7 +78,7 @@ class ThinnedLine:
     commits: int
     points: tuple[CommitPoint, ...]
     """Points, oldest first: all commits, or as many as requested, with the first and last of each stage."""
-    marks: tuple[Mark, ...]
+    marks: tuple[Annotation, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -86,8 +86,8 @@ class ThinnedLine:
 
 
 # By store, and by the app's creation time, since an app's name may be reused.
-_known: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
-_known_notes: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
+_cached_points: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, int, str, int], CommitPoint]] = WeakKeyDictionary()
+_cached_objects: WeakKeyDictionary[ObjectStore, LRUCache[ObjectInfo, Any]] = WeakKeyDictionary()
 """Snapshots and operations by key and modification time, since a name may be reused."""
 _lock = Lock()
 
@@ -101,9 +101,9 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
     """
     created_ms = apps.read_app(store, app).created_ms
     with _lock:
-        cache = _known.setdefault(store, LRUCache(_KNOWN))
+        cache = _cached_points.setdefault(store, LRUCache(_MAX_CACHED_POINTS))
     heads = heads_of(store, app, stages_of(store, app))
-    spans = {stage: _span(store, head, from_ms, to_ms) for stage, head in heads.items()}
+    spans = {stage: _version_range(store, head, from_ms, to_ms) for stage, head in heads.items()}
     commits = sum(map(len, spans.values()))
 
     def read(stage: str, version: int) -> CommitPoint | None:
@@ -119,27 +119,29 @@ def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 
                     cache[key] = point
         return point
 
-    ranks = {stage: rank for rank, stage in enumerate(order(heads))}
+    ranks = {stage: rank for rank, stage in enumerate(topological_order(heads))}
     versions_by_stage = {
-        stage: _choose(span, max(2, points * len(span) // commits) if commits > points else len(span))
+        stage: _sample_versions(span, max(2, points * len(span) // commits) if commits > points else len(span))
         for stage, span in spans.items()
     }
     keys = [(stage, version) for stage, versions in versions_by_stage.items() for version in versions]
-    commits_read = [point for point in many(lambda at: read(*at), keys, _AT_ONCE) if point is not None]
+    commits_read = [
+        point for point in map_concurrently(lambda at: read(*at), keys, _MAX_CONCURRENT_READS) if point is not None
+    ]
     commits_read.sort(key=lambda point: (point.time_ms, ranks[point.stage], point.version))
     marks = [
-        *_deploy_marks(commits_read, read),
-        *_snapshot_marks(store, app, read, ranks),
-        *_operation_marks(store, app, read),
+        *_deploy_annotations(commits_read, read),
+        *_snapshot_annotations(store, app, read, ranks),
+        *_operation_annotations(store, app, read),
     ]
     low, high = (commits_read[0].time_ms, commits_read[-1].time_ms) if commits_read else (0, 0)
     shown = (mark for mark in marks if low <= mark.time_ms and (not to_ms or mark.time_ms <= max(high, to_ms)))
     return ThinnedLine(
-        app, commits, tuple(commits_read), tuple(sorted(_merge_marks(shown), key=lambda mark: mark.time_ms))
+        app, commits, tuple(commits_read), tuple(sorted(_merge_annotations(shown), key=lambda mark: mark.time_ms))
     )
 
 
-def _span(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
+def _version_range(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range:
     read, first = partial(history.find, store, head.app), partial(history.first_version, store, head.app)
     low, high = first(head.stage), head.version
     if to_ms and to_ms < head.time_ms:
@@ -151,7 +153,7 @@ def _span(store: ObjectStore, head: Manifest, from_ms: int, to_ms: int) -> range
     return range(low, high + 1)
 
 
-def _choose(span: range, count: int) -> list[int]:
+def _sample_versions(span: range, count: int) -> list[int]:
     """Return about `count` numbers of a range: its ends, and the multiples of a power of two in between."""
     if len(span) <= count:
         return list(span)
@@ -171,15 +173,15 @@ def _point_of(manifest: Manifest) -> CommitPoint:
     )
 
 
-Read = Callable[[str, int], CommitPoint | None]
+ReadPoint = Callable[[str, int], CommitPoint | None]
 
 
-def _deploy_marks(points: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
+def _deploy_annotations(points: Iterable[CommitPoint], read: ReadPoint) -> Iterator[Annotation]:
     by_stage: dict[str, list[CommitPoint]] = {}
     for point in points:
         by_stage.setdefault(point.stage, []).append(point)
 
-    def changed() -> Iterator[tuple[MarkKind, str, CommitPoint]]:
+    def changed() -> Iterator[tuple[AnnotationKind, str, CommitPoint]]:
         for commits in by_stage.values():
             for previous, after in pairwise(sorted(commits, key=lambda point: point.version)):
                 if previous.migration != after.migration:
@@ -187,27 +189,27 @@ def _deploy_marks(points: Iterable[CommitPoint], read: Read) -> Iterator[Mark]:
                 elif previous.program and after.program not in (previous.program, ""):
                     yield "deploy", "a new program", _first_changed(previous, after, read, lambda point: point.program)
 
-    for kind, label, commit in islice(changed(), _MOST_SEARCHES):
-        yield Mark(kind, commit.time_ms, label, commit.stage, commit.version)
+    for kind, label, commit in islice(changed(), _MAX_SEARCHES):
+        yield Annotation(kind, commit.time_ms, label, commit.stage, commit.version)
 
 
 def _first_changed(
-    before: CommitPoint, after: CommitPoint, read: Read, of: Callable[[CommitPoint], object]
+    before: CommitPoint, after: CommitPoint, read: ReadPoint, value_of: Callable[[CommitPoint], object]
 ) -> CommitPoint:
-    low, high, old_value, first_changed = before.version, after.version, of(before), after
+    low, high, old_value, first_changed = before.version, after.version, value_of(before), after
     while high - low > 1:
         middle = (low + high) // 2
         point = read(after.stage, middle)
-        if point is None or of(point) == old_value:
+        if point is None or value_of(point) == old_value:
             low = middle
         else:
             high, first_changed = middle, point
     return first_changed
 
 
-def _notes(store: ObjectStore, app: str, notes: Notes[T], listed: Iterable[ObjectInfo]) -> Iterator[T]:
+def _read_cached(store: ObjectStore, app: str, notes: JsonFolder[T], listed: Iterable[ObjectInfo]) -> Iterator[T]:
     with _lock:
-        cache = _known_notes.setdefault(store, LRUCache(_KNOWN_NOTES))
+        cache = _cached_objects.setdefault(store, LRUCache(_MAX_CACHED_OBJECTS))
     for info in listed:
         with _lock:
             note = cache.get(info)
@@ -218,27 +220,29 @@ def _notes(store: ObjectStore, app: str, notes: Notes[T], listed: Iterable[Objec
             yield note
 
 
-def _snapshot_marks(store: ObjectStore, app: str, read: Read, ranks: Mapping[str, int]) -> Iterator[Mark]:
-    listed = sorted(SNAPSHOTS.listed(store, app), key=lambda info: -info.modified_ms)[:_MOST_MARKS]
-    for snapshot in _notes(store, app, SNAPSHOTS, listed):
+def _snapshot_annotations(
+    store: ObjectStore, app: str, read: ReadPoint, ranks: Mapping[str, int]
+) -> Iterator[Annotation]:
+    listed = sorted(SNAPSHOTS.listed(store, app), key=lambda info: -info.modified_ms)[:_MAX_ANNOTATIONS]
+    for snapshot in _read_cached(store, app, SNAPSHOTS, listed):
         if not snapshot.name.startswith(REPLICA_CUT):
             # The time of a snapshot's moment is that of its newest version; it may have been written later.
             stage = max(snapshot.stages, key=lambda name: ranks.get(name, -1), default="")
             point = read(stage, snapshot.stages[stage]) if stage else None
-            yield Mark(
+            yield Annotation(
                 "snapshot", snapshot.completed_ms if point is None else point.time_ms, snapshot.name, by=snapshot.by
             )
 
 
-def _operation_marks(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]:
-    listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)[:_MOST_MARKS]
-    for operation in _notes(store, app, OPERATIONS, listed):
-        if operation.verb.partition(" ")[0] in _NOT_SHOWN:
+def _operation_annotations(store: ObjectStore, app: str, read: ReadPoint) -> Iterator[Annotation]:
+    listed = sorted(OPERATIONS.listed(store, app), key=lambda info: info.key, reverse=True)[:_MAX_ANNOTATIONS]
+    for operation in _read_cached(store, app, OPERATIONS, listed):
+        if operation.verb.partition(" ")[0] in _UNANNOTATED_VERBS:
             continue
         stage, version = next(iter(operation.after.items()), ("", 0))
         point = read(stage, version) if stage else None
         time_ms = point.time_ms if point is not None else operation.time_ms
-        yield Mark(
+        yield Annotation(
             "operation",
             time_ms,
             f"{operation.verb} {operation.detail}".strip(),
@@ -249,13 +253,13 @@ def _operation_marks(store: ObjectStore, app: str, read: Read) -> Iterator[Mark]
         )
 
 
-def _merge_marks(marks: Iterable[Mark]) -> Iterator[Mark]:
-    merged: list[Mark] = []
+def _merge_annotations(marks: Iterable[Annotation]) -> Iterator[Annotation]:
+    merged: list[Annotation] = []
     # Operations first, as their labels say the most.
     for mark in sorted(marks, key=lambda mark: (mark.kind != "operation", mark.time_ms)):
         is_there = any(
             mark.kind in ("deploy", "migration")
-            and abs(mark.time_ms - other.time_ms) < _SAME_MS
+            and abs(mark.time_ms - other.time_ms) < _MERGE_WINDOW_MS
             and (other.kind == mark.kind or (other.kind == "operation" and other.label.startswith("migrate")))
             for other in merged
         )

@@ -14,7 +14,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts
-from ..cut.graph import order
+from ..cut.graph import topological_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class StageUsage:
 
     head: Manifest
     versions: int
-    taken: Stats
+    usage: Stats
     table_bytes: int
     sst_bytes: int
     """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
@@ -75,19 +75,19 @@ def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppC
     apps.read_app(store, app)
     names = history.list_stages(store, app)
     usages = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
-    upstream_first = order({name: usage.head for name, usage in usages.items()})
-    stages = tuple(_stage(name, usages[name], prices) for name in upstream_first)
+    upstream_first = topological_order({name: usage.head for name, usage in usages.items()})
+    stages = tuple(_stage_cost(name, usages[name], prices) for name in upstream_first)
     total = (sum(getattr(stage, name) for stage in stages) for name in StageCost.__slots__ if name != "stage")
     return AppCost(app, since_ms, prices, stages, StageCost("total", *total))
 
 
-def _stage(name: str, usage: StageUsage, prices: Prices) -> StageCost:
-    rate = hourly(usage.taken) or Stats()
+def _stage_cost(name: str, usage: StageUsage, prices: Prices) -> StageCost:
+    rate = per_hour(usage.usage) or Stats()
     cost = monthly_cost(rate, usage.stored_bytes, prices)
     rates = (rate.gets, rate.puts, rate.lists, rate.deletes, rate.bytes_read, rate.bytes_written)
     stored = (usage.table_bytes, usage.sst_bytes, usage.stored_bytes)
     money = (cost.requests, cost.traffic, cost.storage, cost.total)
-    return StageCost(name, usage.versions, usage.taken.ms, *rates, *stored, *money)
+    return StageCost(name, usage.versions, usage.usage.ms, *rates, *stored, *money)
 
 
 def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
@@ -110,12 +110,12 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
     return StageUsage(head, head.version - base.version, usage, at_head, sst_bytes, stored_bytes)
 
 
-def hourly(usage: Stats) -> Stats | None:
+def per_hour(usage: Stats) -> Stats | None:
     """Return the usage per hour of running; None if the usage covers no time."""
     return Stats(*(round(number * HOUR_MS / usage.ms) for number in astuple(usage))) if usage.ms else None
 
 
-def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
+def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
     """Return the number of newest versions that are counted, and their usage. One request.
 
     The number is `versions`, or less if the history has fewer versions. Raises `Corruption` (the version before

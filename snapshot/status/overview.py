@@ -11,25 +11,25 @@ from functools import partial
 
 from ...common import instants
 from ...errors import Corruption, Refused, SlackwaterError
-from ...state.records import are_two, ranges, stretches, unread
+from ...state.records import count_unread, is_other_topic, ranges, read_spans
 from ...store.archive import index
-from ...store.archive.extents import count
+from ...store.archive.extents import count_offsets
 from ...store.archive.index import ArchiveIndex
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.sorted_runs import deltas, l0_files
+from ...store.sst.sorted_runs import max_l0_files, overlapping_older
 from ...store.versions import apps, history, published
 from ...store.versions.kinds import VersionKind
-from ...store.versions.manifest import Followed, Input, Manifest, Origin, Table
-from ...store.versions.published import Place
-from ...store.versions.side_tables import rejected_of
+from ...store.versions.manifest import FollowedQuery, Input, Manifest, Origin, Table
+from ...store.versions.published import PublishedPosition
+from ...store.versions.side_tables import rejected_counts
 from ..cut import replicas
-from ..cut.graph import Cut, order
+from ..cut.graph import Cut, topological_order
 from ..cut.lineage import rows_read
-from ..cut.moments import newest
+from ..cut.moments import newest_versions
 from ..cut.replicas import Replica, ReplicaLag, lags_of
 from ..cut.stored import open_requests
 from ..under_way import runners
-from .cost import recent
+from .cost import recent_usage
 
 EndsOf = Callable[[Input], tuple[int, ...] | None]
 """Function that returns the end offsets of an input's topic; None if unknown, or for a recreated topic."""
@@ -92,17 +92,17 @@ class StageLag:
         return None if None in counts else sum(count or 0 for count in counts)
 
 
-def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
+def sink_lags(head: Manifest, published_positions: Mapping[str, PublishedPosition | None]) -> tuple[SinkLag, ...]:
     """Return the lag of each sink of the version `head`.
 
     `published_positions` has the progress of each publisher, None before its first start.
     """
     lags = []
     for name, sink in head.sinks.items():
-        if name not in places:
+        if name not in published_positions:
             continue  # it has no publisher
-        place = places[name]
-        rows = published.behind(sink, place)
+        place = published_positions[name]
+        rows = published.unpublished_rows(sink, place)
         version = place.version if place is not None else None
         versions = head.version - (version or sink.since) if rows else 0
         lags.append(SinkLag(name, sink.topic, version, rows, versions, sink.sent))
@@ -127,7 +127,7 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     if messages == 0:
         # Unread versions sent nothing here: claims, compactions, batches whose rows went to other channels.
         return lag(ends, 0, 0, 0)
-    rows = unread(output, source)
+    rows = count_unread(output, source)
     return lag(ends, messages, None if rows is None else max(0, rows), max(0, sender.version - source.version))
 
 
@@ -151,13 +151,13 @@ class ArchiveStatus:
     """Ranges of offsets in the archive, in the form of `gaps`."""
 
 
-def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
+def archive_status(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveStatus:
     """Return the status of an archive. `heads` are the newest versions of the stages that read its topic."""
     inputs = (at for head in heads for at in head.inputs.values() if at.topic == archive.topic)
-    same_topic = (at for at in inputs if not are_two(archive.topic_id, at.topic_id))
-    missing = archive.owes(read for at in same_topic for read in stretches(None, at, former=False))
+    same_topic = (at for at in inputs if not is_other_topic(archive.topic_id, at.topic_id))
+    missing = archive.unarchived(read for at in same_topic for read in read_spans(None, at, with_former_topics=False))
     last = {extent.partition: extent.end for extent in archive.covered}
-    behind = count(extent for extent in missing if extent.first >= last.get(extent.partition, 0))
+    behind = count_offsets(extent for extent in missing if extent.first >= last.get(extent.partition, 0))
     return ArchiveStatus(
         archive.topic,
         archive.life,
@@ -171,7 +171,7 @@ def status_of(archive: ArchiveIndex, heads: Iterable[Manifest] = ()) -> ArchiveS
     )
 
 
-def archives_of(
+def archive_statuses(
     store: ObjectStore, app: str, heads: Iterable[Manifest], damaged: dict[str, Corruption] | None = None
 ) -> tuple[ArchiveStatus, ...]:
     """Return the status of each archive of an app. `heads` are the newest versions of its stages.
@@ -180,12 +180,14 @@ def archives_of(
     collect such errors.
     """
     manifests = tuple(heads)
-    newest = index.topics(store, app)
-    archives = index.all_of(store, app, damaged)
-    return tuple(status_of(archive, manifests if archive.life == newest[archive.topic] else ()) for archive in archives)
+    newest = index.newest_incarnations(store, app)
+    archives = index.iter_archives(store, app, damaged)
+    return tuple(
+        archive_status(archive, manifests if archive.life == newest[archive.topic] else ()) for archive in archives
+    )
 
 
-_RECENT = 100
+_RECENT_VERSIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ class StageOverview:
     watermark_ms: int | None = None
     ahead: int = 0
     """Number of rows, since the stage began, whose event time was too far ahead of the clock."""
-    attached: Followed | None = None
+    attached: FollowedQuery | None = None
     batches_behind: int | None = None
     """Batches of the attached query not imported at the last heartbeat; None if unknown."""
     late: int = 0
@@ -278,39 +280,39 @@ def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool =
     heads: dict[str, Manifest] = {}
     damaged: list[str] = []
     for stage in history.list_stages(store, app):
-        with _noted(damaged, f"{app}/{stage}"):
-            heads |= newest(store, app, (stage,))
-    beats: tuple[runners.Beat, ...] | None = None
-    with _noted(damaged, f"{app}: running stages are unknown"):
-        beats = runners.beats(store, app, instants.now_ms())
+        with _collect_errors(damaged, f"{app}/{stage}"):
+            heads |= newest_versions(store, app, (stage,))
+    beats: tuple[runners.Heartbeat, ...] | None = None
+    with _collect_errors(damaged, f"{app}: running stages are unknown"):
+        beats = runners.live_heartbeats(store, app, instants.now_ms())
     sinks: dict[str, tuple[SinkLag, ...]] = dict.fromkeys(heads, ())
     for stage, head in heads.items():
-        with _noted(damaged, f"{app}/{stage}: progress of its sinks is unknown"):
-            sinks[stage] = sink_lags(head, published.places(store, head))
+        with _collect_errors(damaged, f"{app}/{stage}: progress of its sinks is unknown"):
+            sinks[stage] = sink_lags(head, published.read_positions(store, head))
 
     stages = tuple(
         _stage_overview(heads[stage], heads, ends_of, beats, sinks[stage], store if in_detail else None)
-        for stage in order(heads)
+        for stage in topological_order(heads)
     )
     requested = tuple(request.name for request in open_requests(store, app))
     promoted_names = {head.promotion.name for head in heads.values() if head.promotion is not None}
-    owners_by_name = {name: apps.promoted(store, name) for name in sorted(promoted_names)}
+    owners_by_name = {name: apps.owner_folders(store, name) for name in sorted(promoted_names)}
     names = tuple(
         f"{name}~{folders.index(app)}" if folders.index(app) else name
         for name, folders in owners_by_name.items()
         if app in folders
     )
     replica, complete_ms, lags = None, 0, tuple[ReplicaLag, ...]()
-    with _noted(damaged, f"{app}: progress of its replicas is unknown"):
-        replica = replicas.find(store, app)
+    with _collect_errors(damaged, f"{app}: progress of its replicas is unknown"):
+        replica = replicas.find_replica_state(store, app)
         if replica is not None and replica.state == "copy":
-            cut = replicas.CUTS.newest(store, app)
+            cut = replicas.REPLICA_CUTS.newest(store, app)
             complete_ms = cut.seen_ms if cut is not None else 0
         else:
             lags = lags_of(store, app, {stage: head.version for stage, head in heads.items()})
     archives: tuple[ArchiveStatus, ...] = ()
-    with _noted(damaged, f"{app}: state of its input archive is unknown"):
-        archives = archives_of(store, app, heads.values())
+    with _collect_errors(damaged, f"{app}: state of its input archive is unknown"):
+        archives = archive_statuses(store, app, heads.values())
     fields = (app, info.created_ms, info.origin, stages, requested, names, archives, tuple(damaged))
     return AppOverview(*fields, replica, complete_ms, lags)
 
@@ -324,7 +326,8 @@ def stages_at(cut: Cut) -> tuple[StageOverview, ...]:
         for stage, m in stages.items()
     }
     return tuple(
-        _stage_overview(stages[stage], stages, lambda _topic: None, None, sinks[stage]) for stage in order(stages)
+        _stage_overview(stages[stage], stages, lambda _topic: None, None, sinks[stage])
+        for stage in topological_order(stages)
     )
 
 
@@ -332,11 +335,11 @@ def _stage_overview(
     head: Manifest,
     heads: Mapping[str, Manifest],
     ends_of: EndsOf,
-    beats: Sequence[runners.Beat] | None,
+    beats: Sequence[runners.Heartbeat] | None,
     sinks: tuple[SinkLag, ...],
     store: ObjectStore | None = None,
 ) -> StageOverview:
-    rejects, times = rejected_of(head), head.event_time
+    rejects, times = rejected_counts(head), head.event_time
     return StageOverview(
         stage=head.stage,
         version=head.version,
@@ -347,28 +350,28 @@ def _stage_overview(
         time_ms=head.time_ms,
         rows=rows_read(head),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-        keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
+        keys_exact=not overlapping_older(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
         called=head.called,
-        figures=_figures(store, head, head.table) if store is not None and head.table is not None else None,
+        figures=_table_figures(store, head, head.table) if store is not None and head.table is not None else None,
         sinks=sinks,
         rejected=rejects.total,
         rejected_waiting=rejects.waiting,
-        since=head.table.added if head.table is not None else {},
+        since=head.table.added_columns if head.table is not None else {},
         watermark_ms=head.watermark_ms,
         ahead=times.ahead_total if times is not None else 0,
         attached=head.attached,
-        batches_behind=runners.batches_behind(head, beats or ()),
+        batches_behind=runners.batch_lag(head, beats or ()),
         late=times.late_total if times is not None else 0,
-        waits_for=runners.waits_for(head, beats or ()),
+        waits_for=runners.wait_reason(head, beats or ()),
     )
 
 
 @contextmanager
-def _noted(
+def _collect_errors(
     damaged: list[str], subject: str, kinds: tuple[type[SlackwaterError], ...] = (Corruption,)
 ) -> Iterator[None]:
     try:
@@ -389,21 +392,21 @@ def overviews(store: ObjectStore, app: str | None, ends_of: EndsOf) -> tuple[tup
     apps_found: list[AppOverview] = []
     damaged: list[str] = []
     for name in apps.list_apps(store):
-        with _noted(damaged, name, (Corruption, Refused)):  # `Refused`: being removed
+        with _collect_errors(damaged, name, (Corruption, Refused)):  # `Refused`: being removed
             apps_found.append(overview(store, name, ends_of))
             damaged += apps_found[-1].damaged
     return tuple(apps_found), tuple(damaged)
 
 
-def _figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
+def _table_figures(store: ObjectStore, head: Manifest, table: Table) -> TableFigures:
     # Imports numpy and Arrow, which the overview without details does not need.
-    from ...store.compaction.picker import pick_for
+    from ...store.compaction.picker import pick_for_manifest
 
-    versions, usage = recent(store, head, _RECENT)
+    versions, usage = recent_usage(store, head, _RECENT_VERSIONS)
     return TableFigures(
         versions=versions,
-        l0_files=l0_files(head.ssts, table.ranges),
-        debt_bytes=sum(merge.input_bytes for merge in pick_for(head)),
+        l0_files=max_l0_files(head.ssts, table.ranges),
+        debt_bytes=sum(merge.input_bytes for merge in pick_for_manifest(head)),
         read_amplification=_ratio(usage.searched - usage.filtered, usage.keys),
         write_amplification=_ratio(usage.flushed_bytes + usage.compacted_bytes, usage.flushed_bytes),
         filter_hits=_ratio(usage.filtered, usage.searched),

@@ -11,12 +11,12 @@ from itertools import islice, takewhile
 from msgspec import Struct
 from ulid import ULID
 
-from ...common.arguments import checked
-from ...common.validation import nearest
+from ...common.arguments import check_arguments
+from ...common.validation import nearest_hint
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys, limits
-from ...store.versions.codec import Notes
+from ...store.versions.codec import JsonFolder
 
 
 class Operation(Struct, frozen=True):
@@ -24,15 +24,15 @@ class Operation(Struct, frozen=True):
 
     id: limits.Ulid
     app: limits.Name
-    verb: limits.Line
+    verb: limits.ShortText
     detail: limits.Text
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
-    message: limits.Line = ""
+    message: limits.ShortText = ""
     before: dict[limits.Name, limits.Seq] = {}
     after: dict[limits.Name, limits.Version] = {}
 
-    def is_of(self, verb: str) -> bool:
+    def has_verb(self, verb: str) -> bool:
         """Return True if `verb` is the operation's verb, or the first word of it, such as `snapshot`."""
         return verb in _names_of(self.verb)
 
@@ -57,17 +57,19 @@ def check_verb(verb: str) -> None:
     """Raise `Usage`, with the nearest verb, unless the log may contain `verb`."""
     names = {name for listed in VERBS for name in _names_of(listed)}
     if verb not in names:
-        raise Usage(f"{verb!r} is not a verb of the audit log{nearest(verb, names)}", hint=f"verbs: {', '.join(VERBS)}")
+        raise Usage(
+            f"{verb!r} is not a verb of the audit log{nearest_hint(verb, names)}", hint=f"verbs: {', '.join(VERBS)}"
+        )
 
 
 _WHY: ContextVar[str] = ContextVar("why", default="")
 
 
-def why() -> str:
+def operation_message() -> str:
     return _WHY.get()
 
 
-@checked
+@check_arguments
 @contextmanager
 def because(message: str) -> Iterator[None]:
     """Set the reason for all operations that this thread records inside the block.
@@ -78,9 +80,9 @@ def because(message: str) -> Iterator[None]:
         message.encode()
     except UnicodeEncodeError:
         raise Usage("the message is not UTF-8; expected text") from None
-    if len(message) > limits.MAX_LINE:
+    if len(message) > limits.MAX_SHORT_TEXT:
         raise Usage(
-            f"the message has {len(message):,} characters; expected at most {limits.MAX_LINE:,}",
+            f"the message has {len(message):,} characters; expected at most {limits.MAX_SHORT_TEXT:,}",
             hint="name a ticket or a page with the details",
         )
     token = _WHY.set(message)
@@ -90,13 +92,13 @@ def because(message: str) -> Iterator[None]:
         _WHY.reset(token)
 
 
-OPERATIONS = Notes(Operation, keys.operations, lambda done: done.id)
+OPERATIONS = JsonFolder(Operation, keys.operations, lambda done: done.id)
 
 
 ChangedVersions = Mapping[str, tuple[int, int]]
 
 
-def record(
+def record_operation(
     store: ObjectStore,
     app: str,
     verb: str,
@@ -119,14 +121,14 @@ def record(
         detail=detail,
         by=by,
         time_ms=ulid.milliseconds,
-        message=why() if message is None else message,
+        message=operation_message() if message is None else message,
         before={stage: old for stage, (old, _) in changed.items()},
         after={stage: new for stage, (_, new) in changed.items()},
     )
     return OPERATIONS.add(store, done, app)
 
 
-def record_once(
+def record_operation_once(
     store: ObjectStore,
     app: str,
     verb: str,
@@ -135,26 +137,26 @@ def record_once(
     versions: ChangedVersions | None = None,
     *,
     since_ms: int,
-    same: Callable[[str], bool] | None = None,
+    is_same_detail: Callable[[str], bool] | None = None,
     message: str | None = None,
 ) -> None:
     """Add an operation to the audit log, unless an interrupted call added it since `since_ms`.
 
     `is_same_detail` returns True for details that describe this operation; by default, details must be equal.
     """
-    if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
-        record(store, app, verb, detail, by, versions, message=message)
+    if find_operation(store, app, verb, is_same_detail or detail.__eq__, since_ms=since_ms) is None:
+        record_operation(store, app, verb, detail, by, versions, message=message)
 
 
 def find_operation(
-    store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
+    store: ObjectStore, app: str, verb: str, is_match: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
     """Return the newest operation of `verb` since `since_ms` whose detail satisfies `is_match`; None for none.
 
     Costs one listing, and a read for each operation.
     """
     recent = _newest_first(store, app, since_ms)
-    return next((done for done in recent if done.verb == verb and is_meant(done.detail)), None)
+    return next((done for done in recent if done.verb == verb and is_match(done.detail)), None)
 
 
 def list_operations(
@@ -162,11 +164,11 @@ def list_operations(
     app: str,
     limit: int = 0,
     *,
-    is_meant: Callable[[Operation], bool] = lambda _done: True,
+    is_match: Callable[[Operation], bool] = lambda _done: True,
     since_ms: int = 0,
 ) -> tuple[Operation, ...]:
     """Return the newest `limit` matching operations (0 for all), newest first. One listing, and a read for each."""
-    matches = filter(is_meant, _newest_first(store, app, since_ms))
+    matches = filter(is_match, _newest_first(store, app, since_ms))
     return tuple(islice(matches, min(limit, sys.maxsize) or None))
 
 

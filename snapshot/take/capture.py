@@ -21,14 +21,14 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import read_whole
 from ...store.versions import keys
 from ..cut.in_flight import InFlight
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.stored import Captured, CapturedObject
 
 _OBJECT_BYTES = 64 << 20
 
 
-def capture(
-    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: Topics
+def capture_in_flight(
+    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: KafkaTopics
 ) -> tuple[Captured, ...]:
     """Copy in-flight records from Kafka into objects of the snapshot `name`, except records without a receiver.
 
@@ -47,14 +47,14 @@ def capture(
         raise
 
 
-def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
+def read_captured(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """Yield the records of a captured channel, one object at a time.
 
     With `state`, yields only the records of that channel state. Its receiver may have read further than the
     receiver for which the records were captured. Raises `Corruption` if an object is missing or damaged.
     """
     for captured_object in captured.objects:
-        rows = read_object(store, captured_object)
+        rows = read_captured_object(store, captured_object)
         if state is not None:
             partition, offset = rows["_partition"], rows["_offset"]
             starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (state.starts, state.ends))
@@ -62,7 +62,7 @@ def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) 
         yield rows
 
 
-def read_object(store: ObjectStore, captured_object: CapturedObject, *, check_pages: bool = False) -> pa.Table:
+def read_captured_object(store: ObjectStore, captured_object: CapturedObject, *, check_pages: bool = False) -> pa.Table:
     """Read the records of one captured object; with `check_pages`, verify the checksum of every page.
 
     Raises `Corruption` if the object is missing or damaged.
@@ -85,13 +85,13 @@ def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]
     return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
 
 
-def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
+def delete_captured(store: ObjectStore, captured: Iterable[Captured]) -> None:
     for captured_object in (captured_object for channel in captured for captured_object in channel.objects):
         store.delete(captured_object.key)
 
 
 def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> CapturedObject:
-    sink, key = BytesIO(), keys.captured(app, name, str(ULID()))
+    sink, key = BytesIO(), keys.captured_records(app, name, str(ULID()))
     # Light compression, to capture records at least as fast as they are produced.
     pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
     data = sink.getvalue()
@@ -100,11 +100,11 @@ def put_object(store: ObjectStore, app: str, name: str, rows: pa.Table) -> Captu
 
 
 def _capture_one(
-    store: ObjectStore, app: str, name: str, state: InFlight, reader: Topics, written: list[CapturedObject]
+    store: ObjectStore, app: str, name: str, state: InFlight, reader: KafkaTopics, written: list[CapturedObject]
 ) -> Captured:
     counts, num_earlier = np.zeros(len(state.ends), np.int64), len(written)
     try:
-        for rows in gathered(reader.read(state)):
+        for rows in merge_chunks(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
             written.append(put_object(store, app, name, rows))
     except Gone as error:
@@ -135,7 +135,7 @@ def _capture_one(
     )
 
 
-def gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def merge_chunks(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Concatenate chunks into tables of about one object's size; yields no empty table."""
     pending: list[pa.Table] = []
     for chunk in chunks:

@@ -12,28 +12,38 @@ from ...store.versions import history, horizon, keys
 from ...store.versions.side_tables import all_ssts
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.refs import check_new_name
-from ..cut.replicas import PREFIX
+from ..cut.replicas import REPLICA_SNAPSHOT_PREFIX
 from ..cut.stored import (
     SNAPSHOTS,
-    Request,
     Snapshot,
     SnapshotKind,
-    cancel,
+    SnapshotRequest,
     check_not_asked,
+    cut_of_snapshot,
     find_snapshot,
     list_snapshots,
-    of_snapshot,
     open_requests,
     read_snapshot,
+    withdraw_request,
 )
-from ..under_way.exclusion import HERE, Intent, Sign, UnderWay, check_exclusion, clone_lives, refusal, shared, under
-from .audit_log import Operation, find_operation, record_once
-from .capture import capture, discard
+from ..under_way.exclusion import (
+    RUNS_ELSEWHERE,
+    AppCondition,
+    Evidence,
+    Intent,
+    apps_sharing_ssts,
+    check_exclusion,
+    clone_exists,
+    refusal_error,
+    root_suffix,
+)
+from .audit_log import Operation, find_operation, record_operation_once
+from .capture import capture_in_flight, delete_captured
 
 
-def pin(
+def pin_cut(
     store: ObjectStore,
     cut: Cut,
     name: str,
@@ -42,7 +52,7 @@ def pin(
     by: str = "",
     clone: str = "",
     clone_root: str = "",
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
     keeper: Snapshot | None = None,
 ) -> Snapshot:
     """Pin a cut under a name. Idempotent for equal versions and an equal purpose.
@@ -71,11 +81,13 @@ def pin(
 
     if (existing := find_snapshot(store, cut.app, name)) is not None:
         return if_same(existing)
-    captured = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
-    snapshot = replace(_of(cut, name, by, kind), clone=clone, clone_root=clone_root, channels=captured or shared)
+    captured = capture_in_flight(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
+    snapshot = replace(
+        _new_snapshot(cut, name, by, kind), clone=clone, clone_root=clone_root, channels=captured or shared
+    )
     written = SNAPSHOTS.add(store, snapshot)
     if written != snapshot:
-        discard(store, captured)
+        delete_captured(store, captured)
         return if_same(written)
     try:
         _check_complete(store, written, keeper)
@@ -87,19 +99,19 @@ def pin(
                 )
     except SlackwaterError:
         SNAPSHOTS.remove(store, name, cut.app)
-        discard(store, captured)
+        delete_captured(store, captured)
         raise
     return written
 
 
-def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
+def move_snapshot(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
     """Make an instant snapshot name a second cut, with one put: the name exists at all times.
 
     The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins.
     Raises `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or
     removed if its old versions are gone as well.
     """
-    moved = _of(cut, snapshot.name, by)
+    moved = _new_snapshot(cut, snapshot.name, by)
     SNAPSHOTS.put(store, moved)
     try:
         return _check_complete(store, moved, None)
@@ -112,7 +124,7 @@ def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> S
         raise
 
 
-def _of(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapshot:
+def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") -> Snapshot:
     ulid = ULID()
     asked_ms = completed_ms = ulid.milliseconds
     return Snapshot(name, str(ulid), cut.app, asked_ms, completed_ms, kind, cut.versions, by)
@@ -157,7 +169,7 @@ def name_is_taken(written: Snapshot) -> Refused:
 
 def _pinned_ssts(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
     try:
-        cut = of_snapshot(store, snapshot)
+        cut = cut_of_snapshot(store, snapshot)
     except NotFound:
         return frozenset()  # some of its manifests are gone
     return frozenset(sst.object for manifest in cut.stages.values() for sst in all_ssts(manifest))
@@ -165,33 +177,33 @@ def _pinned_ssts(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
 
 def remove_or_withdraw(
     store: ObjectStore, app: str, name: str, *, by: str, force: bool = False, dry_run: bool = False
-) -> Snapshot | Request | Operation:
+) -> Snapshot | SnapshotRequest | Operation:
     """Remove a snapshot, or withdraw the request for one. Safe to repeat after an interruption.
 
     Returns what was removed, or the audit log's operation if an earlier call removed it. With `dry_run`, nothing
     changes. Raises the errors of `check_removable`.
     """
-    if name.startswith(PREFIX):
-        check_exclusion(store, app, Intent.REMOVE_SNAPSHOT, *HERE, dry_run=dry_run)
+    if name.startswith(REPLICA_SNAPSHOT_PREFIX):
+        check_exclusion(store, app, Intent.REMOVE_SNAPSHOT, *RUNS_ELSEWHERE, dry_run=dry_run)
     requests = [open_request for open_request in open_requests(store, app) if open_request.name == name]
     snapshot = find_snapshot(store, app, name)
     if snapshot is None and not requests and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
         if not dry_run:
             remove_records(store, app, name)
         return earlier
-    removed: Snapshot | Request
+    removed: Snapshot | SnapshotRequest
     removed = requests[0] if snapshot is None and requests else check_removable(store, app, name, force=force)
     if not dry_run:
         # Recorded first, to distinguish a retry of an interrupted call from a misspelled name.
-        record_once(store, app, "snapshot rm", name, by, since_ms=removed.created_ms)
+        record_operation_once(store, app, "snapshot rm", name, by, since_ms=removed.created_ms)
         for open_request in requests:
-            cancel(store, app, open_request)
+            withdraw_request(store, app, open_request)
         if isinstance(removed, Snapshot):
-            remove(store, app, name, force=force)
+            delete_snapshot(store, app, name, force=force)
     return removed
 
 
-def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
+def delete_snapshot(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """Delete a snapshot and return it. Versions pinned by no other snapshot may then be collected.
 
     Raises the errors of `check_removable`.
@@ -220,10 +232,10 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
     left by interrupted calls, or by calls that lost a race for the name.
     """
     for snapshot in list_snapshots(store, app):
-        if (snapshot.kind, snapshot.clone, snapshot.clone_root) == ("clone", clone, clone_root) and not clone_lives(
+        if (snapshot.kind, snapshot.clone, snapshot.clone_root) == ("clone", clone, clone_root) and not clone_exists(
             store, snapshot
         ):
-            remove(store, app, snapshot.name)
+            delete_snapshot(store, app, snapshot.name)
 
 
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
@@ -236,21 +248,25 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     if snapshot.kind != "clone" or force:
         return snapshot
     hint = f"first; or, which damages it: slackwater snapshot rm {app} {name} --force"
-    if clone_lives(store, snapshot):
-        label = f"app {snapshot.clone!r}{under(snapshot.clone_root)}"
+    if clone_exists(store, snapshot):
+        label = f"app {snapshot.clone!r}{root_suffix(snapshot.clone_root)}"
         fact = (
             f"{label} is a clone that uses snapshot {name!r} of {app}: without it, the clone's files may be collected"
         )
-        raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {snapshot.clone} {hint}"))
+        raise refusal_error(
+            Intent.REMOVE_SNAPSHOT, Evidence(AppCondition.CLONES, fact, f"remove the app {snapshot.clone} {hint}")
+        )
     # A pin whose clone is gone may still protect SSTs that clones of this clone use.
     other_pins = (
         other_pin for other_pin in list_snapshots(store, app) if other_pin.kind == "clone" and other_pin.name != name
     )
     only_here = _pinned_ssts(store, snapshot).difference(*(_pinned_ssts(store, other_pin) for other_pin in other_pins))
     for root in sorted({"", snapshot.clone_root}) if only_here else ():
-        for other, objects in shared(store, app, root):
+        for other, objects in apps_sharing_ssts(store, app, root):
             if objects & only_here:
-                label = f"app {other!r}{under(root)} was cloned from {snapshot.clone!r}"
+                label = f"app {other!r}{root_suffix(root)} was cloned from {snapshot.clone!r}"
                 fact = f"{label}, and uses files that snapshot {name!r} of {app} keeps"
-                raise refusal(Intent.REMOVE_SNAPSHOT, Sign(UnderWay.CLONES, fact, f"remove the app {other} {hint}"))
+                raise refusal_error(
+                    Intent.REMOVE_SNAPSHOT, Evidence(AppCondition.CLONES, fact, f"remove the app {other} {hint}")
+                )
     return snapshot

@@ -11,37 +11,37 @@ from dataclasses import dataclass
 from ulid import ULID
 
 from ...chandy_lamport.events import ProtocolError
-from ...chandy_lamport.global_state import Ports, completed
+from ...chandy_lamport.global_state import StageChannels, completed_cut
 from ...common import instants
 from ...errors import Corruption, Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest, Span
+from ...store.versions.manifest import Manifest, VersionSpan
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_new_name
 from ..cut.resolve import resolve
 from ..cut.stored import (
-    REQUESTS,
+    SNAPSHOT_REQUESTS,
     SNAPSHOTS,
-    Request,
     Snapshot,
     SnapshotKind,
-    cancel,
+    SnapshotRequest,
     check_not_asked,
     find_snapshot,
-    notify,
+    notify_runners,
     open_requests,
     own_request,
+    withdraw_request,
 )
-from ..under_way.exclusion import Intent, UnderWay, check_exclusion
-from .audit_log import list_operations, record_once
-from .capture import capture, discard
-from .snapshots import name_is_taken, pin
+from ..under_way.exclusion import AppCondition, Intent, check_exclusion
+from .audit_log import list_operations, record_operation_once
+from .capture import capture_in_flight, delete_captured
+from .snapshots import name_is_taken, pin_cut
 
-REPEAT_MS = 600_000
+RETRY_WINDOW_MS = 600_000
 """Milliseconds after completion in which an equal request is a retry and returns this snapshot.
 
 Later it counts as a new request, whose name is taken.
@@ -67,7 +67,7 @@ class StageAnswer:
         return self.version is not None and not self.awaited
 
 
-def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
+def request_snapshot(store: ObjectStore, app: str, name: str, by: str) -> SnapshotRequest:
     """Request a snapshot of a running app, whose stages answer one after the other.
 
     Raises `Usage` (invalid name), `NotFound` (the app does not exist) and `Refused` (the name is taken or requested
@@ -86,20 +86,20 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     check_exclusion(store, app, Intent.SNAPSHOT)
     migration = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = ULID()
-    pending = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=migration)
+    pending = SnapshotRequest(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=migration)
     # The key is unique, so retrying a put after a lost response is harmless.
-    REQUESTS.put(store, pending, app)
+    SNAPSHOT_REQUESTS.put(store, pending, app)
     try:
         # A forget checks for requests only after writing its note, so check again.
-        check_exclusion(store, app, Intent.SNAPSHOT, UnderWay.FORGETTING)
+        check_exclusion(store, app, Intent.SNAPSHOT, AppCondition.FORGETTING)
     except Refused:
-        cancel(store, app, pending)
+        withdraw_request(store, app, pending)
         raise
-    notify(store, app)
+    notify_runners(store, app)
     return pending
 
 
-def taken_already(
+def find_earlier_snapshot(
     store: ObjectStore, app: str, name: str, kind: SnapshotKind, *, by: str, now_ms: int
 ) -> Snapshot | None:
     """Return the snapshot that an interrupted earlier call has taken under this name; None for none.
@@ -108,15 +108,19 @@ def taken_already(
     the request of the earlier attempt.
     """
     snapshot = find_snapshot(store, app, name)
-    if snapshot is None or (snapshot.kind, snapshot.by) != (kind, by) or now_ms - snapshot.completed_ms > REPEAT_MS:
+    if (
+        snapshot is None
+        or (snapshot.kind, snapshot.by) != (kind, by)
+        or now_ms - snapshot.completed_ms > RETRY_WINDOW_MS
+    ):
         return None
     for open_request in open_requests(store, app):
         if open_request.id == snapshot.id:
-            cancel(store, app, open_request)
+            withdraw_request(store, app, open_request)
     return snapshot
 
 
-def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAnswer]:
+def read_answers(store: ObjectStore, app: str, request: SnapshotRequest) -> dict[str, StageAnswer]:
     """Read the answer of each active stage. One read for each head.
 
     Retired stages and stages without a version are left out: they are in no cut.
@@ -132,7 +136,9 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, StageAn
     return result
 
 
-def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics | None = None) -> Snapshot | None:
+def try_complete(
+    store: ObjectStore, app: str, request: SnapshotRequest, reader: KafkaTopics | None = None
+) -> Snapshot | None:
     """Write the snapshot if every stage has finished; returns None while a stage has not finished.
 
     Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a
@@ -151,10 +157,10 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
     _check_captures(heads, cut, states, request)
     if states and reader is None:
         return None
-    captured = capture(store, app, request.name, states, reader) if reader is not None else ()
+    captured = capture_in_flight(store, app, request.name, states, reader) if reader is not None else ()
     if all(other.id != request.id for other in open_requests(store, app)):
         # Withdrawn, or completed by another process meanwhile.
-        discard(store, captured)
+        delete_captured(store, captured)
         return find_written(store, app, request)
     snapshot = Snapshot(
         name=request.name,
@@ -169,8 +175,8 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
     )
     written = SNAPSHOTS.add(store, snapshot)
     if written.channels != captured:
-        discard(store, captured)
-    cancel(store, app, request)
+        delete_captured(store, captured)
+    withdraw_request(store, app, request)
     if written.id != request.id:
         raise Refused(
             f"snapshot {request.name!r} of {app} was taken by {written.by} while this one was under way",
@@ -179,24 +185,26 @@ def try_complete(store: ObjectStore, app: str, request: Request, reader: Topics 
     return written
 
 
-def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
+def find_written(store: ObjectStore, app: str, request: SnapshotRequest) -> Snapshot | None:
     written = find_snapshot(store, app, request.name)
     return written if written is not None and written.id == request.id else None
 
 
-def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: Request) -> None:
+def _check_captures(
+    heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: SnapshotRequest
+) -> None:
     for state in states:
         actual = heads[state.receiver].captured.get(request.id, {}).get(state.channel)
-        expected = Span(state.after, state.up_to)
+        expected = VersionSpan(state.after, state.up_to)
         if actual != expected:
             raise Corruption(
                 f"snapshot {request.name!r} of {cut.app}: stage {state.receiver!r} captured {_describe_span(actual)} "
                 f"of channel {state.channel!r}; the cut has {_describe_span(expected)} in flight",
-                object_key=REQUESTS.key(request, cut.app),
+                object_key=SNAPSHOT_REQUESTS.key(request, cut.app),
             )
 
 
-def _describe_span(span: Span | None) -> str:
+def _describe_span(span: VersionSpan | None) -> str:
     return f"versions {span.after + 1} to {span.up_to}" if span else "nothing"
 
 
@@ -207,18 +215,18 @@ def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
     }
 
 
-def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
+def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: SnapshotRequest) -> dict[str, int] | None:
     """Return the recorded versions if, by the snapshot protocol, the snapshot is complete; else None."""
     if not heads:
         return None
     network, finished = {}, {}
     for stage, head in heads.items():
         inputs = frozenset(name for name, source in head.inputs.items() if source.upstream)
-        network[stage] = Ports(inputs, frozenset(head.outputs))
+        network[stage] = StageChannels(inputs, frozenset(head.outputs))
         if request.id in head.recorded and not head.awaited.get(request.id):
             finished[stage] = head.recorded[request.id]
     try:
-        return completed(network, finished)
+        return completed_cut(network, finished)
     except ProtocolError as error:
         raise Refused(
             f"no snapshot of {app} can complete: {error}",
@@ -239,16 +247,16 @@ class SnapshotProgress:
     complete: bool
 
 
-def take(
+def take_snapshot(
     store: ObjectStore,
     app: str,
     name: str,
     *,
     by: str,
-    reader: Topics | None = None,
+    reader: KafkaTopics | None = None,
     instant: bool = False,
     timeout_s: float = 60.0,
-    on_look: Callable[[SnapshotProgress], None] = lambda _look: None,
+    on_progress: Callable[[SnapshotProgress], None] = lambda _look: None,
 ) -> tuple[Snapshot, bool]:
     """Take a snapshot of a running app, or pin its newest moment. Safe to repeat after an interruption.
 
@@ -263,28 +271,28 @@ def take(
     """
     now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"
-    snapshot = earlier = taken_already(store, app, name, kind, by=by, now_ms=now_ms)
+    snapshot = earlier = find_earlier_snapshot(store, app, name, kind, by=by, now_ms=now_ms)
     if snapshot is None and instant:
-        snapshot = pin(store, resolve(store, app, now_ms=now_ms), name, by=by, reader=reader)
+        snapshot = pin_cut(store, resolve(store, app, now_ms=now_ms), name, by=by, reader=reader)
     elif snapshot is None:
         own = own_request(store, app, name, by)
         if own is not None:
             # The earlier attempt may have died before notifying the runners.
-            notify(store, app)
+            notify_runners(store, app)
         try:
-            snapshot = _wait(store, app, own or request(store, app, name, by), reader, timeout_s, on_look)
+            snapshot = _wait(store, app, own or request_snapshot(store, app, name, by), reader, timeout_s, on_progress)
         except BaseException:
             # Find the request by name: Ctrl-C may have come after the put and before its return.
             since_ms = own.created_ms if own else now_ms
             for open_request in open_requests(store, app):
                 if (open_request.name, open_request.by) == (name, by) and open_request.created_ms >= since_ms:
-                    cancel(store, app, open_request)
+                    withdraw_request(store, app, open_request)
             raise
-    record_once(store, app, "snapshot take", name, by, since_ms=snapshot.created_ms)
+    record_operation_once(store, app, "snapshot take", name, by, since_ms=snapshot.created_ms)
     return snapshot, earlier is not None
 
 
-def asks_nobody(store: ObjectStore, app: str) -> bool:
+def has_only_attached_stages(store: ObjectStore, app: str) -> bool:
     """Return True if all stages are attached Spark queries, which answer no snapshot request.
 
     Any version of such a stage is consistent by itself.
@@ -293,14 +301,14 @@ def asks_nobody(store: ObjectStore, app: str) -> bool:
     return bool(heads) and all(head.attached is not None for head in heads)
 
 
-def ask(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[Request, bool]:
+def request_without_waiting(store: ObjectStore, app: str, name: str, *, by: str) -> tuple[SnapshotRequest, bool]:
     """Request a snapshot without waiting for it; returns the request, and True if an earlier call had made it.
 
     Raises the errors of `request_snapshot`.
     """
     own = own_request(store, app, name, by)
-    pending = own or request(store, app, name, by)
-    record_once(store, app, "snapshot take", name, by, since_ms=pending.created_ms)
+    pending = own or request_snapshot(store, app, name, by)
+    record_operation_once(store, app, "snapshot take", name, by, since_ms=pending.created_ms)
     return pending, own is not None
 
 
@@ -310,7 +318,7 @@ def silent_stages(answers: Mapping[str, StageAnswer]) -> list[str]:
     return [stage for stage, answer in answers.items() if answer.version is None and answer.asked]
 
 
-def ask_whether_gone(app: str, stages: Sequence[str]) -> str:
+def retire_question(app: str, stages: Sequence[str]) -> str:
     commands = " and ".join(f"`slackwater retire {app}/{stage}`" for stage in stages)
     subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
     return f"{'is' if len(stages) == 1 else 'are'} {subject}: {commands}"
@@ -319,10 +327,10 @@ def ask_whether_gone(app: str, stages: Sequence[str]) -> str:
 def _wait(
     store: ObjectStore,
     app: str,
-    pending: Request,
-    reader: Topics | None,
+    pending: SnapshotRequest,
+    reader: KafkaTopics | None,
     timeout_s: float,
-    on_look: Callable[[SnapshotProgress], None],
+    on_progress: Callable[[SnapshotProgress], None],
 ) -> Snapshot:
     started = time.monotonic()
     answered: float | None = None
@@ -341,10 +349,10 @@ def _wait(
                 stage: StageAnswer(version, (), times.get(stage, snapshot.completed_ms))
                 for stage, version in snapshot.stages.items()
             }
-            on_look(SnapshotProgress(waited_s, final, complete=True))
+            on_progress(SnapshotProgress(waited_s, final, complete=True))
             return snapshot
-        stage_answers = answers(store, app, pending)
-        on_look(SnapshotProgress(waited_s, stage_answers, complete=False))
+        stage_answers = read_answers(store, app, pending)
+        on_progress(SnapshotProgress(waited_s, stage_answers, complete=False))
         complete = bool(stage_answers) and all(answer.finished for answer in stage_answers.values())
         answered = (answered or time.monotonic()) if complete else None
         if polls % _POLLS_A_SECOND == 0:
@@ -364,7 +372,9 @@ def _failure(store: ObjectStore, app: str, name: str) -> Refused:
 
 
 def _timeout_error(app: str, name: str, answers: Mapping[str, StageAnswer], timeout_s: float) -> Unavailable:
-    silent = {stage: instants.when(answer.head_ms) for stage, answer in answers.items() if answer.version is None}
+    silent = {
+        stage: instants.format_with_age(answer.head_ms) for stage, answer in answers.items() if answer.version is None
+    }
     last_commits = ", ".join(f"{stage} (last commit {time})" for stage, time in silent.items())
     missing = [f"no answer from {last_commits}"] if silent else []
     missing += (
@@ -378,5 +388,5 @@ def _timeout_error(app: str, name: str, answers: Mapping[str, StageAnswer], time
         f"snapshot {name!r} of {app} was not complete after {timeout_s:g} s and is withdrawn: {who}",
         hint=f"is every stage running? (`slackwater status {app}`) "
         "--timeout waits longer, --no-wait leaves it to the next runner, --instant needs no running app"
-        + (f"; {ask_whether_gone(app, unresponsive)}" if unresponsive else ""),
+        + (f"; {retire_question(app, unresponsive)}" if unresponsive else ""),
     )

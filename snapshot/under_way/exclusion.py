@@ -20,16 +20,16 @@ from ...common import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.forgotten import under_way as forgetting
+from ...store.versions.forgotten import find_journal as forgetting
 from ...store.versions.side_tables import all_ssts
 from ..cut import replicas
 from ..cut.migrations import MIGRATIONS, Migration
 from ..cut.moments import heads_of
 from ..cut.stored import Snapshot, list_snapshots, open_requests
-from .runners import EDITS, beats
+from .runners import EDITS, live_heartbeats
 
 
-def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
+def clones_using_files(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
     """Yield the clones that use an app's files, each with its root.
 
     Looks in the app's own root, and in those that its pins name. A promoted clone no longer counts once its
@@ -37,21 +37,23 @@ def living(store: ObjectStore, app: str) -> Iterator[tuple[str, str]]:
     and `Unavailable` if a clone's store did not answer.
     """
     pins = _pins(store, app)
-    names = cache(lambda root: apps.called(store.at(root)))
+    names = cache(lambda root: apps.promoted_names(store.at(root)))
     pinned = (
         (pin.clone, pin.clone_root)
         for pin in pins
-        if clone_lives(store, pin) and not apps.name_in(names(pin.clone_root), pin.clone)
+        if clone_exists(store, pin) and not apps.promoted_name(names(pin.clone_root), pin.clone)
     )
-    sharing = ((other, root) for root in _roots(pins) for other, objects in shared(store, app, root) if objects)
+    sharing = (
+        (other, root) for root in _roots(pins) for other, objects in apps_sharing_ssts(store, app, root) if objects
+    )
     return chain(pinned, sharing)
 
 
-def being_made(store: ObjectStore, app: str) -> Iterator[str]:
+def unfinished_clones(store: ObjectStore, app: str) -> Iterator[str]:
     for root in _roots(_pins(store, app)):
         clone_store = store.at(root)
-        for name in apps.list_cloning(clone_store):
-            note = apps.find_cloning(clone_store, name)
+        for name in apps.list_unfinished_clones(clone_store):
+            note = apps.find_clone_journal(clone_store, name)
             origin = note.info.origin if note is not None and note.root in ("", store.url) else None
             if origin is not None and origin.app == app:
                 yield name
@@ -67,14 +69,14 @@ def _roots(pins: list[Snapshot]) -> list[str]:
     return sorted({"", *(pin.clone_root for pin in pins)})
 
 
-def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+def clone_exists(store: ObjectStore, snapshot: Snapshot) -> bool:
     """Return True if the clone of a pin exists, or is being created.
 
     Raises `Refused` if its store is unreachable from here.
     """
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = store.at(snapshot.clone_root)
-    if (note := apps.find_cloning(target, snapshot.clone)) is not None:
+    if (note := apps.find_clone_journal(target, snapshot.clone)) is not None:
         origin = note.info.origin
         return origin is not None and (origin.app, note.snapshot) == (snapshot.app, snapshot.name)
     info = apps.find_app(target, snapshot.clone)
@@ -92,7 +94,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
 
 
-def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
+def apps_sharing_ssts(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
     """Yield the other apps under a root that name SSTs of `app`, with these SSTs. An empty root is the app's root."""
     other_store = store.at(root)
     roots = {"", store.url} if other_store is store else {store.url}
@@ -101,17 +103,17 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
             continue
         sst_keys: set[str] = set()
         for stage in history.list_stages(other_store, other):
-            for version in history.versions(other_store, other, stage)[:1]:
+            for version in history.list_versions(other_store, other, stage)[:1]:
                 ssts = all_ssts(history.read(other_store, other, stage, version))
                 sst_keys |= {sst.object for sst in ssts if sst.root in roots and sst.object.startswith(f"{app}/")}
         yield other, frozenset(sst_keys)
 
 
-def under(root: str) -> str:
+def root_suffix(root: str) -> str:
     return f" under {root}" if root else ""
 
 
-class UnderWay(Enum):
+class AppCondition(Enum):
     """Condition of an app that may exclude operations: an operation, a running process, or a lasting state."""
 
     REMOVAL = "it is being removed"
@@ -129,110 +131,117 @@ class UnderWay(Enum):
     RECOVERY = "it is being made of its replica"
 
 
-class Sign(NamedTuple):
+class Evidence(NamedTuple):
     """Evidence that an app is in a condition."""
 
-    under_way: UnderWay
+    condition: AppCondition
     fact: str
     hint: str
 
 
-def _elsewhere(store: ObjectStore, app: str) -> Sign | None:
-    replica = replicas.find(store, app)
+def _detect_replica(store: ObjectStore, app: str) -> Evidence | None:
+    replica = replicas.find_replica_state(store, app)
     if replica is None or replica.state == "recovered":
         return None
     label = f"{app} under {store.url}"
     if replica.state == "left":
         fact = f"{label} was recovered elsewhere by {replica.by}, and now runs under {replica.root}"
-        return Sign(UnderWay.LEFT, fact, f"use --store {replica.root}")
+        return Evidence(AppCondition.LEFT, fact, f"use --store {replica.root}")
     hint = f"use --store {replica.root}; or, if that store is lost: slackwater recover {app} --from {store.url}"
-    return Sign(UnderWay.COPY, f"{label} is a replica of {replica.root}", hint)
+    return Evidence(AppCondition.COPY, f"{label} is a replica of {replica.root}", hint)
 
 
-def _runner(store: ObjectStore, app: str) -> Sign | None:
-    for beat in beats(store, app, instants.now_ms()):
+def _detect_runner(store: ObjectStore, app: str) -> Evidence | None:
+    for beat in live_heartbeats(store, app, instants.now_ms()):
         fact = f"{', '.join(sorted(beat.stages))} of {app} run on {beat.by}"
-        return Sign(UnderWay.RUNNER, fact, "stop that runner first, or add --fence, which stops it within seconds")
+        return Evidence(
+            AppCondition.RUNNER, fact, "stop that runner first, or add --fence, which stops it within seconds"
+        )
     return None
 
 
-def _snapshot(store: ObjectStore, app: str) -> Sign | None:
+def _detect_snapshot_request(store: ObjectStore, app: str) -> Evidence | None:
     for open_request in open_requests(store, app):
         fact = f"snapshot {open_request.name!r} of {app} is under way, requested by {open_request.by}"
         hint = f"wait until it is complete, or withdraw it: slackwater snapshot rm {app} {open_request.name}"
-        return Sign(UnderWay.SNAPSHOT, fact, hint)
+        return Evidence(AppCondition.SNAPSHOT, fact, hint)
     return None
 
 
-def _edit(store: ObjectStore, app: str) -> Sign | None:
+def _detect_edit_request(store: ObjectStore, app: str) -> Evidence | None:
     for open_request in EDITS.all(store, app):
         fact = f"an edit of {app} is under way, requested by {open_request.edit.by}"
-        return Sign(UnderWay.EDIT, fact, "wait for it; repeating the same `slackwater edit` finishes it")
+        return Evidence(AppCondition.EDIT, fact, "wait for it; repeating the same `slackwater edit` finishes it")
     return None
 
 
-def _forgetting(store: ObjectStore, app: str) -> Sign | None:
+def _detect_forget(store: ObjectStore, app: str) -> Evidence | None:
     if (note := forgetting(store, app)) is None:
         return None
     hint = (
         "wait until it is done; if it was interrupted, `slackwater forget` with the same keys finishes it, and "
         f"`slackwater forget {note.of} --give-up` abandons it if the keys are lost"
     )
-    return Sign(
-        UnderWay.FORGETTING, f"{note.by} has been forgetting keys of {note.of} since {instants.iso(note.time_ms)}", hint
+    return Evidence(
+        AppCondition.FORGETTING,
+        f"{note.by} has been forgetting keys of {note.of} since {instants.format_iso(note.time_ms)}",
+        hint,
     )
 
 
-def _change(store: ObjectStore, app: str) -> Sign | None:
+def _detect_incomplete_migration(store: ObjectStore, app: str) -> Evidence | None:
     if (last := MIGRATIONS.newest(store, app)) is None:
         return None
-    missing = last.behind(heads_of(store, app, history.list_stages(store, app)))
-    return half_done(last, missing) if missing else None
+    missing = last.missing_stages(heads_of(store, app, history.list_stages(store, app)))
+    return evidence_of_incomplete(last, missing) if missing else None
 
 
-def half_done(change: Migration, missing: Sequence[str]) -> Sign:
-    fact = f"{change.what} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
-    return Sign(UnderWay.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
+def evidence_of_incomplete(change: Migration, missing: Sequence[str]) -> Evidence:
+    fact = f"{change.label} of {change.app}, by {change.by}, is incomplete: {', '.join(missing)} did not apply it yet"
+    return Evidence(AppCondition.CHANGE, fact, "the next `slackwater migrate`, `rewind`, `reset` or `run` finishes it")
 
 
-def _cloning(store: ObjectStore, app: str) -> Sign | None:
-    for name in being_made(store, app):
+def _detect_unfinished_clone(store: ObjectStore, app: str) -> Evidence | None:
+    for name in unfinished_clones(store, app):
         hint = f"wait for it, or repeat the command if it was interrupted; `slackwater app rm {name}` abandons it"
-        return Sign(UnderWay.CLONING, f"a clone of {app}, {name}, is being made", hint)
+        return Evidence(AppCondition.CLONING, f"a clone of {app}, {name}, is being made", hint)
     return None
 
 
-def _clones(store: ObjectStore, app: str) -> Sign | None:
-    for clone, root in living(store, app):
+def _detect_clones(store: ObjectStore, app: str) -> Evidence | None:
+    for clone, root in clones_using_files(store, app):
         first = f"remove {clone} first"
-        if name := apps.name_of(store.at(root), clone):
+        if name := apps.find_promoted_name(store.at(root), clone):
             first = f"let {name} stop sharing files: slackwater compact {name} --full, then gc"
-        fact = f"app {clone!r}{under(root)} is a clone that still uses files of {app}"
+        fact = f"app {clone!r}{root_suffix(root)} is a clone that still uses files of {app}"
         hint = f"{first}; `slackwater app rm {app} --force` removes {app} anyway, and damages {clone}"
-        return Sign(UnderWay.CLONES, fact, hint)
+        return Evidence(AppCondition.CLONES, fact, hint)
     return None
 
 
-def _recovery(store: ObjectStore, app: str) -> Sign | None:
+def _detect_recovery(store: ObjectStore, app: str) -> Evidence | None:
     recovery = replicas.find_recovery(store, app)
-    copy = replicas.find(store, app) if recovery is not None else None
+    copy = replicas.find_replica_state(store, app) if recovery is not None else None
     if recovery is None or copy is None or copy.state != "copy":
         return None
-    fact = f"{app} is being recovered from {store.url} by {recovery.by}, since {instants.when(recovery.time_ms)}"
-    return Sign(UnderWay.RECOVERY, fact, "wait until the recovery is done")
+    fact = (
+        f"{app} is being recovered from {store.url} by {recovery.by}, since "
+        f"{instants.format_with_age(recovery.time_ms)}"
+    )
+    return Evidence(AppCondition.RECOVERY, fact, "wait until the recovery is done")
 
 
-SIGNS: Final[Mapping[UnderWay, Callable[[ObjectStore, str], Sign | None]]] = {
-    UnderWay.COPY: _elsewhere,
-    UnderWay.LEFT: _elsewhere,
-    UnderWay.RUNNER: _runner,
-    UnderWay.SNAPSHOT: _snapshot,
-    UnderWay.EDIT: _edit,
-    UnderWay.FORGETTING: _forgetting,
-    UnderWay.CHANGE: _change,
-    UnderWay.CLONING: _cloning,
-    UnderWay.CLONES: _clones,
-    UnderWay.RECOVERY: _recovery,
+DETECTORS: Final[Mapping[AppCondition, Callable[[ObjectStore, str], Evidence | None]]] = {
+    AppCondition.COPY: _detect_replica,
+    AppCondition.LEFT: _detect_replica,
+    AppCondition.RUNNER: _detect_runner,
+    AppCondition.SNAPSHOT: _detect_snapshot_request,
+    AppCondition.EDIT: _detect_edit_request,
+    AppCondition.FORGETTING: _detect_forget,
+    AppCondition.CHANGE: _detect_incomplete_migration,
+    AppCondition.CLONING: _detect_unfinished_clone,
+    AppCondition.CLONES: _detect_clones,
+    AppCondition.RECOVERY: _detect_recovery,
 }
 """Detector of each condition, in the order of the checks.
 
@@ -268,7 +277,7 @@ class Intent(Enum):
     ADOPT = "adopting a query"
 
 
-class Does(Enum):
+class ExclusionRule(Enum):
     """Rule for an operation under a condition.
 
     A dry run is refused where the operation would first finish a condition.
@@ -282,9 +291,16 @@ class Does(Enum):
     WITHDRAWS = "withdraws it"
 
 
-_B, _R, _W, _T, _F, _X = Does.BESIDE, Does.REFUSED, Does.WAITS, Does.FENCES, Does.FINISHES, Does.WITHDRAWS
-_ROWS: Mapping[Intent, tuple[Does, ...]] = {
-    # Columns as in `UnderWay`: REmoval, MaKing, COpy, LEft, RUnner, SNapshot, EDit, FOrgetting, CHange, PRomotion,
+_B, _R, _W, _T, _F, _X = (
+    ExclusionRule.BESIDE,
+    ExclusionRule.REFUSED,
+    ExclusionRule.WAITS,
+    ExclusionRule.FENCES,
+    ExclusionRule.FINISHES,
+    ExclusionRule.WITHDRAWS,
+)
+_ROWS: Mapping[Intent, tuple[ExclusionRule, ...]] = {
+    # Columns as in `AppCondition`: REmoval, MaKing, COpy, LEft, RUnner, SNapshot, EDit, FOrgetting, CHange, PRomotion,
     # ClonING, CLones, RECovery.
     #                       RE  MK  CO  LE  RU  SN  ED  FO  CH  PR  ING CL  REC
     Intent.RUN:             (_R, _R, _R, _R, _T, _B, _B, _B, _F, _X, _B, _B, _R),
@@ -311,23 +327,23 @@ _ROWS: Mapping[Intent, tuple[Does, ...]] = {
     Intent.ADOPT:           (_R, _R, _R, _R, _R, _B, _B, _B, _B, _B, _B, _B, _R),
 }  # fmt: skip
 
-LAW: Final[Mapping[Intent, Mapping[UnderWay, Does]]] = {
-    intent: dict(zip(UnderWay, row, strict=True)) for intent, row in _ROWS.items()
+RULES: Final[Mapping[Intent, Mapping[AppCondition, ExclusionRule]]] = {
+    intent: dict(zip(AppCondition, row, strict=True)) for intent, row in _ROWS.items()
 }
 
 _ELSEWHERE = "{intent} is possible only on the app itself"
 _SNAPSHOT = "a snapshot could keep them, so none can be taken meanwhile"
-_WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
-    UnderWay.COPY: {None: _ELSEWHERE},
-    UnderWay.LEFT: {None: _ELSEWHERE},
-    UnderWay.RECOVERY: {None: _ELSEWHERE, Intent.REPLICATE: "nothing is copied to it any more"},
-    UnderWay.RUNNER: {Intent.ADOPT: "a stage cannot be adopted while the app runs"},
-    UnderWay.SNAPSHOT: {
+_REFUSAL_REASONS: Final[Mapping[AppCondition, Mapping[Intent | None, str]]] = {
+    AppCondition.COPY: {None: _ELSEWHERE},
+    AppCondition.LEFT: {None: _ELSEWHERE},
+    AppCondition.RECOVERY: {None: _ELSEWHERE, Intent.REPLICATE: "nothing is copied to it any more"},
+    AppCondition.RUNNER: {Intent.ADOPT: "a stage cannot be adopted while the app runs"},
+    AppCondition.SNAPSHOT: {
         Intent.FORGET: "it may capture in-flight records with keys to be forgotten",
         Intent.MIGRATE: "the migration changes inputs or names of stages that it waits for",
     },
-    UnderWay.EDIT: {Intent.FORGET: "it may write a row with a key to be forgotten"},
-    UnderWay.FORGETTING: {
+    AppCondition.EDIT: {Intent.FORGET: "it may write a row with a key to be forgotten"},
+    AppCondition.FORGETTING: {
         Intent.SNAPSHOT: _SNAPSHOT,
         Intent.PIN: _SNAPSHOT,
         Intent.CLONE: _SNAPSHOT,
@@ -339,35 +355,39 @@ _WHY: Final[Mapping[UnderWay, Mapping[Intent | None, str]]] = {
         Intent.RESET: _SNAPSHOT,
         Intent.FORGET: "only one forget can run at a time",
     },
-    UnderWay.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
+    AppCondition.CLONING: {None: "it uses the app's files", Intent.FORGET: "it would contain the keys to be forgotten"},
 }
 """Reason why a condition excludes an operation, appended to the sentence in `Evidence.fact`.
 
 The operation None is the default for a condition. An empty text means that the sentence needs no reason.
 """
 
-_THEN: Final[Mapping[tuple[UnderWay, Intent], str]] = {
-    (UnderWay.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
+_NEXT_STEPS: Final[Mapping[tuple[AppCondition, Intent], str]] = {
+    (AppCondition.RUNNER, Intent.ADOPT): "stop it; start it again with the program that has the stage"
 }
 
-HERE: Final = (UnderWay.COPY, UnderWay.LEFT)
+RUNS_ELSEWHERE: Final = (AppCondition.COPY, AppCondition.LEFT)
 """Conditions of an app that runs under a second root."""
 
 
-def check_exclusion(store: ObjectStore, app: str, intent: Intent, *columns: UnderWay, dry_run: bool = False) -> None:
+def check_exclusion(
+    store: ObjectStore, app: str, intent: Intent, *columns: AppCondition, dry_run: bool = False
+) -> None:
     """Raise `Refused` if a condition of the app excludes an operation. With `columns`, checks only these conditions.
 
     A dry run is refused only by what the operation would have to finish first. Costs one or two requests for each
     column. Removal and creation of the app are reported by `history.list_stages`.
     """
-    blocking = Does.FINISHES if dry_run else Does.REFUSED
-    blockers = [column for column in columns or SIGNS if LAW[intent][column] is blocking]
-    for detect in dict.fromkeys(SIGNS[column] for column in blockers):
-        if (sign := detect(store, app)) is not None and sign.under_way in blockers:
-            raise refusal(intent, sign)
+    blocking = ExclusionRule.FINISHES if dry_run else ExclusionRule.REFUSED
+    blockers = [column for column in columns or DETECTORS if RULES[intent][column] is blocking]
+    for detect in dict.fromkeys(DETECTORS[column] for column in blockers):
+        if (sign := detect(store, app)) is not None and sign.condition in blockers:
+            raise refusal_error(intent, sign)
 
 
-def refusal(intent: Intent, sign: Sign) -> Refused:
-    reasons = _WHY.get(sign.under_way, {})
+def refusal_error(intent: Intent, sign: Evidence) -> Refused:
+    reasons = _REFUSAL_REASONS.get(sign.condition, {})
     why = reasons.get(intent, reasons.get(None, "")).format(intent=intent.value)
-    return Refused(f"{sign.fact}: {why}" if why else sign.fact, hint=_THEN.get((sign.under_way, intent), sign.hint))
+    return Refused(
+        f"{sign.fact}: {why}" if why else sign.fact, hint=_NEXT_STEPS.get((sign.condition, intent), sign.hint)
+    )

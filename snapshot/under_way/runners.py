@@ -18,9 +18,9 @@ from ...common import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys, limits
-from ...store.versions.codec import Notes
+from ...store.versions.codec import JsonFolder
 from ...store.versions.manifest import Edit, Manifest
-from ..cut.stored import notify
+from ..cut.stored import notify_runners
 
 BEAT_S = 15.0
 FRESH_S = 60.0
@@ -28,28 +28,28 @@ FRESH_S = 60.0
 _FORGOTTEN_MS = 3_600_000
 
 
-class Beat(Struct, frozen=True):
+class Heartbeat(Struct, frozen=True):
     """Heartbeat of a runner."""
 
     writer: limits.Ulid
-    by: limits.Line
+    by: limits.ShortText
     stages: dict[limits.Name, limits.Epoch]
     batches: dict[limits.Name, limits.Count] = {}
-    waits: dict[limits.Name, limits.Line] = {}
+    waits: dict[limits.Name, limits.ShortText] = {}
 
 
-RUNNERS = Notes(Beat, keys.runners, lambda runner: runner.writer)
+HEARTBEATS = JsonFolder(Heartbeat, keys.runners, lambda runner: runner.writer)
 
 
-def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
+def live_heartbeats(store: ObjectStore, app: str, now_ms: int) -> tuple[Heartbeat, ...]:
     """Return the heartbeats of live runners. A listing, and a read for each.
 
     Raises `Corruption` (a heartbeat cannot be read) and `Unavailable`.
     """
-    return RUNNERS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
+    return HEARTBEATS.all(store, app, since_ms=now_ms - round(FRESH_S * 1000))
 
 
-def lapsed(
+def have_runners_lapsed(
     store: ObjectStore, app: str, pause: Callable[[], None], now_ms: Callable[[], int] = instants.now_ms
 ) -> bool:
     """Wait until no runner has the app, and return True; return False once a runner writes a new heartbeat.
@@ -57,19 +57,19 @@ def lapsed(
     The last heartbeat of a killed runner counts for a minute: `pause` is called until this time is over.
     """
     seen: dict[str, int] = {}
-    while alive := [info for info in RUNNERS.listed(store, app) if info.modified_ms >= now_ms() - FRESH_S * 1000]:
+    while alive := [info for info in HEARTBEATS.listed(store, app) if info.modified_ms >= now_ms() - FRESH_S * 1000]:
         if any(seen.setdefault(info.key, info.modified_ms) != info.modified_ms for info in alive):
             return False
         pause()
     return True
 
 
-def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
+def runner_of(head: Manifest, alive: Iterable[Heartbeat]) -> str:
     return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
 
 
 @dataclass(slots=True)
-class Heart:
+class HeartbeatWriter:
     """Writes a runner's heartbeats, except while storage is unavailable, and deletes the last one at the end."""
 
     store: ObjectStore
@@ -77,22 +77,22 @@ class Heart:
     _due_s: float = 0.0
     _swept: bool = False
 
-    def beat(self, now: Callable[[], Beat]) -> None:
+    def write_if_due(self, now: Callable[[], Heartbeat]) -> None:
         if time.monotonic() < self._due_s:
             return
         self._due_s, beat = time.monotonic() + BEAT_S, now()
         with suppress(Unavailable, Refused):
-            RUNNERS.put(self.store, beat, self.app)
+            HEARTBEATS.put(self.store, beat, self.app)
             if not self._swept:
-                sweep(self.store, self.app, beat.writer)
+                delete_old_heartbeats(self.store, self.app, beat.writer)
             self._swept = True
 
-    def end(self, writer: str) -> None:
+    def delete(self, writer: str) -> None:
         with suppress(Unavailable, Refused):
-            RUNNERS.remove(self.store, writer, self.app)
+            HEARTBEATS.remove(self.store, writer, self.app)
 
 
-def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
+def batch_lag(head: Manifest, alive: Iterable[Heartbeat]) -> int | None:
     """Return the number of batches by which a stage lags behind its attached Spark query; None if unknown."""
     committed = [
         runner.batches[head.stage]
@@ -102,16 +102,16 @@ def batches_behind(head: Manifest, alive: Iterable[Beat]) -> int | None:
     return max(0, committed[0] - head.attached.next_batch) if committed and head.attached is not None else None
 
 
-def waits_for(head: Manifest, alive: Iterable[Beat]) -> str:
+def wait_reason(head: Manifest, alive: Iterable[Heartbeat]) -> str:
     reasons = (runner.waits.get(head.stage, "") for runner in alive if runner.stages.get(head.stage) == head.epoch)
     return next(reasons, "")
 
 
-def sweep(store: ObjectStore, app: str, writer: str) -> None:
+def delete_old_heartbeats(store: ObjectStore, app: str, writer: str) -> None:
     """Delete heartbeats of runners that died an hour ago, by storage's clock at the heartbeat of `writer`."""
-    listed, own = RUNNERS.listed(store, app), keys.note(keys.runners(app), writer)
+    listed, own = HEARTBEATS.listed(store, app), keys.json_object(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
-    RUNNERS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)
+    HEARTBEATS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)
 
 
 HOLD_RENEW_S = 2.0
@@ -126,29 +126,29 @@ class Hold(Struct, frozen=True):
     app: limits.Name
     name: limits.Name
     to: limits.Name
-    by: limits.Line
+    by: limits.ShortText
     renewed: limits.Count
     until: dict[limits.Topic, limits.Offsets]
     """Offsets at which reading stops, by users' topic; no other partition is read."""
-    clock_ms: limits.SpanMs | None
+    clock_ms: limits.AnyTimeMs | None
 
 
 def find_hold(store: ObjectStore, app: str) -> Hold | None:
     """Return the app's hold, or None. One request."""
-    return codec.find(store, keys.hold(app), Hold, under=lambda note: keys.hold(note.app))
+    return codec.find(store, keys.hold(app), Hold, key_of=lambda note: keys.hold(note.app))
 
 
-def put_holds(store: ObjectStore, holds: Iterable[Hold], *, tell: bool) -> None:
+def put_holds(store: ObjectStore, holds: Iterable[Hold], *, wake_runners: bool) -> None:
     for app_hold in holds:
         codec.put(store, keys.hold(app_hold.app), app_hold)
-        if tell:
-            notify(store, app_hold.app)
+        if wake_runners:
+            notify_runners(store, app_hold.app)
 
 
 def release_holds(store: ObjectStore, apps: Iterable[str]) -> None:
     for app in apps:
         store.delete(keys.hold(app))
-        notify(store, app)
+        notify_runners(store, app)
 
 
 class EditRequest(Struct, frozen=True):
@@ -170,22 +170,22 @@ class EditRequest(Struct, frozen=True):
     def id(self) -> str:
         return self.edit.id
 
-    def is_like(self, other: "EditRequest") -> bool:
+    def is_same_edit(self, other: "EditRequest") -> bool:
         own_fields, other_fields = (
             (compared.stage, compared.sql, compared.rows, compared.edit.by) for compared in (self, other)
         )
         return own_fields == other_fields
 
 
-EDITS = Notes(EditRequest, keys.edits, lambda request: request.id)
+EDITS = JsonFolder(EditRequest, keys.edits, lambda request: request.id)
 
 
-def edit_done_by(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
+def find_edit_version(store: ObjectStore, request: EditRequest, head: Manifest) -> Manifest | None:
     """Return the version with the requested edit, up to `head`; None if no version has it.
 
     One request for each version since the request.
     """
-    for version in history.backwards(store, head):
+    for version in history.iter_backwards(store, head):
         if version.version <= request.since:
             return None
         if version.edited is not None and version.edited.id == request.id:

@@ -8,17 +8,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, NotFound, Refused, SlackwaterError, Unavailable
-from ...state.records import TopicState, are_two, why_another
+from ...state.records import TopicState, explain_recreated_topic, is_other_topic
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut import replicas
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, channel_state
-from ..cut.kafka_topics import Topics
-from ..cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
-from ..take.capture import read_object
-from .report import Verified, as_sentence, noted
+from ..cut.kafka_topics import KafkaTopics
+from ..cut.stored import ADDRESS_COLUMNS, Captured, CapturedObject, Snapshot
+from ..take.capture import read_captured_object
+from .report import CheckOutcome, as_sentence, collect_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ChannelState:
 
     channel: Channel
     in_flight: InFlight | None
-    exact: bool
+    is_exact: bool
     """True if `in_flight.rows` counts this receiver's records only. A clone's first version has one count for all."""
-    wrong: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
@@ -51,8 +51,8 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
         else:
             try:
                 state = channel_state(store, cut, channel)
-                between = history.followed(store, cut.stages[channel.sender], state.after)
-                copied = any(version.begins or version.rewind is not None for version in between)
+                between = history.iter_base_versions(store, cut.stages[channel.sender], state.after)
+                copied = any(version.starts_history or version.rewind is not None for version in between)
                 exact = not copied or sum(other.name == channel.name for other in edges) == 1
             except (Corruption, NotFound) as error:
                 state, wrong = None, as_sentence(error)
@@ -61,15 +61,15 @@ def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
     return tuple(states)
 
 
-Addresses = npt.NDArray[np.int64]
+RecordLocations = npt.NDArray[np.int64]
 """Array with one row per record and the columns of `ADDRESS_COLUMNS`."""
 
-_PLACE = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
+_COMPARED_FIELDS = ("sender", "topic", "starts", "ends", "after", "up_to", "schema")
 
 
 def check_captured(
     snapshot: Snapshot, captured: Mapping[tuple[str, str], Captured], states: Iterable[ChannelState]
-) -> Iterator[Verified]:
+) -> Iterator[CheckOutcome]:
     """Check that the snapshot keeps exactly the records in flight. `captured` is by channel and receiver.
 
     A snapshot taken by markers keeps all of them. A pinned snapshot keeps all or none.
@@ -92,17 +92,17 @@ def check_captured(
                 wrong.append(f"it counts {sum(capture.counts)} records, but its objects have {capture.rows}")
             if is_empty:
                 wrong.append(f"it keeps {capture.rows} records, but none are in flight")
-            for name in () if is_empty else _PLACE:
+            for name in () if is_empty else _COMPARED_FIELDS:
                 actual, expected_value = getattr(capture, name), getattr(in_flight, name)
                 if actual != expected_value:
                     field = name.replace("_", " ")
                     wrong.append(f"it keeps records with {field} {actual}; expected {expected_value}")
-        yield Verified("kept", label, tuple(f"snapshot {snapshot.name!r}, {label}: {fault}" for fault in wrong))
+        yield CheckOutcome("kept", label, tuple(f"snapshot {snapshot.name!r}, {label}: {fault}" for fault in wrong))
 
 
-def recount(
+def recount_captured(
     store: ObjectStore, captured: Captured, markers: tuple[int, ...]
-) -> tuple[tuple[int, ...] | None, tuple[Verified, ...]]:
+) -> tuple[tuple[int, ...] | None, tuple[CheckOutcome, ...]]:
     """Read every object of a captured channel and check the location of each record.
 
     `markers` has the offset of the snapshot's marker in each partition; empty if there are no markers. Returns the
@@ -113,7 +113,7 @@ def recount(
     if not begin == end == len(markers or captured.ends):
         where = f"{captured.channel} to {captured.receiver}"
         return None, (
-            Verified(
+            CheckOutcome(
                 "kept",
                 where,
                 (f"{where}: it has {begin} start and {end} end offsets; expected one of each per partition",),
@@ -121,31 +121,32 @@ def recount(
             ),
         )
     counts = np.zeros(end, np.int64)
-    last = np.full((1, len(ADDRESS)), -1)
+    last = np.full((1, len(ADDRESS_COLUMNS)), -1)
     checked = []
     readable = True
     for captured_object in captured.objects:
         wrong: list[str] = []
         rows = None
-        with noted(wrong):
-            rows = _addresses(store, captured_object, end)
+        with collect_errors(wrong):
+            rows = _record_locations(store, captured_object, end)
         if rows is None:
             readable = False
         else:
             wrong += (
-                f"{captured_object.key} {fault}" for fault in _faults(rows, last, captured_object, captured, markers)
+                f"{captured_object.key} {fault}"
+                for fault in _record_faults(rows, last, captured_object, captured, markers)
             )
             counts += np.bincount(rows[:, 0], minlength=len(counts))
             last = rows[-1:] if len(rows) else last
-        checked.append(Verified("objects", captured_object.key, tuple(wrong)))
+        checked.append(CheckOutcome("objects", captured_object.key, tuple(wrong)))
     return tuple(counts.tolist()) if readable else None, tuple(checked)
 
 
-def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: int) -> Addresses:
+def _record_locations(store: ObjectStore, captured_object: CapturedObject, partitions: int) -> RecordLocations:
     try:
         # All columns, so that page checksums find every damaged page.
-        rows = read_object(store, captured_object, check_pages=True)
-        addresses = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS])
+        rows = read_captured_object(store, captured_object, check_pages=True)
+        addresses = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS_COLUMNS])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corruption(
             f"{captured_object.key} does not hold records with addresses: {error}", object_key=captured_object.key
@@ -157,8 +158,12 @@ def _addresses(store: ObjectStore, captured_object: CapturedObject, partitions: 
     return addresses
 
 
-def _faults(
-    rows: Addresses, last: Addresses, captured_object: CapturedObject, captured: Captured, markers: tuple[int, ...]
+def _record_faults(
+    rows: RecordLocations,
+    last: RecordLocations,
+    captured_object: CapturedObject,
+    captured: Captured,
+    markers: tuple[int, ...],
 ) -> Iterator[str]:
     if len(rows) != captured_object.rows:
         yield f"has {len(rows)} records; expected {captured_object.rows}"
@@ -184,7 +189,7 @@ def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -
     return offsets if len(offsets) == len(output.ends) else ()
 
 
-def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
+def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[CheckOutcome]:
     """Check that every sender's version names the marker, and that no reader in the cut has passed the marker."""
     seen = set()
     for channel in channels(cut):
@@ -215,10 +220,12 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Verified]:
                 for partition, (end, offset) in enumerate(zip(ends, channel.input.offsets, strict=False))
                 if offset > end
             )
-        yield Verified("markers", f"{channel.name} from {channel.sender}", tuple(wrong), count)
+        yield CheckOutcome("markers", f"{channel.name} from {channel.sender}", tuple(wrong), count)
 
 
-def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_reread: list[str]) -> Iterator[Verified]:
+def reread_markers(
+    snapshot: Snapshot, cut: Cut, reader: KafkaTopics | None, not_reread: list[str]
+) -> Iterator[CheckOutcome]:
     """Check each marker in Kafka. Channels whose markers Kafka has deleted are added to `not_reread`."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic
@@ -227,7 +234,7 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
             marker_id, reason = None, "no Kafka configured"
             if reader is not None:
                 try:
-                    marker_id, reason = reader.marker(topic, partition, offset), f"{address} is gone from Kafka"
+                    marker_id, reason = reader.marker_at(topic, partition, offset), f"{address} is gone from Kafka"
                 except (NotFound, Refused, Unavailable) as error:
                     reason = error.message
             if marker_id is None:
@@ -235,48 +242,50 @@ def reread_markers(snapshot: Snapshot, cut: Cut, reader: Topics | None, not_rere
                 break
             if marker_id != snapshot.id:
                 actual = f"the marker of {marker_id}" if marker_id else "no marker"
-                yield Verified("markers", address, (f"{address} holds {actual}; expected that of {snapshot.id}",), 0)
+                yield CheckOutcome(
+                    "markers", address, (f"{address} holds {actual}; expected that of {snapshot.id}",), 0
+                )
 
 
-TOPICS_SAY = "to check that topics were not recreated"
-_Place = tuple[str, str]
+TOPIC_CHECK_PURPOSE = "to check that topics were not recreated"
+_TopicUse = tuple[str, str]
 """Use of a topic: a verb ("read" or "wrote"), and the topic."""
 
 
-def check_topics(store: ObjectStore, cut: Cut, kafka: Topics, not_looked: list[str]) -> Iterator[Verified]:
+def check_topics(store: ObjectStore, cut: Cut, kafka: KafkaTopics, not_checked: list[str]) -> Iterator[CheckOutcome]:
     """Check that no topic that stages of the cut read or wrote was recreated since.
 
     If the newest version already uses the recreated topic, this is no difference: the former records cannot be read
     again, which is added to `not_checked`. If Kafka could not be asked, the reason is added as well.
     """
-    if (replica := replicas.find(store, cut.app)) is not None and replica.state == "copy":
+    if (replica := replicas.find_replica_state(store, cut.app)) is not None and replica.state == "copy":
         return  # its topics are in another Kafka
     states: dict[str, TopicState | None] = {}
     for stage, manifest in sorted(cut.stages.items()):
-        for (verb, topic), (expected_id, offsets) in _topics(manifest).items():
+        for (verb, topic), (expected_id, offsets) in _topics_by_use(manifest).items():
             try:
                 if topic not in states:
                     states[topic] = kafka.state(topic)
             except SlackwaterError as error:
-                if any(topic_id for other in cut.stages.values() for topic_id, _ in _topics(other).values()):
+                if any(topic_id for other in cut.stages.values() for topic_id, _ in _topics_by_use(other).values()):
                     reason = error.message
-                    not_looked.append(f"topics were not checked for being recreated: {reason}")
+                    not_checked.append(f"topics were not checked for being recreated: {reason}")
                 return
             current, version = states[topic], f"{stage}@v{manifest.version}"
             if current is None:
-                yield Verified("topics", topic, (f"{version} {verb} topic {topic!r}, which no longer exists",))
+                yield CheckOutcome("topics", topic, (f"{version} {verb} topic {topic!r}, which no longer exists",))
                 continue
-            reason = why_another(topic, expected_id, offsets, current)
+            reason = explain_recreated_topic(topic, expected_id, offsets, current)
             if reason and _head_uses(store, cut, stage, (verb, topic), current):
-                not_looked.append(f"what {version} {verb} cannot be read again: {reason}")
+                not_checked.append(f"what {version} {verb} cannot be read again: {reason}")
                 reason = ""
-            yield Verified(
+            yield CheckOutcome(
                 "topics", topic, (f"{version} {verb} another topic than the current one: {reason}",) if reason else ()
             )
 
 
-def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
-    topics: dict[_Place, tuple[str, tuple[int, ...]]] = {}
+def _topics_by_use(manifest: Manifest) -> dict[_TopicUse, tuple[str, tuple[int, ...]]]:
+    topics: dict[_TopicUse, tuple[str, tuple[int, ...]]] = {}
     if manifest.attached is None and not manifest.retired:
         topics |= {("read", source.topic): (source.topic_id, source.offsets) for source in manifest.inputs.values()}
         topics |= {("wrote", output.topic): (output.topic_id, output.ends) for output in manifest.outputs.values()}
@@ -284,9 +293,11 @@ def _topics(manifest: Manifest) -> dict[_Place, tuple[str, tuple[int, ...]]]:
     return topics
 
 
-def _head_uses(store: ObjectStore, cut: Cut, stage: str, place: _Place, current: TopicState) -> bool:
+def _head_uses(store: ObjectStore, cut: Cut, stage: str, use: _TopicUse, current: TopicState) -> bool:
     head = history.head(store, cut.app, stage)
-    topic_id, offsets = _topics(head).get(place, ("", ())) if head is not None else ("", ())
+    topic_id, offsets = _topics_by_use(head).get(use, ("", ())) if head is not None else ("", ())
     return (
-        bool(topic_id) and not are_two(topic_id, current.id) and not why_another(place[1], topic_id, offsets, current)
+        bool(topic_id)
+        and not is_other_topic(topic_id, current.id)
+        and not explain_recreated_topic(use[1], topic_id, offsets, current)
     )

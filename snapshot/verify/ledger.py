@@ -13,19 +13,19 @@ import numpy as np
 from ...chandy_lamport import global_state as protocol
 from ...chandy_lamport.events import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
-from ...store.versions.forgotten import added
+from ...store.versions.forgotten import add_counts
 from ..cut.graph import Cut
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.stored import Captured
 from ..take.capture import count_by_partition
 from .captured import ChannelState
-from .report import Verified, as_sentence
+from .report import CheckOutcome, as_sentence
 
 Counts = tuple[int, ...]  # by partition
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class InFlightCount:
     """Number of records in flight, counted independently of the numbers of sent and consumed records."""
 
     rows: int | None
@@ -49,7 +49,7 @@ class LedgerEntry:
     sent: tuple[int, ...]
     consumed: tuple[int, ...]
     """Records consumed, by Kafka partition; empty if the reader did not start at the beginning."""
-    in_flight: Counted
+    in_flight: InFlightCount
     lost: tuple[int, ...] = ()
     """Records that were deleted before the reader could read them, by Kafka partition; empty for none."""
 
@@ -79,12 +79,12 @@ class LedgerEntry:
         return tuple(lines)
 
 
-def entries(
+def ledger_entries(
     cut: Cut,
     states: Iterable[ChannelState],
     captured: Mapping[tuple[str, str], Captured],
     recounts: Mapping[tuple[str, str], tuple[int, ...] | None],
-    reader: Topics | None,
+    reader: KafkaTopics | None,
     *,
     deep: bool,
 ) -> Iterator[LedgerEntry]:
@@ -101,14 +101,14 @@ def entries(
         if channel_key not in captured:
             counted = _count_in_flight(state, reader, deep=deep)
         elif channel_key not in recounts:
-            counts = added(captured[channel_key].counts, captured[channel_key].forgotten)
-            counted = Counted(sum(counts), counts, "snapshot", wrong=state.wrong)
+            counts = add_counts(captured[channel_key].counts, captured[channel_key].forgotten)
+            counted = InFlightCount(sum(counts), counts, "snapshot", wrong=state.faults)
         elif (recounted := recounts[channel_key]) is None:
             # The checks of the objects say what is wrong with them.
-            counted = Counted(None, (), "", not_reread="an object cannot be read", wrong=state.wrong)
+            counted = InFlightCount(None, (), "", not_reread="an object cannot be read", wrong=state.faults)
         else:
-            recounted = added(recounted, captured[channel_key].forgotten)
-            counted = Counted(sum(recounted), recounted, "kept records", wrong=state.wrong)
+            recounted = add_counts(recounted, captured[channel_key].forgotten)
+            counted = InFlightCount(sum(recounted), recounted, "kept records", wrong=state.faults)
         yield LedgerEntry(
             channel=channel.name,
             sender=channel.sender,
@@ -122,10 +122,10 @@ def entries(
         )
 
 
-def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) -> Counted:
+def _count_in_flight(state: ChannelState, reader: KafkaTopics | None, *, deep: bool) -> InFlightCount:
     in_flight, not_reread = state.in_flight, ""
     if in_flight is None:
-        return Counted(None, (), "", wrong=state.wrong)
+        return InFlightCount(None, (), "", wrong=state.faults)
     if deep and in_flight.attempts:
         counts = np.zeros(len(in_flight.ends), np.int64)
         # Without expected counts, so that missing records show as a difference in the ledger and not as an error.
@@ -135,17 +135,17 @@ def _count_in_flight(state: ChannelState, reader: Topics | None, *, deep: bool) 
         except (Refused, NotFound, Unavailable) as error:
             not_reread = error.message
         except SlackwaterError as error:
-            return Counted(None, (), "Kafka", wrong=(as_sentence(error),))
+            return InFlightCount(None, (), "Kafka", wrong=(as_sentence(error),))
         else:
             if reader is not None:
-                return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
+                return InFlightCount(int(counts.sum()), tuple(counts.tolist()), "Kafka")
             not_reread = "no Kafka configured"
-    if not state.exact:
-        return Counted(None, (), "", not_reread)
-    return Counted(in_flight.rows, (), "manifests", not_reread)
+    if not state.is_exact:
+        return InFlightCount(None, (), "", not_reread)
+    return InFlightCount(in_flight.rows, (), "manifests", not_reread)
 
 
-def balance(entry: LedgerEntry) -> Verified:
+def check_balance(entry: LedgerEntry) -> CheckOutcome:
     """Check that the counts satisfy the equation of the protocol. Unknown counts are not checked."""
     counted = entry.in_flight
     wrong: tuple[str, ...] = ()
@@ -162,13 +162,13 @@ def balance(entry: LedgerEntry) -> Verified:
             # The sums were passed as partition 0, which the sentence must not name.
             wrong = tuple(entry.channel + sentence.removeprefix(f"{entry.channel}[0]") for sentence in sums)
     where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
-    return Verified("channels", where, (*counted.wrong, *wrong))
+    return CheckOutcome("channels", where, (*counted.wrong, *wrong))
 
 
 def _violations(entry: LedgerEntry, sent: Counts, consumed: Counts, lost: Counts, in_flight: Counts) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.ChannelCounts(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
-        return protocol.violations(protocol.GlobalState(versions, (channel,)))
+        return protocol.find_violations(protocol.GlobalState(versions, (channel,)))
     except ProtocolError as error:
         return (str(error),)

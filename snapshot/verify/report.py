@@ -7,9 +7,9 @@ from typing import Literal
 
 from ...errors import SlackwaterError, Unavailable
 
-Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives", "topics"]
+CheckKind = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows", "archives", "topics"]
 
-CHECKS: dict[Check, tuple[str, str]] = {
+CHECKS: dict[CheckKind, tuple[str, str]] = {
     "versions": ("manifest", "no record consumed before it was sent; offsets at version boundaries"),
     "channels": ("channel", "sent = consumed + in flight"),
     "kept": ("channel", "the snapshot keeps exactly the records in flight"),
@@ -24,12 +24,12 @@ CHECKS: dict[Check, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class CheckOutcome:
     """Outcome of one check, with a sentence for every fault."""
 
-    check: Check
+    check: CheckKind
     subject: str
-    wrong: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
     count: int = 1
     """Number of units of `CHECKS` that the check covers."""
 
@@ -38,7 +38,7 @@ class Verified:
 class Finding:
     """Difference between the cut and a rule."""
 
-    check: Check
+    check: CheckKind
     subject: str
     message: str
 
@@ -47,17 +47,17 @@ class Finding:
 class Tally:
     """Number of checks of one kind that were made."""
 
-    check: Check
+    check: CheckKind
     checked: int
     differences: int
 
 
-def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
+def tally(verified: Iterable[CheckOutcome]) -> tuple[tuple[Tally, ...], tuple[Finding, ...]]:
     verified = tuple(verified)
     tallies, differences = [], []
     for check in CHECKS:
         checks = [checked for checked in verified if checked.check == check]
-        wrong = [Finding(check, checked.subject, message) for checked in checks for message in checked.wrong]
+        wrong = [Finding(check, checked.subject, message) for checked in checks for message in checked.faults]
         if checks:
             tallies.append(Tally(check, sum(checked.count for checked in checks), len(wrong)))
         differences += wrong
@@ -65,7 +65,7 @@ def tally(verified: Iterable[Verified]) -> tuple[tuple[Tally, ...], tuple[Findin
 
 
 @contextmanager
-def noted(wrong: list[str]) -> Iterator[None]:
+def collect_errors(wrong: list[str]) -> Iterator[None]:
     """Append errors of the block to `wrong`, as sentences. `Unavailable` is raised instead."""
     try:
         yield

@@ -12,20 +12,20 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, check_key
-from ...store.read.decode import check_shape, decode, read_groups
+from ...store.read.decode import check_columns, decode, read_groups
 from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
-from ...store.sst.parquet_index import MALFORMED, chunks_in, may_have
+from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter, split_filter
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
-from .report import Verified, noted
+from .report import CheckOutcome, collect_errors
 
-_PAGE = 1000
+_LIST_PAGE_KEYS = 1000
 
 
-def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Verified]:
+def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[CheckOutcome]:
     """Check that each object exists and has the expected size.
 
     Lists folders where that is cheaper than one request per object: a list request returns up to 1,000 objects.
@@ -34,28 +34,28 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Ver
     folders: dict[str, list[str]] = {}
     for key in sorted(expected):
         wrong: list[str] = []
-        with noted(wrong):
+        with collect_errors(wrong):
             check_key(key)
             folders.setdefault(key.rpartition("/")[0] + "/", []).append(key)
         if wrong:
-            yield Verified("objects", key, tuple(wrong))
+            yield CheckOutcome("objects", key, tuple(wrong))
     for folder, names in folders.items():
         sizes: dict[str, int] = {}
         # A listing starts after the given key.
-        for info in islice(store.list(folder, names[0][:-1]), _PAGE * len(names)):
+        for info in islice(store.list(folder, names[0][:-1]), _LIST_PAGE_KEYS * len(names)):
             if info.key in expected:
                 sizes[info.key] = info.size_bytes
             if info.key >= names[-1]:
                 break
         for key in names:
             if key not in sizes:
-                fault = _wrong_size(store, key, expected[key])
+                fault = _size_fault(store, key, expected[key])
             else:
                 fault = "" if sizes[key] == expected[key] else f"has {sizes[key]} bytes; expected {expected[key]}"
-            yield Verified("objects", key, (f"object {key} {fault}",) if fault else ())
+            yield CheckOutcome("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
-def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
+def _size_fault(store: ObjectStore, key: str, expected: int) -> str:
     try:
         last = store.get_range(key, max(0, expected - 1), 2)
     except ObjectNotFound:
@@ -63,7 +63,7 @@ def _wrong_size(store: ObjectStore, key: str, expected: int) -> str:
     return "" if len(last) == 1 else f"has {'more' if last else 'fewer'} than {expected} bytes"
 
 
-def check_entries(manifest: Manifest) -> Verified:
+def check_entries(manifest: Manifest) -> CheckOutcome:
     """Check that a manifest's entries for its SSTs are consistent."""
     version = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # Single entries are checked when the manifest is read (`store.versions.checks`).
@@ -82,10 +82,10 @@ def check_entries(manifest: Manifest) -> Verified:
         for sst, other in ((ssts[first], ssts[second]) for first, second in sorted(pairs))
         if sst.seq_min <= other.seq_max and other.seq_min <= sst.seq_max
     )
-    return Verified("objects", version, tuple(wrong), 0)
+    return CheckOutcome("objects", version, tuple(wrong), 0)
 
 
-def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Verified]:
+def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[CheckOutcome]:
     """Read a whole SST and check every row.
 
     `partitions` are the numbers of state partitions that the stage had while the SST may have been written; empty if
@@ -93,25 +93,25 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
     """
     wrong: list[str] = []
     faults: list[str] = []
-    with noted(wrong):
+    with collect_errors(wrong):
         data = fetch(store, sst)
         faults += _index_faults(data, sst, table)
         rows = (
-            stored if adapter is None else adapter.read(stored, adapter.schema.names)
+            stored if adapter is None else adapter.convert(stored, adapter.schema.names)
             for stored in decode(data, sst, table)
-            for adapter in [check_shape(sst, table, stored.schema, sst.rows)]
+            for adapter in [check_columns(sst, table, stored.schema, sst.rows)]
         )
         faults += row_faults(rows, sst, [column.name for column in table.key])
         counts = frozenset(partitions)
-        if not placed(sst, counts):
+        if not is_in_one_partition(sst, counts):
             numbers = " or ".join(map(str, sorted(counts)))
             faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} state partitions")
-    yield Verified("objects", sst.object, tuple(wrong))
+    yield CheckOutcome("objects", sst.object, tuple(wrong))
     sentences = tuple(f"SST {sst.object}: {fault}" for fault in faults)
-    yield Verified("rows", sst.object, sentences, 0 if wrong else sst.rows)
+    yield CheckOutcome("rows", sst.object, sentences, 0 if wrong else sst.rows)
 
 
-def placed(sst: Sst, partitions: frozenset[int]) -> bool:
+def is_in_one_partition(sst: Sst, partitions: frozenset[int]) -> bool:
     """Return True if the SST's hashes are in one state partition, or if the number of partitions is unknown.
 
     `partitions` are the numbers of partitions that the stage may have had when the SST was written; one must fit.
@@ -139,7 +139,7 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
             hashes = read_groups(file, [number], [HASH]).column(HASH).to_numpy()
             index = decode_index(lambda start, end: data[start:end], sst, footer, number)
             for chunk in range(len(index.checksums) // CHUNK_CHECKSUM_BYTES):
-                start, end = footer.filter_at(number, chunk)
+                start, end = footer.filter_chunk_range(number, chunk)
                 check_chunk(data[start:end], chunk, sst, index, number)
             least, most = index.ranges[HASH]
             starts = index.first_row[:-1]
@@ -147,17 +147,17 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
                 yield f"the page index of row group {number} does not match the hashes of its rows"
             column = group.columns[0].meta_data
             start = column.bloom_filter_offset or 0
-            chunks = chunks_in(data[start : start + (column.bloom_filter_length or 0)])
-            hidden = int(np.count_nonzero(~may_have(chunks, hashes, footer.filter_bytes(number))))
+            chunks = split_filter(data[start : start + (column.bloom_filter_length or 0)])
+            hidden = int(np.count_nonzero(~probe_filter(chunks, hashes, footer.filter_bytes(number))))
             if hidden:
                 yield f"the filter of row group {number} hides {hidden} of its {len(hashes)} rows"
-    except (Corruption, *MALFORMED) as error:
+    except (Corruption, *DECODE_ERRORS) as error:
         yield str(error)
 
 
 class _Rule(NamedTuple):
-    broken: npt.NDArray[np.bool_]
-    says: str
+    violated: npt.NDArray[np.bool_]
+    message: str
     values: tuple[npt.NDArray[np.integer], ...] = ()
 
 
@@ -170,11 +170,11 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
-            if rule.says not in reported and rule.broken.any():
-                reported.add(rule.says)
-                number = int(np.argmax(rule.broken))
+            if rule.message not in reported and rule.violated.any():
+                reported.add(rule.message)
+                number = int(np.argmax(rule.violated))
                 (key_values,) = python_rows(rows.select(key).slice(number, 1))
-                fault = rule.says.format(*(values[number] for values in rule.values))
+                fault = rule.message.format(*(values[number] for values in rule.values))
                 yield f"row {offset + number}, {', '.join(f'{k} {v!r}' for k, v in key_values.items())}, {fault}"
         bounds |= {
             name: _extend_range(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows

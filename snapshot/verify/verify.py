@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ...errors import Corruption, NotFound, Refused, SlackwaterError, Unavailable
 from ...store.archive import index
-from ...store.archive.extents import Extent, minus
+from ...store.archive.extents import Extent, subtract
 from ...store.archive.index import ArchiveIndex, ArchiveObject
 from ...store.archive.objects import ArchivedRecords, ArchiveWriter, fetch
 from ...store.objects.counting import CountingStore
@@ -24,59 +24,67 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import all_ssts, side_manifests, tables_of
 from ..cut.graph import Cut, Thinned, channels, violations
 from ..cut.in_flight import InFlight
-from ..cut.kafka_topics import Topics
+from ..cut.kafka_topics import KafkaTopics
 from ..cut.moments import stages_of
-from ..cut.refs import Named, Ref, parse
+from ..cut.refs import NamedSnapshot, Ref, parse_ref
 from ..cut.replicas import REPLICAS
-from ..cut.resolve import cut_at
+from ..cut.resolve import cut_of_ref
 from ..cut.stored import Captured, Snapshot, read_snapshot
-from ..status.overview import ArchiveStatus, status_of
-from .captured import channel_states, check_captured, check_markers, check_topics, markers_of, recount, reread_markers
-from .ledger import LedgerEntry, balance, entries
-from .report import Finding, Tally, Verified, as_sentence, noted, tally
+from ..status.overview import ArchiveStatus, archive_status
+from .captured import (
+    channel_states,
+    check_captured,
+    check_markers,
+    check_topics,
+    markers_of,
+    recount_captured,
+    reread_markers,
+)
+from .ledger import LedgerEntry, check_balance, ledger_entries
+from .report import CheckOutcome, Finding, Tally, as_sentence, collect_errors, tally
 from .sst import check_entries, check_sizes, reread_sst
-from .version_chain import last_step, whole_history
+from .version_chain import check_history, check_last_step
 
-_Edge = tuple[str, str]
+_ChannelKey = tuple[str, str]
 
 
 def check_archives(
     store: ObjectStore, app: str, *, deep: bool, on_progress: Callable[[str], None]
-) -> tuple[tuple[ArchiveStatus, ...], tuple[Verified, ...]]:
+) -> tuple[tuple[ArchiveStatus, ...], tuple[CheckOutcome, ...]]:
     """Check the input archives of an app. With `deep`, every record is read. Raises only `Unavailable`."""
     statuses: list[ArchiveStatus] = []
-    checked: list[Verified] = []
+    checked: list[CheckOutcome] = []
     wrong: list[str] = []
-    with noted(wrong):
-        for archive in index.all_of(store, app):
-            statuses.append(status_of(archive))
+    with collect_errors(wrong):
+        for archive in index.iter_archives(store, app):
+            statuses.append(archive_status(archive))
             if deep:
                 checked += _reread_archive(store, archive, on_progress)
             else:
                 sizes = {archived.object: archived.bytes for archived in archive.objects}
                 checked += (replace(checked_size, check="archives") for checked_size in check_sizes(store, sizes))
     if wrong:
-        checked.append(Verified("archives", f"{app}/input/", tuple(wrong), 0))
+        checked.append(CheckOutcome("archives", f"{app}/input/", tuple(wrong), 0))
     return tuple(statuses), tuple(checked)
 
 
 def _reread_archive(
     store: ObjectStore, archive: ArchiveIndex, on_progress: Callable[[str], None]
-) -> Iterator[Verified]:
+) -> Iterator[CheckOutcome]:
     for number, archived in enumerate(archive.objects, 1):
         on_progress(f"input archive of {archive.topic}: object {number} of {len(archive.objects)}")
         wrong: list[str] = []
-        with noted(wrong):
+        with collect_errors(wrong):
             fetch(store, archived)
-            wrong += _wrong_rows(store, archive, archived)
-        yield Verified("archives", archived.object, tuple(wrong))
+            wrong += _archive_object_faults(store, archive, archived)
+        yield CheckOutcome("archives", archived.object, tuple(wrong))
 
 
-def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObject) -> Iterator[str]:
+def _archive_object_faults(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObject) -> Iterator[str]:
     order, outside = ArchiveWriter(), set[Extent]()
     times: list[int] = []
     try:
-        for rows in ArchivedRecords(store, archived).all():
+        for rows in ArchivedRecords(store, archived).all_rows():
             order.append(rows)
             times += pc.min_max(rows["timestamp"].cast("int64")).as_py().values()
             if pc.any(pc.not_equal(rows["topic"], archive.topic)).as_py():
@@ -84,7 +92,7 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObje
             ranges = rows.group_by("partition", use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
             for row in ranges.to_pylist():
                 span = Extent(row["partition"], row["offset_min"], row["offset_max"] + 1)
-                for hole in minus((span,), archived.extents):
+                for hole in subtract((span,), archived.extents):
                     inside = pc.and_(pc.equal(rows["partition"], hole.partition), pc.less(rows["offset"], hole.end))
                     if pc.any(pc.and_(inside, pc.greater_equal(rows["offset"], hole.first))).as_py():
                         outside.add(hole)
@@ -102,29 +110,29 @@ def _wrong_rows(store: ObjectStore, archive: ArchiveIndex, archived: ArchiveObje
         yield f"object {archived.object} has records of other times than its index entry says"
 
 
-class _PatientReader:
+class _FailFastReader:
     """Kafka reader that waits for Kafka only once: after the first `Unavailable`, every call raises that error."""
 
-    def __init__(self, reader: Topics) -> None:
+    def __init__(self, reader: KafkaTopics) -> None:
         self._reader = reader
-        self._away: Unavailable | None = None
+        self._first_error: Unavailable | None = None
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        with self._waiting():
+        with self._fail_fast():
             yield from self._reader.read(in_flight)
 
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        with self._waiting():
-            return self._reader.marker(topic, partition, offset)
+    def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
+        with self._fail_fast():
+            return self._reader.marker_at(topic, partition, offset)
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        if self._away is not None:
-            raise self._away
+    def _fail_fast(self) -> Iterator[None]:
+        if self._first_error is not None:
+            raise self._first_error
         try:
             yield
         except Unavailable as error:
-            self._away = error
+            self._first_error = error
             raise
 
 
@@ -160,8 +168,8 @@ def verify(
     *,
     now_ms: int = 0,
     deep: bool = False,
-    reader: Topics | None = None,
-    topics: Topics | None = None,
+    reader: KafkaTopics | None = None,
+    topics: KafkaTopics | None = None,
     on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
     """Check everything that must hold for a cut, given as a ref or as a `Cut`. Its manifests are read again.
@@ -174,11 +182,11 @@ def verify(
     """
     # A new store object, so that objects cached by this process are read again.
     counting = CountingStore(store)
-    reader = cast("Topics", _PatientReader(reader)) if reader is not None else None
-    results: list[Verified] = []
+    reader = cast("KafkaTopics", _FailFastReader(reader)) if reader is not None else None
+    results: list[CheckOutcome] = []
     not_reread: list[str] = []
-    recounts: Mapping[_Edge, tuple[int, ...] | None] = {}
-    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, results)
+    recounts: Mapping[_ChannelKey, tuple[int, ...] | None] = {}
+    cut, snapshot = _open_cut(counting, parse_ref(at, now_ms=now_ms) if isinstance(at, str) else at, results)
     captures = {(kept.channel, kept.receiver): kept for kept in snapshot.channels} if snapshot is not None else {}
     states = channel_states(counting, cut)
     results += _check_positions(counting, cut)
@@ -195,12 +203,12 @@ def verify(
         recounts, checks = _recount_all(counting, cut, snapshot, captures, on_progress)
         results += checks
     else:
-        results += (step for manifest in cut.stages.values() for step in last_step(counting, manifest))
+        results += (step for manifest in cut.stages.values() for step in check_last_step(counting, manifest))
         results += _check_sizes(counting, cut, snapshot)
     archives, checked = check_archives(counting, cut.app, deep=deep, on_progress=on_progress)
     results += checked
-    ledger = tuple(entries(cut, states, captures, recounts, reader, deep=deep))
-    results += map(balance, ledger)
+    ledger = tuple(ledger_entries(cut, states, captures, recounts, reader, deep=deep))
+    results += map(check_balance, ledger)
     not_reread += filter(None, map(_why_not_reread, ledger))
     if topics is not None:
         results += check_topics(counting, cut, topics, not_reread)
@@ -215,7 +223,7 @@ def verify(
         checks=tallies,
         differences=differences,
         not_reread=tuple(not_reread),
-        not_looked_at=tuple(_left_out(counting, cut, deep=deep)),
+        not_looked_at=tuple(_uncovered_parts(counting, cut, deep=deep)),
         requests=counting.requests,
         bytes_read=counting.bytes_read,
         archives=archives,
@@ -227,15 +235,15 @@ def _recount_all(
     store: ObjectStore,
     cut: Cut,
     snapshot: Snapshot | None,
-    captures: Mapping[_Edge, Captured],
+    captures: Mapping[_ChannelKey, Captured],
     on_progress: Callable[[str], None],
-) -> tuple[dict[_Edge, tuple[int, ...] | None], list[Verified]]:
-    counts: dict[_Edge, tuple[int, ...] | None] = {}
-    checks: list[Verified] = []
+) -> tuple[dict[_ChannelKey, tuple[int, ...] | None], list[CheckOutcome]]:
+    counts: dict[_ChannelKey, tuple[int, ...] | None] = {}
+    checks: list[CheckOutcome] = []
     for edge, captured in captures.items():
         on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
         markers = markers_of(snapshot, cut, captured.channel, captured.sender)
-        counts[edge], checked = recount(store, captured, markers)
+        counts[edge], checked = recount_captured(store, captured, markers)
         checks += checked
     return counts, checks
 
@@ -245,7 +253,7 @@ def _why_not_reread(entry: LedgerEntry) -> str:
     return f"records in flight on {entry.channel} to {entry.receiver} were not re-read: {why}" if why else ""
 
 
-def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
+def _uncovered_parts(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
     """Yield the parts that the verification does not cover. Two requests. Unreadable objects are ignored."""
     if not deep:
         yield "contents of objects, versions before the last step, in-flight records in Kafka (--deep)"
@@ -254,17 +262,17 @@ def _left_out(store: ObjectStore, cut: Cut, *, deep: bool) -> Iterator[str]:
         yield f"rows published by the sinks {', '.join(sinks)}"
     with suppress(Corruption, Refused):
         info = apps.find_app(store, cut.app)
-        if info is not None and info.origin is not None and not info.origin.deep:
+        if info is not None and info.origin is not None and not info.origin.is_deep:
             yield f"the input archive of {info.origin.app}, which replays of this clone read"
         for replica in REPLICAS.all(store, cut.app):
             yield f"the replica in {replica.root}: slackwater verify {cut.app} --store {replica.root}"
 
 
-def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tuple[Cut, Snapshot | None]:
+def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[CheckOutcome]) -> tuple[Cut, Snapshot | None]:
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
     versions: Mapping[str, int] = {}
-    name = at.snapshot if isinstance(at, Cut) else at.moment.name if isinstance(at.moment, Named) else ""
+    name = at.snapshot if isinstance(at, Cut) else at.moment.name if isinstance(at.moment, NamedSnapshot) else ""
     try:
         if name:
             stages_of(store, at.app, "" if isinstance(at, Cut) else at.stage)
@@ -276,7 +284,7 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tup
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
         else:
-            cut = cut_at(store, at)
+            cut = cut_of_ref(store, at)
             stages, thinned = {**cut.stages}, cut.thinned
         for stage, version in sorted(versions.items()):
             try:
@@ -285,24 +293,24 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[Verified]) -> tup
                 key = keys.manifest(at.app, stage, version)
                 missing = isinstance(error, NotFound)
                 wrong = f"{key} is missing: {error.message}" if missing else as_sentence(error)
-                results.append(Verified("versions", key, (wrong,)))
+                results.append(CheckOutcome("versions", key, (wrong,)))
     except Corruption as error:
-        results.append(Verified("versions", error.object_key, (as_sentence(error),), 0))
+        results.append(CheckOutcome("versions", error.object_key, (as_sentence(error),), 0))
     cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
     if len(stages) == len(versions or stages):
-        results.append(Verified("versions", cut.ref, violations(stages), len(stages)))
+        results.append(CheckOutcome("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 
 
-def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
+def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[CheckOutcome]:
     """Check that each reader's position is the end of the last version that it consumed from the sender."""
     for channel in channels(cut):
         # Unknown if the reader did not start at the beginning.
-        if channel.input is None or not channel.input.passed:
+        if channel.input is None or not channel.input.rows_passed:
             continue
         wrong: list[str] = []
         output = None
-        with noted(wrong), suppress(NotFound):
+        with collect_errors(wrong), suppress(NotFound):
             output = history.read(store, cut.app, channel.sender, channel.input.version).outputs.get(channel.name)
             following = history.find(store, cut.app, channel.sender, channel.input.version + 1)
             if following is not None and following.rewind is not None:
@@ -311,18 +319,18 @@ def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Verified]:
             reader = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
             sender_version = f"{channel.sender}@v{channel.input.version}"
             offsets = ("offsets", channel.input.offsets, output.ends)
-            for unit, actual, expected in (offsets, ("counts", channel.input.passed, output.sent)):
+            for unit, actual, expected in (offsets, ("counts", channel.input.rows_passed, output.sent)):
                 if actual != expected:
                     wrong.append(
                         f"{reader} is at {unit} {actual} of {channel.name!r}; "
                         f"expected {expected}, where {sender_version} ended"
                     )
-        yield Verified("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
+        yield CheckOutcome("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 
 
-def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Verified]:
+def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[CheckOutcome]:
     for stage, manifest in sorted(cut.stages.items()):
-        checked, first, partitions = whole_history(store, cut.app, stage, on_progress)
+        checked, first, partitions = check_history(store, cut.app, stage, on_progress)
         yield checked
         for name, table_version in tables_of(manifest).items():
             assert table_version.table is not None  # noqa: S101  tables_of returns no others
@@ -333,15 +341,15 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
                 yield from reread_sst(store, sst, table_version.table, counts)
 
 
-def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Verified]:
+def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[CheckOutcome]:
     sizes: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
         for sst in all_ssts(manifest):
             wrong: list[str] = []
-            with noted(wrong):
+            with collect_errors(wrong):
                 sizes.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
-                yield Verified("objects", sst.object, tuple(wrong))
+                yield CheckOutcome("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
         for captured_object in captured.objects:
             sizes.setdefault(store, {})[captured_object.key] = captured_object.bytes

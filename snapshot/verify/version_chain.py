@@ -10,28 +10,28 @@ from msgspec.structs import replace
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
-from ...store.versions.manifest import Input, Lost, Manifest, Output, Reset, Sink
-from .report import Verified, noted
+from ...store.versions.manifest import Input, LostRecords, Manifest, Output, Reset, Sink
+from .report import CheckOutcome, collect_errors
 
 T = TypeVar("T")
 Compare = Callable[[str, T, T], Iterable[str]]
 
 
-def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Verified]:
+def check_last_step(store: ObjectStore, manifest: Manifest) -> Iterator[CheckOutcome]:
     """Check that a version follows from the previous version, if that is kept. At most two requests."""
     wrong: list[str] = []
     earlier = None
-    with noted(wrong):
-        earlier = history.before(store, manifest)
+    with collect_errors(wrong):
+        earlier = history.previous_version(store, manifest)
     if earlier is not None:
-        wrong += differences(earlier, manifest)
+        wrong += version_faults(earlier, manifest)
     if earlier is not None or wrong:
-        yield Verified("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
+        yield CheckOutcome("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
-def whole_history(
+def check_history(
     store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]
-) -> tuple[Verified, int, frozenset[int]]:
+) -> tuple[CheckOutcome, int, frozenset[int]]:
     """Check that each kept version of a stage follows from the previous one. One request per version.
 
     Returns the check, the first version of the gapless history (0 for none), and all numbers of state partitions since
@@ -40,25 +40,25 @@ def whole_history(
     wrong: list[str] = []
     partitions = set()
     earlier: Manifest | None = None
-    first, versions = _versions(store, app, stage, wrong)
+    first, versions = _kept_versions(store, app, stage, wrong)
     for number, version in enumerate(versions):
         manifest = None
-        with noted(wrong), suppress(ObjectNotFound):  # collected since the listing
+        with collect_errors(wrong), suppress(ObjectNotFound):  # collected since the listing
             manifest = history.read_fresh(store, app, stage, version)
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
-            wrong += differences(earlier, manifest)
+            wrong += version_faults(earlier, manifest)
         if manifest is not None and manifest.table is not None and version >= first:
             partitions.add(manifest.table.partitions)
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
-    return Verified("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
+    return CheckOutcome("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions)
 
 
-def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
+def _kept_versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
     versions = [version for version, _ in history.list_manifests(store, app, stage)]
     limit = horizon.NOTHING_COLLECTED
-    with noted(wrong):
+    with collect_errors(wrong):
         # Read after the listing, so that the boundary covers whatever a collection deletes meanwhile.
         limit = horizon.newest(store, app)
     first = min(versions, default=0)
@@ -79,27 +79,27 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
     return first, versions
 
 
-def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
+def version_faults(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """Yield a sentence for every value that is lower in the version `later` than in the version `earlier`.
 
     The first version of a clone or after a rename is not compared. A rewind may lower the values that it undoes.
     """
-    if later.begins:
+    if later.starts_history:
         return
     version, restarted = f"{later.app}/{later.stage} v{later.version}", later.traits.restarts
     if later.rewind is not None:
-        yield from (f"{version} {fault}" for fault in _out_of_order(earlier, later))
+        yield from (f"{version} {fault}" for fault in _order_faults(earlier, later))
         return
-    yield from (f"{version} {fault}" for fault in _taken_back(earlier, later))
+    yield from (f"{version} {fault}" for fault in _regressions(earlier, later))
 
     def of_input(name: str, old: Input, current: Input) -> Iterator[str]:
         if resets := current.resets[len(old.resets) :]:
             yield from _reset_differences(old, current, later, resets)
             return
         yield from _input_differences(old, current, restarted)
-        yield from _losses(old, current, later.lost.get(name))
+        yield from _loss_faults(old, current, later.lost.get(name))
 
-    yield from _by_name(version, "input", earlier.inputs, later.inputs, of_input, may_vanish=restarted)
+    yield from _faults_by_name(version, "input", earlier.inputs, later.inputs, of_input, may_vanish=restarted)
     if not restarted:
         for name in sorted(later.lost):
             yield f"{version}, input {name!r}: records were skipped; only a claim may do that"
@@ -109,9 +109,9 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         is_recreated = restarted and bool(old.topic_id) and old.topic_id != current.topic_id
         yield from _output_differences(replace(old, ends=()) if is_recreated else old, current)
 
-    yield from _by_name(version, "channel", earlier.outputs, later.outputs, of_output, may_vanish=restarted)
+    yield from _faults_by_name(version, "channel", earlier.outputs, later.outputs, of_output, may_vanish=restarted)
     may_vanish = restarted or later.traits.sets_sinks
-    yield from _by_name(version, "sink", earlier.sinks, later.sinks, _sink_differences, may_vanish=may_vanish)
+    yield from _faults_by_name(version, "sink", earlier.sinks, later.sinks, _sink_differences, may_vanish=may_vanish)
     for name, old in sorted(earlier.side_tables.items()):
         if (new := later.side_tables.get(name)) is None:
             yield f"{version} has no table of {name} records; the previous version had"
@@ -124,7 +124,7 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{version}, {name} records: {new.waiting} are waiting; expected {expected}"
 
 
-def _out_of_order(earlier: Manifest, later: Manifest) -> Iterator[str]:
+def _order_faults(earlier: Manifest, later: Manifest) -> Iterator[str]:
     if later.version != earlier.version + 1:
         yield f"follows v{earlier.version}"
     if later.time_ms <= earlier.time_ms:
@@ -133,8 +133,8 @@ def _out_of_order(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield f"has epoch {later.epoch}; expected at least {earlier.epoch}, as in the previous version"
 
 
-def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
-    yield from _out_of_order(earlier, later)
+def _regressions(earlier: Manifest, later: Manifest) -> Iterator[str]:
+    yield from _order_faults(earlier, later)
     # `_seq` decides which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.traits.writes_rows and not newest < later.row_seq <= later.version:
@@ -152,7 +152,7 @@ def _taken_back(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield f"{label} {new} ms; expected at least {old}, as in the previous version"
 
 
-def _by_name(
+def _faults_by_name(
     at: str, kind: str, old: Mapping[str, T], new: Mapping[str, T], compare: Compare[T], *, may_vanish: bool
 ) -> Iterator[str]:
     for name in sorted(old):
@@ -198,7 +198,7 @@ def _reset_differences(earlier: Input, later: Input, manifest: Manifest, new: Se
         yield f"{later.rows} records read; a reset reads none"
 
 
-def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
+def _loss_faults(earlier: Input, later: Input, lost: LostRecords | None) -> Iterator[str]:
     if lost is None:
         if later.upstream and earlier.lost != later.lost:
             yield f"{sum(later.lost)} records are lost, previously {sum(earlier.lost)}, for no given reason"

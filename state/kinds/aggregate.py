@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...errors import BadRecord, Usage
 from ...store.sst.arrow_types import python_rows
 from ...store.versions.manifest import is_internal
-from .kind import Bound, Columns, Groups, Kind, Merged, check_value_names, field_of, only
+from .kind import BoundState, Columns, Groups, Kind, MergeResult, check_value_names, field_of, single_schema
 
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
 Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
@@ -43,11 +43,11 @@ class Aggregate(Struct, frozen=True, omit_defaults=True):
 
 _LOW = (1 << 32) - 1
 _DIGITS = 38
-ROWS = "_slackwater_rows"
+ROWS_COLUMN = "_slackwater_rows"
 """Column with the number of rows in a pre-aggregated row, which also has columns named by `partial_column`."""
 
 
-def part(content: str, name: str) -> str:
+def partial_column(content: str, name: str) -> str:
     """Return the name of the column with a part of the aggregate `name` in a pre-aggregated row.
 
     `content` is `count`, `sum` (for 64-bit integers the sum of the upper halves; `low` is the sum of the lower halves),
@@ -56,48 +56,48 @@ def part(content: str, name: str) -> str:
     return f"_{content}:{name}"
 
 
-TASKS = "_slackwater_tasks"
+TASKS_COLUMN = "_slackwater_tasks"
 """Column of int64 in which bit n is set if task n, modulo `MAX_TASKS`, read one of the rows."""
-MOST_TASKS = 63
+MAX_TASKS = 63
 
 
-@checked
+@check_arguments
 def count(column: str | None = None) -> Aggregate:
     """Number of rows, or of rows in which `column` is not null."""
     return Aggregate("count", column)
 
 
-@checked
+@check_arguments
 def sum(column: str) -> Aggregate:  # noqa: A001  named as SQL and pyspark.sql.functions name it
     """Sum of a numeric column."""
     return Aggregate("sum", column)
 
 
-@checked
+@check_arguments
 def min(column: str) -> Aggregate:  # noqa: A001
     """Smallest value."""
     return Aggregate("min", column)
 
 
-@checked
+@check_arguments
 def max(column: str) -> Aggregate:  # noqa: A001
     """Largest value."""
     return Aggregate("max", column)
 
 
-@checked
+@check_arguments
 def mean(column: str) -> Aggregate:
     """Mean of a numeric column, a double."""
     return Aggregate("mean", column)
 
 
-@checked
+@check_arguments
 def first(column: str, *, by: str) -> Aggregate:
     """Value of the column in the row with the smallest `by`; in case of a tie, of the row that came first."""
     return Aggregate("first", column, by)
 
 
-@checked
+@check_arguments
 def last(column: str, *, by: str) -> Aggregate:
     """Value of the column in the row with the largest `by`; in case of a tie, of the row that came last."""
     return Aggregate("last", column, by)
@@ -131,7 +131,7 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def columns(self) -> dict[str, str]:
         return {name: str(aggregate) for name, aggregate in self.made}
 
-    def carried(self, column: str) -> str:
+    def copied_column(self, column: str) -> str:
         aggregate = dict(self.made).get(column)
         return (
             aggregate.column or ""
@@ -142,23 +142,23 @@ class Aggregates(Kind, frozen=True, tag="aggregate"):
     def renamed(self, names: Mapping[str, str]) -> "Aggregates":
         return Aggregates(tuple((names.get(name, name), aggregate) for name, aggregate in self.made))
 
-    def internal(self, names: Mapping[str, str]) -> dict[str, str]:
+    def internal_renames(self, names: Mapping[str, str]) -> dict[str, str]:
         return {f"_{old}{part}": f"_{new}{part}" for old, new in names.items() for part in ("_sum", "_count", "_by")}
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         return self.tag == now.tag
 
-    def needed_in(self, column: str) -> str:
+    def why_not_maskable(self, column: str) -> str:
         aggregate = dict(self.made).get(column)
         replaced = aggregate is None or aggregate.function in ("first", "last")
         return "" if replaced else f"it is {aggregate}, to which later records add"
 
-    def made_of(self, column: str) -> tuple[str, ...]:
+    def source_columns(self, column: str) -> tuple[str, ...]:
         aggregate = dict(self.made).get(column)
         return (aggregate.column,) if aggregate is not None and aggregate.column else ()
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        schema = only(rows, "aggregate(...)")
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema = single_schema(rows, "aggregate(...)")
         check_value_names([name for name, _ in self.made], key)
         fields: list[pa.Field] = []
         needs: dict[str, None] = {}
@@ -201,7 +201,7 @@ def _fields(name: str, aggregate: Aggregate, source: pa.DataType | None, by: pa.
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
 
 
-class NoRoom(Exception):
+class SumOverflow(Exception):
     """A sum exceeds its type. `row` is the index of the key in the summed table."""
 
     def __init__(self, column: str, total: Decimal, kind: pa.DataType, row: int) -> None:
@@ -211,21 +211,21 @@ class NoRoom(Exception):
         self._says = label, f"would be {total:f}, which does not fit a {type_name}"
         super().__init__(" ".join(self._says))
 
-    def of(self, keys: pa.Table) -> BadRecord:
+    def to_bad_record(self, keys: pa.Table) -> BadRecord:
         (key,) = python_rows(keys.slice(self.row, 1))
         label, problem = self._says
         return BadRecord(f"{label} of key {', '.join(f'{name}={value!r}' for name, value in key.items())} {problem}")
 
 
-class PerKey:
+class BatchAggregates:
     """Aggregates of one batch, with one value per key, in the order of the keys."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
         self._rows, self._groups = rows, groups
         self._ids = pa.array(groups.ids)
-        self._parts = ROWS in rows.column_names
+        self._parts = ROWS_COLUMN in rows.column_names
 
-    def kept(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> dict[str, Array]:
+    def stored_columns(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> dict[str, Array]:
         kind = schema.field(name).type
         match aggregate.function:
             case "count":
@@ -246,7 +246,7 @@ class PerKey:
         return {name: value, f"_{name}_by": by}
 
     def _column(self, content: str, name: str, column: str | None) -> Array:
-        return self._rows[part(content, name) if self._parts else column]
+        return self._rows[partial_column(content, name) if self._parts else column]
 
     def _count(self, name: str, aggregate: Aggregate) -> Array:
         if aggregate.column is None and not self._parts:
@@ -256,12 +256,12 @@ class PerKey:
     def _total(self, name: str, aggregate: Aggregate, schema: pa.Schema) -> Array:
         column = name if aggregate.function == "sum" else f"_{name}_sum"
         kind = schema.field(column).type
-        if (low := part("low", name)) in self._rows.column_names:
-            return self._whole(column, self._rows[part("sum", name)], self._rows[low], kind)
+        if (low := partial_column("low", name)) in self._rows.column_names:
+            return self._whole(column, self._rows[partial_column("sum", name)], self._rows[low], kind)
         values = self._column("sum", name, aggregate.column)
         if pa.types.is_decimal(values.type):
             # Arrow's sums of decimals wrap around at 128 bits; 256 bits suffice for any number of rows.
-            return fitting(column, self._reduce(values.cast(_wide(kind)), "sum"), kind)
+            return cast_sums(column, self._reduce(values.cast(_wide(kind)), "sum"), kind)
         if not pa.types.is_integer(values.type):
             return self._reduce(values.cast(kind), "sum").cast(kind)
         values = values.cast(pa.int64())
@@ -287,7 +287,9 @@ class PerKey:
             except pa.ArrowInvalid:
                 pass  # `fitting` tells which
         upper = pc.multiply(high.cast(pa.decimal128(19, 0)), pa.scalar(Decimal(1 << 32), pa.decimal128(10, 0)))
-        return fitting(column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind)
+        return cast_sums(
+            column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind
+        )
 
     def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
         edge = self._reduce(bys, "max" if largest else "min")
@@ -304,60 +306,62 @@ class PerKey:
 
 
 def num_rows(rows: pa.Table) -> int:
-    return int(pc.sum(rows[ROWS]).as_py() or 0) if ROWS in rows.column_names else int(rows.num_rows)
+    return int(pc.sum(rows[ROWS_COLUMN]).as_py() or 0) if ROWS_COLUMN in rows.column_names else int(rows.num_rows)
 
 
 def num_partials(rows: pa.Table) -> int:
     """Return the number of pre-aggregated rows that crossed the shuffle; 0 without pre-aggregation."""
-    tasks = pc.fill_null(rows[TASKS], 0).to_numpy() if TASKS in rows.column_names else np.empty(0, np.int64)
+    tasks = (
+        pc.fill_null(rows[TASKS_COLUMN], 0).to_numpy() if TASKS_COLUMN in rows.column_names else np.empty(0, np.int64)
+    )
     return int(np.unpackbits(tasks.view(np.uint8)).sum())
 
 
 @dataclass(frozen=True, slots=True)
-class BoundAggregates(Bound):
+class BoundAggregates(BoundState):
     """Aggregates over rows of a fixed schema."""
 
     columns: tuple[tuple[str, Aggregate], ...]
     values: pa.Schema
-    needs: tuple[str, ...]
-    emits: tuple[pa.Schema, ...]
+    needed_columns: tuple[str, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         try:
-            values = self.added(rows, groups, old)
-        except NoRoom as error:
-            raise error.of(keys) from None
+            values = self.add_rows(rows, groups, old)
+        except SumOverflow as error:
+            raise error.to_bad_record(keys) from None
         visible = values.select([field.name for field in self.values if not is_internal(field.name)])
-        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
-        return Merged(values, emitted=(emitted,))
+        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emitted_schemas[0])
+        return MergeResult(values, emitted=(emitted,))
 
     @property
-    def added_up(self) -> tuple[tuple[str, Aggregate], ...]:
+    def partial_aggregates(self) -> tuple[tuple[str, Aggregate], ...]:
         return self.columns
 
-    def over_partials(self, columns: tuple[str, ...]) -> Bound:
-        return replace(self, needs=columns)
+    def over_partials(self, columns: tuple[str, ...]) -> BoundState:
+        return replace(self, needed_columns=columns)
 
-    def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
+    def add_rows(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
         """Add the rows of each group to the value columns of `old`, one row per group. Raises `SumOverflow`.
 
         Accepts pre-aggregated rows.
         """
-        batch = PerKey(rows, groups)
-        return self._table(old, lambda name, aggregate: batch.kept(name, aggregate, self.values))
+        batch = BatchAggregates(rows, groups)
+        return self._table(old, lambda name, aggregate: batch.stored_columns(name, aggregate, self.values))
 
-    def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
+    def combine(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
         """Combine two tables of value columns of equal keys, from earlier and later records. Raises `SumOverflow`."""
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
         stored: dict[str, Array] = {}
         for name, aggregate in self.columns:
-            stored |= merged(aggregate.function, name, earlier, later(name, aggregate))
+            stored |= combine_aggregates(aggregate.function, name, earlier, later(name, aggregate))
         return pa.table([stored[field.name] for field in self.values], schema=self.values)
 
 
-def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
+def combine_aggregates(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
     """Combine the stored columns of the aggregate `name` over two parts; a null stands for a part without records.
 
     Both parts have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
@@ -368,9 +372,9 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
         case "count":
             return {name: pc.add(pc.fill_null(old, 0), pc.fill_null(new, 0))}
         case "sum":
-            return {name: plus(name, old, new)}
+            return {name: add_sums(name, old, new)}
         case "mean":
-            total = plus(f"_{name}_sum", earlier[f"_{name}_sum"], later[f"_{name}_sum"])
+            total = add_sums(f"_{name}_sum", earlier[f"_{name}_sum"], later[f"_{name}_sum"])
             number = pc.add(pc.fill_null(earlier[f"_{name}_count"], 0), pc.fill_null(later[f"_{name}_count"], 0))
             divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
             # Sums beyond 2^53 are rounded to the nearest double.
@@ -388,7 +392,7 @@ def merged(function: str, name: str, earlier: Columns, later: Columns) -> dict[s
     raise ValueError(f"unknown aggregate function {function!r}")
 
 
-def plus(name: str, old: Array, new: Array) -> Array:
+def add_sums(name: str, old: Array, new: Array) -> Array:
     """Return the SQL sum of two partial sums: null only if both are null. Raises `SumOverflow`."""
     kind = old.type
     if pa.types.is_floating(kind):
@@ -399,7 +403,7 @@ def plus(name: str, old: Array, new: Array) -> Array:
         except pa.ArrowInvalid:
             pass  # `fitting` tells which
     wide = _wide(kind)
-    return pc.coalesce(fitting(name, pc.add(_widened(old, wide), _widened(new, wide)), kind), old, new)
+    return pc.coalesce(cast_sums(name, pc.add(_widened(old, wide), _widened(new, wide)), kind), old, new)
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
@@ -411,7 +415,7 @@ def _widened(values: Array, wide: pa.DataType) -> Array:
     return values.cast(pa.decimal128(19, 0)).cast(wide) if pa.types.is_integer(values.type) else values.cast(wide)
 
 
-def fitting(name: str, totals: Array, kind: pa.DataType) -> Array:
+def cast_sums(name: str, totals: Array, kind: pa.DataType) -> Array:
     """Cast sums of the column `name` to their type. Raises `SumOverflow` for the first sum that does not fit."""
     narrow = pa.decimal128(_DIGITS, totals.type.scale)
     try:
@@ -421,5 +425,5 @@ def fitting(name: str, totals: Array, kind: pa.DataType) -> Array:
             try:
                 pa.array([total], narrow).cast(kind)
             except pa.ArrowInvalid:
-                raise NoRoom(name, total, kind, row) from None
+                raise SumOverflow(name, total, kind, row) from None
         raise

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from ...errors import Refused
-from .kind import Bound, Kind
+from .kind import BoundState, Kind
 
 
 class Attached(Kind, frozen=True, tag="attached"):
@@ -14,10 +14,10 @@ class Attached(Kind, frozen=True, tag="attached"):
 
     operator: str = ""
     migrates: ClassVar[bool] = False
-    elsewhere: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
+    external_owner: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         raise Refused(
-            f"rows are {self.elsewhere}, so no program can write them",
+            f"rows are {self.external_owner}, so no program can write them",
             hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME turns them into the state of a stage",
         )

@@ -15,19 +15,19 @@ from msgspec.structs import force_setattr
 
 from ...errors import Usage
 from ...store.sst.schema import DUE, event_ms
-from .kind import Bound, DueBy, Groups, Kind, Merged, as_kind, field_of
+from .kind import BoundState, DueBy, Groups, Kind, MergeResult, decode_nested_kind, field_of
 from .session import Sessions
 
 
-class Final(Kind, frozen=True, tag="final"):
+class FinalKind(Kind, frozen=True, tag="final"):
     """State over windows that emits each row once, after the watermark has passed the end of the row's window."""
 
     state: Any
-    once: ClassVar[bool] = True
+    emits_once: ClassVar[bool] = True
     emission: ClassVar[Literal["rows"]] = "rows"
 
     def __post_init__(self) -> None:
-        force_setattr(self, "state", as_kind(self.state))
+        force_setattr(self, "state", decode_nested_kind(self.state))
 
     def __str__(self) -> str:
         return f"final({self.state})"
@@ -40,8 +40,8 @@ class Final(Kind, frozen=True, tag="final"):
     def due_column(self, key: pa.Schema) -> str:
         return window_of(key) or ""
 
-    def carried(self, column: str) -> str | None:
-        return self.core.carried(column)
+    def copied_column(self, column: str) -> str | None:
+        return self.core.copied_column(column)
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -49,13 +49,13 @@ class Final(Kind, frozen=True, tag="final"):
 
     @property
     def declaration(self) -> Kind:
-        return Final(self.core.declaration)
+        return FinalKind(self.core.declaration)
 
     def renamed(self, names: Mapping[str, str]) -> Kind:
-        return Final(self.core.renamed(names))
+        return FinalKind(self.core.renamed(names))
 
-    def goes_on_as(self, now: Kind) -> bool:
-        return self.tag == now.tag and self.core.goes_on_as(now.core)
+    def is_compatible_with(self, now: Kind) -> bool:
+        return self.tag == now.tag and self.core.is_compatible_with(now.core)
 
     def may_become(self, now: Kind) -> bool:
         return self.tag == now.tag and self.core.may_become(now.core)
@@ -63,7 +63,7 @@ class Final(Kind, frozen=True, tag="final"):
     def by_session(self, column: str) -> Kind:
         return Sessions(self, column)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """Fix the columns.
 
         Raises `Usage` if the key has no window, or if a function decides what to emit; see `Kind.bind`.
@@ -79,19 +79,19 @@ class Final(Kind, frozen=True, tag="final"):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundDue(Bound):
+class BoundDue(BoundState):
     """State that stores each row's due time in `_due_at`; a call without records gets the due rows."""
 
-    inner: Bound
+    inner: BoundState
     column: str
     due_by: DueBy
     final: bool = False
 
     @property
-    def added_up(self) -> tuple[tuple[str, Any], ...]:
-        return self.inner.added_up if self.final else ()
+    def partial_aggregates(self) -> tuple[tuple[str, Any], ...]:
+        return self.inner.partial_aggregates if self.final else ()
 
-    def over_partials(self, columns: tuple[str, ...]) -> Bound:
+    def over_partials(self, columns: tuple[str, ...]) -> BoundState:
         return replace(self, inner=self.inner.over_partials(columns))
 
     @property
@@ -99,23 +99,23 @@ class BoundDue(Bound):
         return self.inner.values.append(pa.field(DUE, pa.int64()))
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return self.inner.needs
+    def needed_columns(self) -> tuple[str, ...]:
+        return self.inner.needed_columns
 
     @property
-    def emits(self) -> tuple[pa.Schema, ...]:
-        return self.inner.emits
+    def emitted_schemas(self) -> tuple[pa.Schema, ...]:
+        return self.inner.emitted_schemas
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         if self.final and not rows.num_rows:
             columns = dict(zip([*keys.column_names, *old.column_names], [*keys.columns, *old.columns], strict=True))
-            (schema,) = self.emits
+            (schema,) = self.emitted_schemas
             emitted = pa.table([columns[name] for name in schema.names], schema=schema)
-            return Merged(old, changed=np.zeros(groups.num, bool), emitted=(emitted,))
+            return MergeResult(old, changed=np.zeros(groups.num, bool), emitted=(emitted,))
         merged = self.inner.merge(rows, groups, keys, old.select(self.inner.values.names))
         times = pc.struct_field(keys[self.column], "end") if self.final else merged.values[self.column]
         values = merged.values.append_column(pa.field(DUE, pa.int64()), due_ms(times))
-        emitted_now = tuple(schema.empty_table() for schema in self.emits) if self.final else merged.emitted
+        emitted_now = tuple(schema.empty_table() for schema in self.emitted_schemas) if self.final else merged.emitted
         return replace(merged, values=values, emitted=emitted_now)
 
 

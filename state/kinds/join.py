@@ -13,15 +13,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...common.durations import format_ms, parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.arrow_types import from_arrow, to_arrow
-from ...store.sst.hashing import digests
+from ...store.sst.hashing import hash_values
 from ...store.sst.schema import DUE
 from ...store.versions.limits import MAX_TTL_MS
 from .. import multi_input
-from .kind import BatchMoment, Bound, Groups, Kind, Merged, check_value_names, field_of, input_of
+from .kind import BatchMoment, BoundState, Groups, Kind, MergeResult, check_value_names, field_of, input_and_time_of
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -34,7 +34,7 @@ _MATCHED = "_matched"
 _NEVER = np.iinfo(np.int64)
 
 
-@checked
+@check_arguments
 def join(left: str, right: str, *, within: str, how: How = "inner") -> "Join":
     """Declare a join of a stage's two inputs, by its key and within a span of time.
 
@@ -80,7 +80,7 @@ class Join(Kind, frozen=True, tag="join"):
     within_ms: int
     how: How
     migrates: ClassVar[bool] = False
-    waiting: ClassVar[str] = "rows that wait for a join"
+    waiting_rows: ClassVar[str] = "rows that wait for a join"
     emission: ClassVar[Literal["rows"]] = "rows"
     in_any_order: ClassVar[bool] = True
     no_late_table: ClassVar[str] = "a join of one stream"
@@ -96,10 +96,10 @@ class Join(Kind, frozen=True, tag="join"):
     def __str__(self) -> str:
         return f"join({self.left}, {self.right}, within={format_ms(self.within_ms)}, how={self.how})"
 
-    def carried(self, column: str) -> str:
+    def copied_column(self, column: str) -> str:
         return column
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         if len(rows) != 2:
             raise Usage(
                 f"the stage's function returns {len(rows)} DataFrame{'s' * (len(rows) != 1)}, and join(...) takes two",
@@ -131,7 +131,7 @@ class JoinSide:
 
 
 def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSide:
-    times = dict(map(input_of, rows))
+    times = dict(map(input_and_time_of, rows))
     if name not in times:
         raise NotFound("input", name, times, hint="join(...) names the two inputs of its stage")
     part, time = list(times).index(name), times[name]
@@ -151,33 +151,35 @@ def _side(name: str, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> JoinSid
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRows:
     """Waiting rows of one side, ordered by key and time, stored rows before new rows of equal time."""
 
     rows: pa.Table
-    place: Numbers
+    row_index: Numbers
     keys: Numbers
-    at_us: Numbers
+    times_us: Numbers
     """int64[n], time of each row in microseconds since 1970 UTC; ascending within a key."""
     new: Flags
-    alone: Flags
+    unmatchable: Flags
     """bool[n], True for rows that cannot match, because their key or time is null."""
 
     def due_ms(self, within_ms: int) -> Numbers:
         """Return int64[n]: the first watermark, in ms since 1970, at which each row can no longer match."""
-        return np.asarray(-(-self.at_us // 1000) + within_ms + 1)
+        return np.asarray(-(-self.times_us // 1000) + within_ms + 1)
 
     def lists(self, stays: Flags, num: int) -> pa.ListArray:
         """Return the rows where `stays` is True as a list of structs for each of `num` keys."""
         positions = np.flatnonzero(stays)
-        columns = self.rows.take(pa.array(self.place[positions])).columns
+        columns = self.rows.take(pa.array(self.row_index[positions])).columns
         structs = pa.StructArray.from_arrays(
             [column.combine_chunks() for column in columns], fields=list(self.rows.schema)
         )
         return by_key(structs, self.keys[positions], num)
 
 
-def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: str, keyless: Flags) -> Waiting:
+def gather_side(
+    stored: pa.ChunkedArray, batch_rows: pa.Table, schema: pa.Schema, time: str, keyless: Flags
+) -> WaitingRows:
     """Gather the stored rows and the batch's rows of one side, ordered by key and time.
 
     `stored` has a list of structs for each key, ordered by time, null for no rows; `batch_rows` has the key's position
@@ -187,9 +189,9 @@ def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: s
     lists = stored.combine_chunks()
     old = pa.Table.from_arrays(pc.list_flatten(lists).flatten(), schema=schema)
     sizes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
-    new = came.select(schema.names).cast(schema)
+    new = batch_rows.select(schema.names).cast(schema)
     rows = pa.concat_tables([old, new]).combine_chunks()
-    keys = np.concatenate((np.repeat(np.arange(len(sizes)), sizes), came["_key"].to_numpy())).astype(np.int64)
+    keys = np.concatenate((np.repeat(np.arange(len(sizes)), sizes), batch_rows["_key"].to_numpy())).astype(np.int64)
     at_us = np.clip(pc.fill_null(rows[time].cast(pa.int64()), 0).to_numpy(), -_FAR_US, _FAR_US)
     count = old.num_rows
     new_keys, new_us = keys[count:], at_us[count:]
@@ -199,14 +201,14 @@ def gathered(stored: pa.ChunkedArray, came: pa.Table, schema: pa.Schema, time: s
         # Rows arrive in no fixed order; a digest of all columns breaks ties, so that a replay gives the same.
         tied = order[np.union1d(equal, equal + 1)]
         digest = np.zeros(len(order), np.uint64)
-        digest[tied] = digests(new.take(pa.array(tied)).to_struct_array())
+        digest[tied] = hash_values(new.take(pa.array(tied)).to_struct_array())
         order = np.lexsort((digest, new_us, new_keys))
     age = np.arange(rows.num_rows)
     age[count + order] = np.arange(count, rows.num_rows)
     place = np.lexsort((age, at_us, keys))
     is_new = place >= count
     alone = is_new & (keyless[keys] | np.asarray(rows[time].is_null()))[place]
-    return Waiting(rows, place, keys[place], at_us[place], is_new, alone)
+    return WaitingRows(rows, place, keys[place], at_us[place], is_new, alone)
 
 
 def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
@@ -215,15 +217,15 @@ def by_key(values: pa.Array, keys: Numbers, num: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbers]:
+def find_pairs(left: WaitingRows, right: WaitingRows, within_us: int) -> tuple[Numbers, Numbers]:
     """Return the matching pairs as positions on the left side and on the right side.
 
     Rows match if their keys are equal, their times differ by at most `within_us`, and at least one is new.
 
     Pairs are ordered by the left position, then by the right.
     """
-    every, fresh = np.flatnonzero(~right.alone), np.flatnonzero(right.new & ~right.alone)
-    coming, stored = np.flatnonzero(left.new & ~left.alone), np.flatnonzero(~left.new)
+    every, fresh = np.flatnonzero(~right.unmatchable), np.flatnonzero(right.new & ~right.unmatchable)
+    coming, stored = np.flatnonzero(left.new & ~left.unmatchable), np.flatnonzero(~left.new)
     halves = [_find_pairs(left, coming, right, every, within_us), _find_pairs(left, stored, right, fresh, within_us)]
     lefts, rights = (np.concatenate(side) for side in zip(*halves, strict=True))
     order = np.argsort(lefts, kind="stable")
@@ -231,14 +233,14 @@ def pairs(left: Waiting, right: Waiting, within_us: int) -> tuple[Numbers, Numbe
 
 
 def _find_pairs(
-    left: Waiting, lefts: Numbers, right: Waiting, rights: Numbers, within_us: int
+    left: WaitingRows, lefts: Numbers, right: WaitingRows, rights: Numbers, within_us: int
 ) -> tuple[Numbers, Numbers]:
     """Return the pairs among the given rows of each side."""
     # With times replaced by their ranks, (key, time) becomes one ascending number.
-    times = np.unique(right.at_us[rights])
+    times = np.unique(right.times_us[rights])
     ranks = len(times) + 1
-    composites = right.keys[rights] * ranks + np.searchsorted(times, right.at_us[rights])
-    keys, at_us = left.keys[lefts] * ranks, left.at_us[lefts]
+    composites = right.keys[rights] * ranks + np.searchsorted(times, right.times_us[rights])
+    keys, at_us = left.keys[lefts] * ranks, left.times_us[lefts]
     first = np.searchsorted(composites, keys + np.searchsorted(times, at_us - within_us))
     counts = np.searchsorted(composites, keys + np.searchsorted(times, at_us + within_us, side="right")) - first
     preceding = np.cumsum(counts) - counts
@@ -247,7 +249,7 @@ def _find_pairs(
 
 
 @dataclass(frozen=True, slots=True)
-class BoundJoin(Bound):
+class BoundJoin(BoundState):
     """Join over rows of fixed schemas."""
 
     due_by = "watermark"
@@ -267,49 +269,49 @@ class BoundJoin(Bound):
         return pa.schema([*lists, *matched, pa.field(DUE, pa.int64())])
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return multi_input.columns(self.inputs, self.key)
+    def needed_columns(self) -> tuple[str, ...]:
+        return multi_input.union_columns(self.inputs, self.key)
 
     @property
-    def emits(self) -> tuple[pa.Schema, ...]:
+    def emitted_schemas(self) -> tuple[pa.Schema, ...]:
         return (self.emitted,)
 
     @property
     def behind_ms(self) -> int:
         return self.within_ms + 1
 
-    def late_by(self, _window: str | None) -> tuple[str, ...]:
-        return tuple(multi_input.name_of(side.part, side.time) for side in (self.left, self.right))
+    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
+        return tuple(multi_input.tagged_name(side.part, side.time) for side in (self.left, self.right))
 
     @property
     def late_rows(self) -> tuple[pa.Schema, Mapping[str, str]]:
         """Schema of late rows of either side, and a mapping from batch columns to the columns of the schema."""
         columns = {name: name for name in self.key}
         for side in (self.left, self.right):
-            columns |= {multi_input.name_of(side.part, name): name for name in side.columns.names}
+            columns |= {multi_input.tagged_name(side.part, name): name for name in side.columns.names}
         return self.emitted, columns
 
-    def at_moment(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> BoundState:
         return replace(self, until_ms=moment.until_ms)
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        came = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
+        came = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids)
         keyless = reduce(np.logical_or, (np.asarray(keys[name].is_null()) for name in self.key))
         left, right = (
-            gathered(old[side.name], came[side.part], side.columns, side.time, keyless)
+            gather_side(old[side.name], came[side.part], side.columns, side.time, keyless)
             for side in (self.left, self.right)
         )
-        lefts, rights = pairs(left, right, self.within_ms * 1000)
+        lefts, rights = find_pairs(left, right, self.within_ms * 1000)
         matched = np.zeros(len(left.keys), bool)
         if self.outer:
             # Stored rows come first in `rows`.
             stored_flags = pc.list_flatten(old[_MATCHED].combine_chunks()).to_numpy(zero_copy_only=False)
-            matched = np.append(stored_flags, matched[len(stored_flags) :]).astype(bool)[left.place]
+            matched = np.append(stored_flags, matched[len(stored_flags) :]).astype(bool)[left.row_index]
         matched[lefts] = True
         due_left, due_right = left.due_ms(self.within_ms), right.due_ms(self.within_ms)
         # Rows that a later row may still match.
-        stays = ~left.alone & (self.until_ms is None or due_left > self.until_ms)
-        stays_right = ~right.alone & (self.until_ms is None or due_right > self.until_ms)
+        stays = ~left.unmatchable & (self.until_ms is None or due_left > self.until_ms)
+        stays_right = ~right.unmatchable & (self.until_ms is None or due_right > self.until_ms)
         gone = np.flatnonzero(~stays & ~matched) if self.outer else np.empty(0, np.int64)
         # int64[num]: due time of each key, the least number for a key without waiting rows. The rows of a key are
         # removed together, at the last row's time or in a batch with the key; but unmatched rows are emitted at their
@@ -330,17 +332,17 @@ class BoundJoin(Bound):
             pa.array(due, mask=deleted),
         ]
         emitted = self._emitted(keys, left, right, lefts, rights, gone)
-        return Merged(pa.table(columns, schema=self.values), deleted, emitted=(emitted,))
+        return MergeResult(pa.table(columns, schema=self.values), deleted, emitted=(emitted,))
 
     def _emitted(
-        self, keys: pa.Table, left: Waiting, right: Waiting, lefts: Numbers, rights: Numbers, gone: Numbers
+        self, keys: pa.Table, left: WaitingRows, right: WaitingRows, lefts: Numbers, rights: Numbers, gone: Numbers
     ) -> pa.Table:
         both = np.concatenate((lefts, gone))
-        met = np.concatenate((right.place[rights], np.zeros(len(gone), np.int64)))
+        met = np.concatenate((right.row_index[rights], np.zeros(len(gone), np.int64)))
         unmatched = np.arange(len(both)) >= len(lefts)
         columns = [
             *keys.take(pa.array(left.keys[both])).columns,
-            *left.rows.take(pa.array(left.place[both])).columns,
+            *left.rows.take(pa.array(left.row_index[both])).columns,
             *right.rows.take(pa.array(met, mask=unmatched)).columns,
         ]
         return pa.table(columns, schema=self.emitted)

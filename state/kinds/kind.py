@@ -18,7 +18,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from ...errors import NotFound, Usage
-from ...store.versions.codec import learned
+from ...store.versions.codec import register_type
 from ...store.versions.manifest import Declaration, is_internal
 
 DueBy: TypeAlias = Literal["watermark", "clock"]
@@ -53,7 +53,7 @@ NO_MOMENT = BatchMoment()
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """Result of `BoundState.merge`, by key."""
 
     values: pa.Table
@@ -64,7 +64,7 @@ class Merged:
     emitted: tuple[pa.Table, ...] = ()
 
 
-class Bound:
+class BoundState:
     """State bound to the schema of its rows. Sent to workers by pickle."""
 
     __slots__ = ()
@@ -77,14 +77,14 @@ class Bound:
             """Value columns of the table; names that start with `_` are internal."""
 
         @property
-        def needs(self) -> tuple[str, ...]:
+        def needed_columns(self) -> tuple[str, ...]:
             """Columns of the rows, besides the key, that `merge` reads."""
 
         @property
-        def emits(self) -> tuple[pa.Schema, ...]:
+        def emitted_schemas(self) -> tuple[pa.Schema, ...]:
             """Schemas of rows for the stage's outputs: one for all outputs, or one for each."""
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         """Merge a batch's rows into the rows of their keys. The result does not depend on the order of the rows.
 
         If `rows` is empty, `keys` are the keys of rows that fall due.
@@ -98,11 +98,11 @@ class Bound:
     def behind_ms(self) -> int:
         return 0
 
-    def at_moment(self, _moment: BatchMoment) -> Bound:
+    def at_moment(self, _moment: BatchMoment) -> BoundState:
         """Return the state for a batch at a moment. Called only for states with rows that fall due."""
         return self
 
-    def late_by(self, window: str | None) -> tuple[str, ...]:
+    def lateness_columns(self, window: str | None) -> tuple[str, ...]:
         """Return the columns that decide whether rows are late; `window` is the window in the table's key, if any."""
         return (window,) if window else ()
 
@@ -112,11 +112,11 @@ class Bound:
         return None
 
     @property
-    def added_up(self) -> tuple[tuple[str, Any], ...]:
+    def partial_aggregates(self) -> tuple[tuple[str, Any], ...]:
         """Aggregates by column that Spark may pre-aggregate; empty for none."""
         return ()
 
-    def over_partials(self, _columns: tuple[str, ...]) -> Bound:
+    def over_partials(self, _columns: tuple[str, ...]) -> BoundState:
         """Return the state over pre-aggregated rows, which have these columns besides the key."""
         return self
 
@@ -124,16 +124,16 @@ class Bound:
 class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """Declared kind of state."""
 
-    once: ClassVar[bool] = False
+    emits_once: ClassVar[bool] = False
     migrates: ClassVar[bool] = True
     """True if a migration may change the declaration, as far as the columns allow."""
     key_column: ClassVar[bool] = False
     """True if one key column of the stage is stored among the values, as session windows are, since they grow."""
-    waiting: ClassVar[str] = ""
+    waiting_rows: ClassVar[str] = ""
     """Description of rows that wait in lists for matching rows; empty if no rows wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
     """Emitted rows: changed rows of the table, rows independent of batch boundaries, or rows of a function."""
-    elsewhere: ClassVar[str] = ""
+    external_owner: ClassVar[str] = ""
     in_any_order: ClassVar[bool] = False
     not_final: ClassVar[tuple[str, str]] = ("", "")
     """Reason why rows cannot be emitted once, and an alternative; empty if rows can."""
@@ -141,7 +141,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     """Content that a table of late rows would have, if such a table is unsupported; empty if supported."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """Bind the kind to the schemas of its rows, one schema for each DataFrame that the stage's function returns.
 
         Raises `NotFound` for a missing column, and `Usage` if the state cannot be kept for such rows.
@@ -190,7 +190,7 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         """Return the column with the due time of rows; empty for none."""
         return ""
 
-    def carried(self, _column: str) -> str | None:
+    def copied_column(self, _column: str) -> str | None:
         """Return the input column that an emitted column copies; empty for a computed column, such as a count.
 
         Returns None if only the user's function knows.
@@ -211,11 +211,11 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     def renamed(self, _names: Mapping[str, str]) -> Kind:
         return self
 
-    def internal(self, _names: Mapping[str, str]) -> dict[str, str]:
+    def internal_renames(self, _names: Mapping[str, str]) -> dict[str, str]:
         """Return the renames of internal columns that follow from these renames, old to new."""
         return {}
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         """Return True if stored values keep their meaning under `now`; columns are compared separately."""
         return self.stored == now.stored
 
@@ -230,14 +230,14 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         if self.due_text != now.due_text:
             yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
 
-    def needed_in(self, _column: str) -> str:
+    def why_not_maskable(self, _column: str) -> str:
         """Return the reason why later records need the stored value of this column, so that masking would falsify them.
 
         Empty if later records only replace the value, or if only the user's function knows.
         """
-        return f"it holds {self.waiting}" if self.waiting else ""
+        return f"it holds {self.waiting_rows}" if self.waiting_rows else ""
 
-    def made_of(self, _column: str) -> tuple[str, ...]:
+    def source_columns(self, _column: str) -> tuple[str, ...]:
         """Return the input columns from which a table column is computed, if their names differ."""
         return ()
 
@@ -279,12 +279,12 @@ def kind_of(declared: Declaration) -> Kind:
     if kind_class in (None, Kind):
         return Unknown(declared)
     try:
-        return msgspec.convert(declared, learned(kind_class))
+        return msgspec.convert(declared, register_type(kind_class))
     except (msgspec.ValidationError, RecursionError):
         return Unknown(declared)
 
 
-def as_kind(declared: object) -> Kind:
+def decode_nested_kind(declared: object) -> Kind:
     """Decode a kind nested in a declaration, stored or not. Raises `TypeError` for other values."""
     if isinstance(declared, dict):
         return kind_of(declared)
@@ -296,18 +296,18 @@ def as_kind(declared: object) -> Kind:
 _INPUT, _TIME = b"slackwater.input", b"slackwater.time"
 
 
-def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
+def with_input_metadata(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
     """Return the schema with an input's name and watermark column as metadata."""
     return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
 
 
-def input_of(rows: pa.Schema) -> tuple[str, str]:
+def input_and_time_of(rows: pa.Schema) -> tuple[str, str]:
     """Return the input and the watermark column from a schema's metadata; empty if the input has no watermark."""
     metadata = rows.metadata or {}
     return metadata.get(_INPUT, b"").decode(), metadata.get(_TIME, b"").decode()
 
 
-def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
+def single_schema(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
     """Return the only schema. Raises `Usage` if the stage's function returns several DataFrames."""
     if len(rows) != 1:
         raise Usage(

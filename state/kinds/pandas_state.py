@@ -16,17 +16,17 @@ from .. import multi_input
 from .kind import (
     NO_MOMENT,
     BatchMoment,
-    Bound,
+    BoundState,
     DueBy,
     Groups,
     Kind,
-    Merged,
+    MergeResult,
     check_value_names,
     field_of,
-    input_of,
-    only,
+    input_and_time_of,
+    single_schema,
 )
-from .spark_code import PythonRows, SparkCode, in_order
+from .spark_code import PythonRows, SparkCode, sort_within_keys
 from .structs import Fields, Structs
 from .update import Update
 
@@ -34,7 +34,7 @@ Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTim
 _DEFINED = "_defined"
 
 
-class Called(NamedTuple):
+class CallResult(NamedTuple):
     """Result of one call of the function."""
 
     frames: Sequence[Any]
@@ -43,7 +43,7 @@ class Called(NamedTuple):
     changed: bool
 
 
-Call: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], Called]
+FunctionCall: TypeAlias = Callable[[Any, Iterator[Any], Fields | None, bool], CallResult]
 """Function that calls the user's function for a key, with frames, state, and True if the key has timed out."""
 
 
@@ -54,7 +54,7 @@ class FunctionCode:
     function: Callable[..., Any]
     state: Callable[[], pa.Schema]
     emits: Callable[[], pa.Schema]
-    begin: Callable[[BatchMoment], Call]
+    begin: Callable[[BatchMoment], FunctionCall]
     frames: PythonRows
     order_by: tuple[str, ...] = ()
 
@@ -84,32 +84,32 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
     def due_by(self) -> DueBy:
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         if isinstance(now, PandasState):
             return self.timeout in ("NoTimeout", now.timeout)
         return isinstance(now, Update)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        schema, state = only(rows, "pandas_state(...)"), self.code.state()
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema, state = single_schema(rows, "pandas_state(...)"), self.code.state()
         check_value_names(state.names, key)
         for column in self.code.order_by:
             field_of(schema, column)
-        late = (time,) if (time := input_of(schema)[1]) and self.timeout == "EventTimeTimeout" else ()
+        late = (time,) if (time := input_and_time_of(schema)[1]) and self.timeout == "EventTimeTimeout" else ()
         code, emits = self.code, (self.code.emits(),)
         return BoundPandasState(code.begin, code.frames, code.order_by, key, schema, state, emits, late, self.due_by)
 
 
 @dataclass(frozen=True, slots=True)
-class BoundPandasState(Bound):
+class BoundPandasState(BoundState):
     """Function over rows of a fixed schema."""
 
-    begin: Callable[[BatchMoment], Call]
+    begin: Callable[[BatchMoment], FunctionCall]
     frames: PythonRows
     order_by: tuple[str, ...]
     key: tuple[str, ...]
     rows: pa.Schema
     state: pa.Schema
-    emits: tuple[pa.Schema, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
     late: tuple[str, ...]
     due_by: DueBy
     moment: BatchMoment = NO_MOMENT
@@ -119,21 +119,21 @@ class BoundPandasState(Bound):
         return pa.schema([*self.state, pa.field(_DEFINED, pa.bool_()), pa.field(DUE, pa.int64())])
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return multi_input.columns([self.rows], self.key)
+    def needed_columns(self) -> tuple[str, ...]:
+        return multi_input.union_columns([self.rows], self.key)
 
-    def at_moment(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> BoundState:
         return replace(self, moment=moment)
 
-    def late_by(self, _window: str | None) -> tuple[str, ...]:
+    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
         return self.late
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         """Call the function for the rows of each key, then for the keys that have timed out."""
         structs = Structs("state", pa.struct(list(self.state)), self.frames.struct)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
         columns_of_state = [old[name].combine_chunks() for name in self.state.names]
-        values = structs.python(
+        values = structs.to_python(
             pa.StructArray.from_arrays(columns_of_state, fields=list(self.state), mask=pc.invert(defined))
         )
         due_ms: list[int | None] = old[DUE].to_pylist()
@@ -143,16 +143,18 @@ class BoundPandasState(Bound):
 
         def called(index: int, frames: Iterator[Any], *, timed_out: bool) -> None:
             value = values[index]
-            result = call(names[index], frames, None if value is None else structs.given(value), timed_out)
+            result = call(names[index], frames, None if value is None else structs.to_user(value), timed_out)
             frames_out.extend(result.frames)
             # As in Spark, a call with rows that changes neither state nor timeout keeps the timeout.
             if result.changed or result.timeout_ms is not None or timed_out:
-                values[index] = result.value if result.value is None else structs.taken(result.value)
+                values[index] = result.value if result.value is None else structs.from_user(result.value)
                 due_ms[index] = None if result.timeout_ms is None else result.timeout_ms + 1
                 changed[index] = True
 
         if rows.num_rows:
-            table = in_order(rows.select(self.rows.names).append_column("_key", pa.array(groups.ids)), self.order_by)
+            table = sort_within_keys(
+                rows.select(self.rows.names).append_column("_key", pa.array(groups.ids)), self.order_by
+            )
             frames_of = self.frames.groups(table.drop_columns(["_key"]), groups.ids, groups.num)
             for index in range(groups.num):
                 if (frames := frames_of(index)) is not None:
@@ -161,9 +163,9 @@ class BoundPandasState(Bound):
             for index, at_ms in enumerate(due_ms):
                 if at_ms is not None and at_ms <= until_ms:
                     called(index, self.frames.nothing(rows.schema), timed_out=True)
-        (states,) = structs.arrays(values)
+        (states,) = structs.to_arrays(values)
         due = pa.array(due_ms, pa.int64())
         columns = [*states.flatten(), states.is_valid(), due]
-        emitted = tuple(self.frames.table(frames_out, schema) for schema in self.emits)
+        emitted = tuple(self.frames.table(frames_out, schema) for schema in self.emitted_schemas)
         is_empty = np.asarray(pc.and_(states.is_null(), due.is_null()))
-        return Merged(pa.table(columns, schema=self.values), is_empty, changed, emitted)
+        return MergeResult(pa.table(columns, schema=self.values), is_empty, changed, emitted)

@@ -18,9 +18,20 @@ from msgspec.structs import replace as with_fields
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.schema import DUE
 from .. import multi_input
-from .kind import NO_MOMENT, BatchMoment, Bound, DueBy, Groups, Kind, Merged, check_value_names, field_of, input_of
-from .spark_code import Begin, Handle, Instance, PythonRows, SparkCode, in_order
-from .state_variables import NEVER, TIMERS, KeysAtHand, StateColumn, Timers, Variable, expires, least
+from .kind import (
+    NO_MOMENT,
+    BatchMoment,
+    BoundState,
+    DueBy,
+    Groups,
+    Kind,
+    MergeResult,
+    check_value_names,
+    field_of,
+    input_and_time_of,
+)
+from .spark_code import Begin, Handle, Instance, PythonRows, SparkCode, sort_within_keys
+from .state_variables import NEVER, TIMERS, BatchKeys, StateColumn, Timers, Variable, earliest_times, expiry_column
 from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -80,22 +91,22 @@ class Processor(SparkCode, frozen=True, tag="processor"):
             self, variables={names.get(name, name): variable for name, variable in self.variables.items()}
         )
 
-    def internal(self, names: Mapping[str, str]) -> dict[str, str]:
+    def internal_renames(self, names: Mapping[str, str]) -> dict[str, str]:
         return {
-            expires(name): expires(names.get(name, name))
+            expiry_column(name): expiry_column(names.get(name, name))
             for name, variable in self.variables.items()
             if variable.ttl_ms
         }
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         if isinstance(now, Processor):
             return self.time_mode in ("None", now.time_mode)
         return isinstance(now, Update)
 
-    def needed_in(self, column: str) -> str:
+    def why_not_maskable(self, column: str) -> str:
         return "rows fall due by it" if column == TIMERS else ""
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """Fix the columns. Raises `Refused` for a reserved name or an unsupported variable; see `Kind.bind`."""
         columns, emits = self.code.columns(), self.code.emits()
         names = [column.name for column in columns]
@@ -116,7 +127,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         for schema in rows:
             for column in self.code.order_by:
                 field_of(schema, column)
-        inputs = [input_of(schema) for schema in rows]
+        inputs = [input_and_time_of(schema) for schema in rows]
         part = None
         if self.code.initial:
             input_names = [name for name, _ in inputs]
@@ -132,7 +143,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
                 hint="return their union: flights.unionByName(weather, allowMissingColumns=True)",
             )
         late = [
-            time if time in key or len(rows) == 1 else multi_input.name_of(position, time)
+            time if time in key or len(rows) == 1 else multi_input.tagged_name(position, time)
             for position, (_, time) in enumerate(inputs)
             if time and position != part
         ]
@@ -151,7 +162,7 @@ class Processor(SparkCode, frozen=True, tag="processor"):
 
 
 @dataclass(frozen=True, slots=True)
-class BoundProcessor(Bound):
+class BoundProcessor(BoundState):
     """Class over rows of fixed schemas."""
 
     begin: Begin
@@ -161,7 +172,7 @@ class BoundProcessor(Bound):
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
     columns: tuple[StateColumn, ...]
-    emits: tuple[pa.Schema, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
     times: tuple[str, ...]
     initial: int | None = None
     moment: BatchMoment = NO_MOMENT
@@ -177,41 +188,41 @@ class BoundProcessor(Bound):
         return pa.schema([*fields, *(timers if self.due_by else [])])
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return multi_input.columns(self.inputs, self.key)
+    def needed_columns(self) -> tuple[str, ...]:
+        return multi_input.union_columns(self.inputs, self.key)
 
-    def at_moment(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> BoundState:
         return replace(self, moment=moment)
 
-    def late_by(self, _window: str | None) -> tuple[str, ...]:
+    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
         return self.times if self.time_mode == "EventTime" else ()
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        at_hand = KeysAtHand(groups.num, self.moment.until_ms or 0)
-        variables = {column.name: column.of(at_hand, old, self.python.struct) for column in self.columns}
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
+        at_hand = BatchKeys(groups.num, self.moment.until_ms or 0)
+        variables = {column.name: column.create_variable(at_hand, old, self.python.struct) for column in self.columns}
         timers = Timers(at_hand, old) if self.due_by else None
         instance = self.begin(Handle(variables, timers), self.moment)
         names = self.python.keys(keys)
         emitted_rows = self._handle(instance, at_hand, names, rows, groups) if rows.num_rows else []
         if timers is not None and self.moment.until_ms is not None:
-            for at_ms, at_hand.at in timers.expired(self.moment.until_ms):
-                emitted_rows += instance.expired(names[at_hand.at], at_ms)
+            for at_ms, at_hand.current in timers.expired(self.moment.until_ms):
+                emitted_rows += instance.expired(names[at_hand.current], at_ms)
                 timers.deleteTimer(at_ms)
         instance.close()
         state, is_empty = self._state([variable.arrays for variable in variables.values()], timers, groups.num)
-        emitted = tuple(self.python.table(emitted_rows, schema) for schema in self.emits)
-        return Merged(state, is_empty, at_hand.changed, emitted)
+        emitted = tuple(self.python.table(emitted_rows, schema) for schema in self.emitted_schemas)
+        return MergeResult(state, is_empty, at_hand.changed, emitted)
 
     def _handle(
-        self, instance: Instance, at_hand: KeysAtHand, names: Sequence[Any], rows: pa.Table, groups: Groups
+        self, instance: Instance, at_hand: BatchKeys, names: Sequence[Any], rows: pa.Table, groups: Groups
     ) -> list[Any]:
         emitted_rows: list[Any] = []
         parts = [self.python.groups(*part, groups.num) for part in self._parts(rows, groups)]
         initial = parts.pop(self.initial) if self.initial is not None else None
-        for at_hand.at, key in enumerate(names):
-            if initial is not None and (key_rows := initial(at_hand.at)) is not None:
+        for at_hand.current, key in enumerate(names):
+            if initial is not None and (key_rows := initial(at_hand.current)) is not None:
                 instance.initial(key, key_rows)
-            if (key_rows := parts[0](at_hand.at)) is not None:
+            if (key_rows := parts[0](at_hand.current)) is not None:
                 emitted_rows += instance.rows(key, key_rows)
         return emitted_rows
 
@@ -224,8 +235,8 @@ class BoundProcessor(Bound):
         )
         if timers is not None:
             columns.append(timers.array)
-            first_timer = least(columns[-1])
-            expiry_times = (least(times) for _, *all_times in arrays_by_variable for times in all_times)
+            first_timer = earliest_times(columns[-1])
+            expiry_times = (earliest_times(times) for _, *all_times in arrays_by_variable for times in all_times)
             due = reduce(np.minimum, expiry_times, first_timer)
             is_empty &= first_timer == NEVER
             until_ms = self.moment.until_ms
@@ -235,5 +246,7 @@ class BoundProcessor(Bound):
         return pa.table(columns, schema=self.values), is_empty
 
     def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
-        for schema, table in zip(self.inputs, multi_input.untag(rows, self.inputs, self.key, groups.ids), strict=True):
-            yield in_order(table, self.order_by).select(schema.names), table["_key"].to_numpy()
+        for schema, table in zip(
+            self.inputs, multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids), strict=True
+        ):
+            yield sort_within_keys(table, self.order_by).select(schema.names), table["_key"].to_numpy()

@@ -19,8 +19,8 @@ from msgspec.structs import force_setattr
 from ...errors import Refused, Usage
 from ...store.sst.schema import DUE
 from ...store.versions.manifest import is_internal
-from .aggregate import BoundAggregates, NoRoom
-from .kind import BatchMoment, Bound, Groups, Kind, Merged, as_kind
+from .aggregate import BoundAggregates, SumOverflow
+from .kind import BatchMoment, BoundState, Groups, Kind, MergeResult, decode_nested_kind
 
 Numbers = npt.NDArray[np.int64]
 TIMES = ("start", "end")
@@ -36,11 +36,11 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     """Name of the session column; not stored, because the column may be renamed."""
     migrates: ClassVar[bool] = False
     key_column: ClassVar[bool] = True
-    waiting: ClassVar[str] = "sessions that are open"
+    waiting_rows: ClassVar[str] = "sessions that are open"
     emission: ClassVar[Literal["rows"]] = "rows"
 
     def __post_init__(self) -> None:
-        force_setattr(self, "state", as_kind(self.state))
+        force_setattr(self, "state", decode_nested_kind(self.state))
 
     def __str__(self) -> str:
         return f"sessions({self.state})"
@@ -49,11 +49,11 @@ class Sessions(Kind, frozen=True, tag="sessions"):
     def declaration(self) -> Kind:
         return Sessions(self.state.declaration)
 
-    def carried(self, column: str) -> str | None:
+    def copied_column(self, column: str) -> str | None:
         kind: Kind = self.state
-        return kind.carried(column)
+        return kind.copied_column(column)
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         inner = self.state.core.bind(rows, key)
         if not isinstance(inner, BoundAggregates):
             raise Usage(
@@ -80,7 +80,7 @@ class _Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSessions(Bound):
+class BoundSessions(BoundState):
     """Sessions over rows of a fixed schema.
 
     Value columns of the table: a list of sessions with their visible aggregates, named as the key column; `_partials`,
@@ -92,7 +92,7 @@ class BoundSessions(Bound):
     column: str
     until_ms: int | None = None
 
-    def late_by(self, _window: str | None) -> tuple[str, ...]:
+    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
         return (self.column,)
 
     @property
@@ -101,36 +101,36 @@ class BoundSessions(Bound):
         return pa.schema([*lists, pa.field(DUE, pa.int64())])
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        return (self.column, *self.inner.needs)
+    def needed_columns(self) -> tuple[str, ...]:
+        return (self.column, *self.inner.needed_columns)
 
     @property
-    def emits(self) -> tuple[pa.Schema, ...]:
-        (schema,) = self.inner.emits
+    def emitted_schemas(self) -> tuple[pa.Schema, ...]:
+        (schema,) = self.inner.emitted_schemas
         index = schema.get_field_index(self.column)
         return (schema.set(index, schema.field(index).remove_metadata()),)
 
-    def at_moment(self, moment: BatchMoment) -> Bound:
+    def at_moment(self, moment: BatchMoment) -> BoundState:
         return replace(self, until_ms=moment.until_ms)
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         stored = self._stored_sessions(old)
         has_ended = (
             _whole_ms(stored.end) <= self.until_ms if self.until_ms is not None else np.zeros(len(stored.end), bool)
         )
         try:
             sessions = self._merge_rows(rows, groups, stored.filter(~has_ended))
-        except NoRoom as error:
-            raise error.of(keys) from None
+        except SumOverflow as error:
+            raise error.to_bad_record(keys) from None
         counts = np.bincount(sessions.ids, minlength=groups.num)
         ended = stored.filter(has_ended)
         columns: dict[str, pa.Array | pa.ChunkedArray] = dict(self._columns(ended))
         of = keys.take(pa.array(ended.ids))
         times = pa.StructArray.from_arrays([columns[name] for name in TIMES], fields=list(self._kind))
         columns |= {name: of[name] for name in of.column_names} | {self.column: times}
-        (schema,) = self.emits
+        (schema,) = self.emitted_schemas
         emitted = pa.table([columns[name] for name in schema.names], schema=schema)
-        return Merged(self._values(sessions, counts), deleted=counts == 0, emitted=(emitted,))
+        return MergeResult(self._values(sessions, counts), deleted=counts == 0, emitted=(emitted,))
 
     @property
     def _lists(self) -> dict[str, list[pa.Field]]:
@@ -141,7 +141,7 @@ class BoundSessions(Bound):
 
     @property
     def _kind(self) -> pa.StructType:
-        return self.inner.emits[0].field(self.column).type
+        return self.inner.emitted_schemas[0].field(self.column).type
 
     def _stored_sessions(self, old: pa.Table) -> _Spans:
         columns: dict[str, pa.Array] = {}
@@ -172,7 +172,7 @@ class BoundSessions(Bound):
         order, first, number = _sessions(ids, start, end)
         try:
             parts = self._parts(rows, number, stored)
-        except NoRoom as error:
+        except SumOverflow as error:
             error.row = int(ids[order][first][error.row])
             raise
         return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
@@ -192,8 +192,8 @@ class BoundSessions(Bound):
         previous = old.take(pa.array(index, mask=~exists))
         sorted_rows = rows.take(pa.array(order)).combine_chunks()
         try:
-            added = self.inner.added(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), previous)
-        except NoRoom as error:
+            added = self.inner.add_rows(sorted_rows, Groups(ids_of_rows.astype(np.int32), begins), previous)
+        except SumOverflow as error:
             error.row = int(new_numbers[error.row])
             raise
         alone = ~np.isin(old_numbers, new_numbers)
@@ -245,8 +245,8 @@ def _combine_parts(numbers: Numbers, parts: pa.Table, aggregates: BoundAggregate
         later = place % 2 == 1
         earlier = np.append(later[1:], False)
         try:
-            both = aggregates.together(parts.filter(pa.array(earlier)), parts.filter(pa.array(later)))
-        except NoRoom as error:
+            both = aggregates.combine(parts.filter(pa.array(earlier)), parts.filter(pa.array(later)))
+        except SumOverflow as error:
             error.row = int(numbers[later][error.row])
             raise
         alone = ~earlier & ~later

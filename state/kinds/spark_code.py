@@ -60,7 +60,7 @@ Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
 """Function that creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
 
 
-def in_order(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
+def sort_within_keys(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
     """Sort rows by key number (`_key`) and by these columns; unchanged without columns."""
     if not order_by:
         return table

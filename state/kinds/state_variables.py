@@ -48,25 +48,28 @@ class StateColumn:
         kind, times = self.fields, pa.int64()
         if self.variable.form != "value":
             kind, times = pa.map_(self.key, kind) if self.key is not None else pa.list_(kind), pa.list_(times)
-        return [pa.field(self.name, kind), *([pa.field(expires(self.name), times)] if self.variable.ttl_ms else [])]
+        return [
+            pa.field(self.name, kind),
+            *([pa.field(expiry_column(self.name), times)] if self.variable.ttl_ms else []),
+        ]
 
-    def of(self, keys: "KeysAtHand", old: pa.Table, struct_of: StructOf) -> "StateVariable":
+    def create_variable(self, keys: "BatchKeys", old: pa.Table, struct_of: StructOf) -> "StateVariable":
         return {"value": ValueState, "list": ListState, "map": MapState}[self.variable.form](self, keys, old, struct_of)
 
 
-def expires(name: str) -> str:
+def expiry_column(name: str) -> str:
     """Return the name of the column with a variable's expiry times; a list column for lists and maps."""
     return f"_expires_{name}"
 
 
 @dataclass(slots=True)
-class KeysAtHand:
+class BatchKeys:
     """Keys of a batch, one of which is current."""
 
     num: int
     wall_ms: int
     """Time by which values expire, in ms since 1970 UTC."""
-    at: int = 0
+    current: int = 0
     changed: npt.NDArray[np.bool_] = field(init=False)
     """bool[num], True for keys whose values differ from the stored values."""
 
@@ -77,7 +80,7 @@ class KeysAtHand:
 class _PerKey:
     """Value for each key of a batch, converted from Arrow to Python at the first access."""
 
-    def __init__(self, keys: KeysAtHand, stored: pa.Array) -> None:
+    def __init__(self, keys: BatchKeys, stored: pa.Array) -> None:
         self._keys, self._stored, self._rows = keys, stored, None
         self._written = False
 
@@ -91,11 +94,11 @@ class _PerKey:
 
     @property
     def _row(self) -> Any:
-        return self._all[self._keys.at]
+        return self._all[self._keys.current]
 
     def _put(self, row: Any) -> None:
-        self._all[self._keys.at] = row
-        self._written = self._keys.changed[self._keys.at] = True
+        self._all[self._keys.current] = row
+        self._written = self._keys.changed[self._keys.current] = True
 
     def _python(self, stored: pa.Array) -> list[Any]:
         raise NotImplementedError
@@ -104,7 +107,7 @@ class _PerKey:
 class Timers(_PerKey):
     """Timers of the keys."""
 
-    def __init__(self, keys: KeysAtHand, old: pa.Table) -> None:
+    def __init__(self, keys: BatchKeys, old: pa.Table) -> None:
         super().__init__(keys, old[TIMERS].combine_chunks())
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
@@ -121,7 +124,7 @@ class Timers(_PerKey):
         return iter(list(self._row or ()))
 
     def expired(self, until_ms: int) -> list[tuple[int, int]]:
-        if not self._written and not (least(self._stored) <= until_ms).any():
+        if not self._written and not (earliest_times(self._stored) <= until_ms).any():
             return []
         return sorted(
             (at_ms, key) for key, timers in enumerate(self._all) for at_ms in timers or () if at_ms <= until_ms
@@ -138,12 +141,12 @@ class Timers(_PerKey):
 class StateVariable(_PerKey):
     """State variable for the keys of a batch. With a time to live, the last part of an entry is its expiry time."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
+    def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
         stored, *times = (old[field.name].combine_chunks() for field in column.columns)
         super().__init__(keys, stored)
         self._fields, self._times = Structs(column.name, column.fields, struct_of), times[0] if times else None
         self._until = (keys.wall_ms + column.variable.ttl_ms,) if times else ()
-        if self._times is not None and (expired := least(self._times) <= keys.wall_ms).any():
+        if self._times is not None and (expired := earliest_times(self._times) <= keys.wall_ms).any():
             for key in np.flatnonzero(expired).tolist():
                 self._all[key] = self._alive(self._all[key])
             self._written, keys.changed = True, keys.changed | expired
@@ -162,10 +165,10 @@ class StateVariable(_PerKey):
         return [self._stored, *([self._times] if self._times is not None else [])]
 
     def _taken(self, value: Sequence[Any]) -> Fields:
-        return self._fields.taken(value) + self._until
+        return self._fields.from_user(value) + self._until
 
     def _given(self, entry: Fields) -> Fields:
-        return self._fields.given(entry[:-1] if self._until else entry)
+        return self._fields.to_user(entry[:-1] if self._until else entry)
 
     def _is_alive(self, entry: Fields) -> bool:
         # Entries written before the variable had a time to live have no expiry time.
@@ -191,10 +194,10 @@ class ValueState(StateVariable):
         return row if row is not None and self._is_alive(row) else None
 
     def _python(self, stored: pa.Array) -> list[Any]:
-        return self._fields.python(stored, self._times)
+        return self._fields.to_python(stored, self._times)
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        return self._fields.arrays(rows, timed=self._times is not None)
+        return self._fields.to_arrays(rows, timed=self._times is not None)
 
 
 class ListState(StateVariable):
@@ -219,36 +222,36 @@ class ListState(StateVariable):
 
     def _python(self, stored: pa.Array) -> list[Any]:
         times = _beside(self._times, stored) if self._times is not None else None
-        return _per_key(stored, self._fields.python(stored.values, times))
+        return _per_key(stored, self._fields.to_python(stored.values, times))
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
-        arrays = self._fields.arrays([entry for row in rows for entry in row or ()], timed=self._times is not None)
+        arrays = self._fields.to_arrays([entry for row in rows for entry in row or ()], timed=self._times is not None)
         return [pa.ListArray.from_arrays(_offsets(rows), array, mask=_nulls(rows)) for array in arrays]
 
 
 class MapState(StateVariable):
     """Map for each key. Iterates in the order of the map's keys."""
 
-    def __init__(self, column: StateColumn, keys: KeysAtHand, old: pa.Table, struct_of: StructOf) -> None:
+    def __init__(self, column: StateColumn, keys: BatchKeys, old: pa.Table, struct_of: StructOf) -> None:
         assert column.key is not None  # noqa: S101  a map has one
         self._user_keys = Structs(column.name, column.key, struct_of)
         super().__init__(column, keys, old, struct_of)
 
     def getValue(self, key: Sequence[Any]) -> Any:
-        entry = (self._row or {}).get(self._user_keys.taken(key))
-        return self._fields.named(self._given(entry)) if entry is not None else None
+        entry = (self._row or {}).get(self._user_keys.from_user(key))
+        return self._fields.to_named_row(self._given(entry)) if entry is not None else None
 
     def containsKey(self, key: Sequence[Any]) -> bool:
-        return self._user_keys.taken(key) in (self._row or {})
+        return self._user_keys.from_user(key) in (self._row or {})
 
     def updateValue(self, key: Sequence[Any], value: Sequence[Any]) -> None:
         entries = self._row or {}
-        entries[self._user_keys.taken(key)] = self._taken(value)
+        entries[self._user_keys.from_user(key)] = self._taken(value)
         self._put(entries)
 
     def removeKey(self, key: Sequence[Any]) -> None:
         entries = self._row or {}
-        if entries.pop(self._user_keys.taken(key), None) is not None:
+        if entries.pop(self._user_keys.from_user(key), None) is not None:
             self._put(entries or None)
 
     def iterator(self) -> Iterator[tuple[Fields, Fields]]:
@@ -265,13 +268,13 @@ class MapState(StateVariable):
 
     def _python(self, stored: pa.Array) -> list[Any]:
         times = _beside(self._times, stored) if self._times is not None else None
-        keys, entries = self._user_keys.python(stored.keys), self._fields.python(stored.items, times)
+        keys, entries = self._user_keys.to_python(stored.keys), self._fields.to_python(stored.items, times)
         return [pairs and dict(pairs) for pairs in _per_key(stored, list(zip(keys, entries, strict=True)))]
 
     def _arrays(self, rows: list[Any]) -> list[pa.Array]:
         ordered = [(row, _ordered(row or ())) for row in rows]
-        (keys,) = self._user_keys.arrays([key for _, map_keys in ordered for key in map_keys])
-        values, *times = self._fields.arrays(
+        (keys,) = self._user_keys.to_arrays([key for _, map_keys in ordered for key in map_keys])
+        values, *times = self._fields.to_arrays(
             [row[key] for row, map_keys in ordered for key in map_keys], timed=self._times is not None
         )
         offsets, nulls = _offsets(rows), _nulls(rows)
@@ -314,7 +317,7 @@ def _beside(times: pa.Array, lists: pa.Array) -> pa.Array:
     return pa.array([at for padded_times in padded for at in padded_times], pa.int64())
 
 
-def least(times: pa.Array) -> Times:
+def earliest_times(times: pa.Array) -> Times:
     """Return int64[n]: the earliest time of each list, or each time itself; `NEVER` for an empty list or a null."""
     if not pa.types.is_list(times.type):
         return np.asarray(pc.fill_null(times, NEVER).to_numpy())

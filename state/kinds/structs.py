@@ -43,7 +43,7 @@ class Structs:
         self._converted = self._nested or self._inner != [field.type for field in kind]
         self._python_types = tuple(map(_python_type, self._inner))
 
-    def python(self, structs: pa.Array, times: pa.Array | None = None) -> list[Fields | None]:
+    def to_python(self, structs: pa.Array, times: pa.Array | None = None) -> list[Fields | None]:
         """Return tuples of internal values, each with its value in `times` appended; None for a null struct."""
         parts = [_read(column.cast(inner), inner) for column, inner in zip(structs.flatten(), self._inner, strict=True)]
         rows: list[Fields | None] = list(zip(*parts, *((times.to_pylist(),) if times is not None else ()), strict=True))
@@ -51,7 +51,7 @@ class Structs:
             rows[index] = None
         return rows
 
-    def arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
+    def to_arrays(self, rows: Sequence[Fields | None], *, timed: bool = False) -> list[pa.Array]:
         """Return the column of these tuples; if `timed`, also the column of their last elements, which are times."""
         present = [row for row in rows if row is not None]
         parts = list(zip(*present, strict=True)) or [()] * (self._kind.num_fields + timed)
@@ -64,7 +64,7 @@ class Structs:
         positions = pa.array(np.cumsum(is_present) - 1, mask=~is_present)
         return [array.take(positions) for array in arrays]
 
-    def taken(self, value: Sequence[Any]) -> Fields:
+    def from_user(self, value: Sequence[Any]) -> Fields:
         """Convert a user's value to internal values. Raises `Refused` if the value does not fit the struct."""
         if type(value) is tuple and tuple(map(type, value)) == self._python_types:
             return value  # nearly always
@@ -84,10 +84,10 @@ class Structs:
         except (ValueError, TypeError, AttributeError) as error:
             raise Refused(f"state variable {self._column!r}: a value does not fit: {error}") from error
 
-    def given(self, value: Fields) -> Fields:
-        return tuple(self.named(value)) if self._converted else value
+    def to_user(self, value: Fields) -> Fields:
+        return tuple(self.to_named_row(value)) if self._converted else value
 
-    def named(self, value: Fields) -> Any:
+    def to_named_row(self, value: Fields) -> Any:
         """Convert internal values to a row with named fields, which the caller may change."""
         return self._spark.fromInternal(deepcopy(value) if self._nested else value)
 

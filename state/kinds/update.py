@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused, Usage
 from .. import multi_input
 from .due import BoundDue
-from .kind import Bound, DueBy, Groups, Kind, Merged, OfCode, check_names_once, check_value_names, field_of
+from .kind import BoundState, DueBy, Groups, Kind, MergeResult, OfCode, check_names_once, check_value_names, field_of
 
 Function = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class UpdateCode:
     """Parts of an update that are not stored: a new function over unchanged columns is compatible."""
 
     function: Function
@@ -54,13 +54,13 @@ class Update(OfCode, frozen=True, tag="update"):
     def renamed(self, names: Mapping[str, str]) -> "Update":
         return replace(self, due=names.get(self.due, self.due))
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         return self.tag == now.tag
 
-    def needed_in(self, column: str) -> str:
+    def why_not_maskable(self, column: str) -> str:
         return "rows fall due by it" if column == self.due else ""
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         values = self.code.state()
         check_value_names(values.names, key)
         for schema in rows:
@@ -69,7 +69,7 @@ class Update(OfCode, frozen=True, tag="update"):
         emits = tuple(schema() for schema in self.code.emits) or (pa.schema([]),)
         for schema in emits:
             check_names_once(schema.names, "emits")
-        needs = multi_input.columns(rows, key)
+        needs = multi_input.union_columns(rows, key)
         bound = _BoundUpdate(self.code.function, key, tuple(rows), values, needs, emits, self.code.order_by)
         if not self.due:
             return bound
@@ -82,24 +82,24 @@ class Update(OfCode, frozen=True, tag="update"):
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundUpdate(Bound):
+class _BoundUpdate(BoundState):
     function: Function
     key: tuple[str, ...]
     inputs: tuple[pa.Schema, ...]
     values: pa.Schema
-    needs: tuple[str, ...]
-    emits: tuple[pa.Schema, ...]
+    needed_columns: tuple[str, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
     order_by: tuple[str, ...]
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        tables = multi_input.untag(rows, self.inputs, self.key, groups.ids)
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
+        tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids)
         if self.order_by:
             order = [(name, "ascending") for name in ("_key", *self.order_by)]
             tables = tuple(table.take(pc.sort_indices(table, order)) for table in tables)
         old_state = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
         returned = self.function(*tables, old_state)
         new_state, *emitted = returned if isinstance(returned, tuple) else (returned,)
-        declared = [schema for schema in self.emits if len(schema)]
+        declared = [schema for schema in self.emitted_schemas if len(schema)]
         if declared and not emitted:
             raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
         if declared and len(emitted) != len(declared):
@@ -119,10 +119,10 @@ class _BoundUpdate(Bound):
         if "_deleted" in new_state.column_names:
             _check_once("state", new_state, "_deleted")
             deleted = np.asarray(pc.fill_null(new_state["_deleted"], False).to_numpy())
-        return Merged(
+        return MergeResult(
             _conform("state", new_state, self.values),
             deleted,
-            emitted=tuple(_conform("emitted", *pair) for pair in zip(emitted, self.emits, strict=False)),
+            emitted=tuple(_conform("emitted", *pair) for pair in zip(emitted, self.emitted_schemas, strict=False)),
         )
 
 

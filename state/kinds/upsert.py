@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...common.arguments import checked
+from ...common.arguments import check_arguments
 from ...errors import Usage
-from ...store.sst.hashing import digests
-from .kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
+from ...store.sst.hashing import hash_values
+from .kind import BoundState, Groups, Kind, MergeResult, check_value_names, field_of, single_schema
 
 
-@checked
+@check_arguments
 def upsert(*, by: str, delete_when: str | None = None) -> "Upsert":
     """Declare a table that holds, for each key, the row with the largest value in the column `by`.
 
@@ -36,17 +36,17 @@ class Upsert(Kind, frozen=True, tag="upsert"):
     delete_when: str | None = None
     emission: ClassVar[Literal["table"]] = "table"
 
-    def carried(self, column: str) -> str:
+    def copied_column(self, column: str) -> str:
         return column
 
     def renamed(self, names: Mapping[str, str]) -> "Upsert":
         return Upsert(names.get(self.by, self.by), self.delete_when)
 
-    def needed_in(self, column: str) -> str:
+    def why_not_maskable(self, column: str) -> str:
         return "it says which of two rows is the later one" if column == self.by else ""
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        schema = only(rows, "upsert(...)")
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema = single_schema(rows, "upsert(...)")
         by = field_of(schema, self.by)
         if self.by in key or pa.types.is_nested(by.type):
             raise Usage(f"upsert by={self.by!r}: expected a plain value column that is not part of the key")
@@ -60,21 +60,21 @@ class Upsert(Kind, frozen=True, tag="upsert"):
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundUpsert(Bound):
+class _BoundUpsert(BoundState):
     by: str
     delete_when: str | None
     values: pa.Schema
-    needs: tuple[str, ...]
-    emits: tuple[pa.Schema, ...]
+    needed_columns: tuple[str, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         # Rows with equal `by` arrive in no fixed order; the other columns break ties: replays are deterministic.
-        sortable = [name for name in self.needs if name != self.by]
+        sortable = [name for name in self.needed_columns if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         for name in sortable:
             if pa.types.is_nested(rows[name].type):
                 at = table.schema.get_field_index(name)
-                table = table.set_column(at, name, pa.array(digests(rows[name])))
+                table = table.set_column(at, name, pa.array(hash_values(rows[name])))
         order = pc.sort_indices(
             table, [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)]
         ).to_numpy()
@@ -85,5 +85,7 @@ class _BoundUpsert(Bound):
         if self.delete_when:
             deleted = changed & np.asarray(pc.fill_null(latest[self.delete_when], False))
         values = latest.select(self.values.names).cast(self.values)
-        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(pa.array(changed & ~deleted))
-        return Merged(values, deleted, changed, (emitted,))
+        emitted = pa.table([*keys.columns, *values.columns], schema=self.emitted_schemas[0]).filter(
+            pa.array(changed & ~deleted)
+        )
+        return MergeResult(values, deleted, changed, (emitted,))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from ..versions import limits
-from ..versions.checks import Wrong
+from ..versions.checks import Violation
 
 
 class Extent(Struct, frozen=True, order=True, array_like=True):
@@ -37,7 +37,7 @@ def union(*sets: Iterable[Extent]) -> Extents:
     return tuple(merged)
 
 
-def minus(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
+def subtract(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
     holes: dict[int, list[Extent]] = {}
     for hole in union(removed):
         holes.setdefault(hole.partition, []).append(hole)
@@ -57,9 +57,9 @@ def minus(extents: Iterable[Extent], removed: Iterable[Extent]) -> Extents:
     return tuple(remaining)
 
 
-def common(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
+def intersect(first: Iterable[Extent], second: Iterable[Extent]) -> Extents:
     extents = tuple(first)
-    return minus(extents, minus(extents, second))
+    return subtract(extents, subtract(extents, second))
 
 
 def gaps(extents: Iterable[Extent]) -> Extents:
@@ -72,16 +72,16 @@ def gaps(extents: Iterable[Extent]) -> Extents:
     return tuple(between)
 
 
-def count(extents: Iterable[Extent]) -> int:
+def count_offsets(extents: Iterable[Extent]) -> int:
     return sum(extent.end - extent.first for extent in extents)
 
 
-def wrong(path: str, extents: Extents) -> Iterator[Wrong]:
+def extent_violations(path: str, extents: Extents) -> Iterator[Violation]:
     """Yield a violation for each extent that is empty or not after its predecessor."""
     previous: Extent | None = None
     for number, extent in enumerate(extents):
         if extent.first >= extent.end:
-            yield Wrong(f"{path}[{number}]", str(extent), "an end above the first offset")
+            yield Violation(f"{path}[{number}]", str(extent), "an end above the first offset")
         elif previous is not None and (previous.partition, previous.end) >= (extent.partition, extent.first):
-            yield Wrong(f"{path}[{number}]", str(extent), f"offsets after the previous extent, {previous}")
+            yield Violation(f"{path}[{number}]", str(extent), f"offsets after the previous extent, {previous}")
         previous = extent

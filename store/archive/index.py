@@ -19,13 +19,13 @@ from ulid import ULID
 from ...errors import CommitConflict, Corruption
 from ..objects.protocol import ObjectInfo, ObjectStore
 from ..versions import checks, horizon, keys, limits
-from ..versions.checks import Wrong
-from ..versions.codec import Notes
+from ..versions.checks import Violation
+from ..versions.codec import JsonFolder
 from . import extents
 from .extents import Extents
 
 _ATTEMPTS = 100
-_QUICK_S = 30.0
+_MAX_UNCHECKED_S = 30.0
 """Time in which a number cannot be both taken and collected, as collection waits for an hour."""
 
 
@@ -41,8 +41,8 @@ class ArchiveObject(Struct, frozen=True):
     footer_checksum: limits.Checksum
     extents: Extents
     """Offsets that were read to make the object. It has all their records except forgotten records."""
-    time_min_ms: limits.SpanMs
-    time_max_ms: limits.SpanMs
+    time_min_ms: limits.AnyTimeMs
+    time_max_ms: limits.AnyTimeMs
     read_ms: limits.TimeMs
     """Commit time of the newest version that read any of the records; retention counts from there."""
 
@@ -57,11 +57,11 @@ class ArchiveIndex(Struct, frozen=True):
     number: limits.Version
     id: limits.Ulid
     """Unique id, by which a writer recognises its own index if the answer to its put was lost."""
-    follows: limits.Line
+    follows: limits.ShortText
     time_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
     begun_ms: limits.TimeMs = 0
-    topic_id: limits.Line = ""
+    topic_id: limits.ShortText = ""
     begins: limits.Offsets = ()
     """First archived offset by partition; 0 for partitions that were added since."""
     objects: Annotated[tuple[ArchiveObject, ...], Meta(max_length=limits.MAX_SSTS)] = ()
@@ -89,9 +89,9 @@ class ArchiveIndex(Struct, frozen=True):
 
     @property
     def gaps(self) -> Extents:
-        return extents.minus(extents.gaps((*self.thinned, *self.covered)), self.thinned)
+        return extents.subtract(extents.gaps((*self.thinned, *self.covered)), self.thinned)
 
-    def owes(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
+    def unarchived(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
         """Return the offsets that were read since the archive began and were never archived.
 
         `read` has pairs of start and end offsets, each by partition.
@@ -103,51 +103,53 @@ class ArchiveIndex(Struct, frozen=True):
             for partition, (first, end, begin) in enumerate(parts)
             if max(first, begin) < end
         )
-        return extents.minus(required, (*self.covered, *self.thinned))
+        return extents.subtract(required, (*self.covered, *self.thinned))
 
 
-INDEXES = Notes(ArchiveIndex, keys.archive_indexes, lambda index: index.number, app=lambda index: index.prefix)
+INDEXES = JsonFolder(
+    ArchiveIndex, keys.archive_indexes, lambda index: index.number, owner_of=lambda index: index.prefix
+)
 Update = Callable[[ArchiveIndex], ArchiveIndex | None]
 
 
-@checks.relations.register
-def _(value: ArchiveIndex) -> Iterator[Wrong]:
-    yield from extents.wrong("covered", value.covered)
-    yield from extents.wrong("thinned", value.thinned)
-    yield from extents.wrong("forgotten", value.forgotten)
+@checks.find_violations.register
+def _(value: ArchiveIndex) -> Iterator[Violation]:
+    yield from extents.extent_violations("covered", value.covered)
+    yield from extents.extent_violations("thinned", value.thinned)
+    yield from extents.extent_violations("forgotten", value.forgotten)
     pattern, seen = keys.archived_pattern(value.app, value.folder), set[str]()
     for number, item in enumerate(value.objects):
         at = f"objects[{number}]"
         for right, field, expected in (
-            (pattern.fullmatch(item.object), "object", f"a key like {_object(value, 'ULID')}"),
+            (pattern.fullmatch(item.object), "object", f"a key like {_object_key(value, 'ULID')}"),
             (item.object not in seen, "object", "an object that is named once"),
             (item.rows <= item.bytes, "rows", f"at most its bytes, {item.bytes}"),
             (item.footer_bytes <= item.bytes, "footer_bytes", f"at most its bytes, {item.bytes}"),
             (item.time_min_ms <= item.time_max_ms, "time_max_ms", f"not below time_min_ms, {item.time_min_ms}"),
         ):
             if not right:
-                yield Wrong(f"{at}.{field}", getattr(item, field), expected)
+                yield Violation(f"{at}.{field}", getattr(item, field), expected)
         seen.add(item.object)
-        yield from checks.checksum_is_wrong(f"{at}.checksum", item.checksum)
-        yield from checks.checksum_is_wrong(f"{at}.footer_checksum", item.footer_checksum)
-        yield from extents.wrong(f"{at}.extents", item.extents)
+        yield from checks.checksum_violations(f"{at}.checksum", item.checksum)
+        yield from checks.checksum_violations(f"{at}.footer_checksum", item.footer_checksum)
+        yield from extents.extent_violations(f"{at}.extents", item.extents)
     owned = sorted((extent, number) for number, item in enumerate(value.objects) for extent in item.extents)
     for (lower, _), (after, number) in pairwise(owned):
         if lower.partition == after.partition and after.first < lower.end:
-            yield Wrong(f"objects[{number}].extents", str(after), "offsets that no other object has")
-    if outside := extents.minus((extent for extent, _ in owned), value.covered):
-        yield Wrong("covered", tuple(map(str, value.covered)), f"all offsets of its objects, also {outside[0]}")
+            yield Violation(f"objects[{number}].extents", str(after), "offsets that no other object has")
+    if outside := extents.subtract((extent for extent, _ in owned), value.covered):
+        yield Violation("covered", tuple(map(str, value.covered)), f"all offsets of its objects, also {outside[0]}")
 
 
-def _object(index: ArchiveIndex, ulid: str) -> str:
-    return keys.archived(index.app, index.folder, ulid)
+def _object_key(index: ArchiveIndex, ulid: str) -> str:
+    return keys.archive_object(index.app, index.folder, ulid)
 
 
-def new_object(index: ArchiveIndex) -> str:
-    return _object(index, str(ULID()))
+def new_object_key(index: ArchiveIndex) -> str:
+    return _object_key(index, str(ULID()))
 
 
-def empty(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
+def empty_index(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
     """Return index number 0 of an archive, which is not stored: the base of the first change."""
     return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
@@ -175,7 +177,7 @@ def newest(
         ) from error
 
 
-def topics(store: ObjectStore, app: str) -> dict[str, int]:
+def newest_incarnations(store: ObjectStore, app: str) -> dict[str, int]:
     """Return the archived topics, each with the number of its newest incarnation. Costs one listing of folders."""
     incarnations: dict[str, int] = {}
     for folder in store.list_folders(keys.archives(app)):
@@ -185,13 +187,13 @@ def topics(store: ObjectStore, app: str) -> dict[str, int]:
     return incarnations
 
 
-def all_of(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
+def iter_archives(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
     """Yield the newest index of every archive of an app, with all incarnations of each topic.
 
     Costs a listing, and `newest` for each archive. Errors of damaged indexes are stored in `damaged`, by index key; if
     `damaged` is None, they are raised.
     """
-    for topic, count in topics(store, app).items():
+    for topic, count in newest_incarnations(store, app).items():
         for incarnation in range(1, count + 1):
             try:
                 if (archive := newest(store, app, topic, incarnation)) is not None:
@@ -213,7 +215,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
         clock = horizon.freshness(store)
         began = clock.now()
         previous = archive if archive.number else None
-        head = newest(store, app, topic, incarnation, previous=previous) or empty(
+        head = newest(store, app, topic, incarnation, previous=previous) or empty_index(
             app, topic, incarnation, archive.topic_id
         )
         content = update(head)
@@ -230,7 +232,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
         )
         if INDEXES.add(store, content) != content:
             continue
-        if clock.now() - began < _QUICK_S or _is_in_effect(store, content):
+        if clock.now() - began < _MAX_UNCHECKED_S or _is_in_effect(store, content):
             return content
         INDEXES.remove(store, content.number, archive.prefix)
     raise CommitConflict(
@@ -249,12 +251,12 @@ def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
     return head is None or head.number <= index.number
 
 
-def begun(offsets: Sequence[int]) -> Update:
+def begin_update(offsets: Sequence[int]) -> Update:
     """Return an update that begins an archive at these offsets, by partition. It leaves an existing archive as is."""
     return lambda head: None if head.number else replace(head, begins=tuple(offsets))
 
 
-def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
+def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
     """Return an update that adds objects and the offsets that were read for them, with or without records.
 
     If the archive already covers some of the offsets, the update changes nothing, and the caller must compute anew.
@@ -262,19 +264,19 @@ def appended(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]
     new, more = tuple(objects), extents.union(covered)
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
-        if not more or extents.common(more, head.covered):
+        if not more or extents.intersect(more, head.covered):
             return None
         return replace(
             head,
             objects=(*head.objects, *new),
             covered=extents.union(head.covered, more),
-            thinned=extents.minus(head.thinned, more),
+            thinned=extents.subtract(head.thinned, more),
         )
 
     return update
 
 
-def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
+def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
     """Return an update that replaces objects. `changes` maps old keys to new objects; None removes an object.
 
     Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are marked as having lost keys. The
@@ -292,12 +294,12 @@ def exchanged(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = 
     return update
 
 
-def merged(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
+def merge_update(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
     first, *remaining = (item.object for item in inputs)
-    return exchanged({first: output, **dict.fromkeys(remaining)})
+    return replace_update({first: output, **dict.fromkeys(remaining)})
 
 
-def thinned(before_ms: int) -> Update:
+def thin_update(before_ms: int) -> Update:
     """Return an update that removes the objects whose records were all read before `before_ms`."""
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
@@ -308,14 +310,14 @@ def thinned(before_ms: int) -> Update:
         return replace(
             head,
             objects=tuple(item for item in head.objects if item.read_ms >= before_ms),
-            covered=extents.minus(head.covered, lost),
+            covered=extents.subtract(head.covered, lost),
             thinned=extents.union(head.thinned, lost),
         )
 
     return update
 
 
-def replaced(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
+def replaced_indexes(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
     """Return the indexes that were replaced more than `margin_ms` ago, in the order in which to delete them.
 
     `listed` has all indexes in order. Ages are by storage's clock. In this order, a writer that is about to replace a

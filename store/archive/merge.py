@@ -20,30 +20,32 @@ from .extents import Extents, union
 from .index import ArchiveIndex, ArchiveObject
 from .objects import ArchivedRecords, ArchiveWriter
 
-_QUICK_S = 600.0
+_MAX_UNCHECKED_S = 600.0
 
 
 TARGET_BYTES = 64 << 20
 """Target size of a merged object. Objects of half this size or more are not merged."""
-_WIDTH = 8
-_MOST = 64
+_MERGE_WIDTH = 8
+_MAX_INPUTS = 64
 
 
-def pick(archive: ArchiveIndex, span_ms: int = DAY_MS, *, whole: bool = False) -> tuple[ArchiveObject, ...]:
+def pick_inputs(
+    archive: ArchiveIndex, period_ms: int = DAY_MS, *, all_sizes: bool = False
+) -> tuple[ArchiveObject, ...]:
     """Return the next objects to merge, at least two, in index order; none if there is nothing to merge.
 
     The `read_ms` of merged objects lie in one period of `period_ms`. With `all_sizes`, two small objects of any sizes
     are enough.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
-    for _, group in groupby(small, key=lambda item: item.read_ms // span_ms):
+    for _, group in groupby(small, key=lambda item: item.read_ms // period_ms):
         period = tuple(group)
-        if whole:
+        if all_sizes:
             if len(chosen := _fitting_prefix(period)) > 1:
                 return chosen
             continue
         for _, same_size in groupby(period, key=_size_class):
-            if len(chosen := _fitting_prefix(tuple(same_size))) >= _WIDTH:
+            if len(chosen := _fitting_prefix(tuple(same_size))) >= _MERGE_WIDTH:
                 return chosen
     return ()
 
@@ -54,7 +56,7 @@ def _size_class(item: ArchiveObject) -> int:
 
 def _fitting_prefix(items: Sequence[ArchiveObject]) -> tuple[ArchiveObject, ...]:
     total, chosen = 0, list[ArchiveObject]()
-    for item in items[:_MOST]:
+    for item in items[:_MAX_INPUTS]:
         total += item.bytes
         if total > TARGET_BYTES:
             break
@@ -70,11 +72,11 @@ def merge(
     Raises `Corruption`, before any change, if an input is missing or damaged, and `CommitConflict`.
     """
     writer = ArchiveWriter()
-    for rows in _records(store, inputs):
+    for rows in _read_in_order(store, inputs):
         writer.append(rows)
     extents = union(*(item.extents for item in inputs))
-    output = writer.finish(index.new_object(archive), extents, max(item.read_ms for item in inputs))
-    return _commit_object(store, archive, output, index.merged(inputs, output[0]), by=by, now_ms=now_ms)
+    output = writer.finish(index.new_object_key(archive), extents, max(item.read_ms for item in inputs))
+    return _commit_object(store, archive, output, index.merge_update(inputs, output[0]), by=by, now_ms=now_ms)
 
 
 def append(
@@ -94,8 +96,8 @@ def append(
     offsets, nothing is appended: the caller must recompute what to append, and retry. Raises `CommitConflict` and
     `Corruption`.
     """
-    output = writer.finish(index.new_object(archive), read, read_ms) if writer.num_rows else None
-    update = index.appended((output[0],) if output is not None else (), read)
+    output = writer.finish(index.new_object_key(archive), read, read_ms) if writer.num_rows else None
+    update = index.append_update((output[0],) if output is not None else (), read)
     return _commit_object(store, archive, output, update, by=by, now_ms=now_ms)
 
 
@@ -118,12 +120,12 @@ def _commit_object(
     if item not in newest.objects:
         with suppress(OSError):  # garbage collection deletes it otherwise
             store.delete(item.object)
-    elif clock.now() - began > _QUICK_S and not exists(store, item.object):
+    elif clock.now() - began > _MAX_UNCHECKED_S and not exists(store, item.object):
         store.put(item.object, data)
     return newest
 
 
-def _records(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:
+def _read_in_order(store: ObjectStore, inputs: Sequence[ArchiveObject]) -> Iterator[pa.Table]:
     opened = [ArchivedRecords(store, item) for item in inputs]
     parts = ([(extent, number) for extent in item.extents] for number, item in enumerate(inputs))
     for extent, number in in_order(*parts):

@@ -23,11 +23,11 @@ from .extents import Extents
 from .index import ArchiveObject
 
 _ROW_GROUP_ROWS = 65_536
-_LEAST_ROWS = 8_192
+_MIN_ROW_GROUP_ROWS = 8_192
 _ROW_GROUP_BYTES = 16 << 20
-_WHOLE_BYTES = 256 << 10
+_SMALL_OBJECT_BYTES = 256 << 10
 _SAMPLE_ROWS = 4_096
-_UNREADABLE = (pa.ArrowException, OSError)
+_DECODE_ERRORS = (pa.ArrowException, OSError)
 
 
 class ArchiveWriter:
@@ -49,7 +49,7 @@ class ArchiveWriter:
         """Append records of `SCHEMA`. Raises `ValueError` if they do not sort after the records so far."""
         if not records.num_rows:
             return
-        if self._waiting_rows >= _LEAST_ROWS and records["partition"][0].as_py() != self._last[0]:
+        if self._waiting_rows >= _MIN_ROW_GROUP_ROWS and records["partition"][0].as_py() != self._last[0]:
             # So that a reader of one partition reads no rows of another.
             self._write()
         self._check_order(records)
@@ -120,7 +120,7 @@ def _encoding(sample: pa.Table) -> dict[str, object]:
     }
 
 
-def damaged(item: ArchiveObject, reason: str) -> Corruption:
+def corruption_error(item: ArchiveObject, reason: str) -> Corruption:
     return Corruption(
         f"object {item.object} of the input archive is damaged: {reason}",
         object_key=item.object,
@@ -133,29 +133,29 @@ def fetch(store: ObjectStore, item: ArchiveObject) -> bytes:
     try:
         data = store.get(item.object)
     except ObjectNotFound as error:
-        raise damaged(item, "the object is missing") from error
+        raise corruption_error(item, "the object is missing") from error
     if len(data) != item.bytes:
-        raise damaged(item, f"expected {item.bytes} bytes, found {len(data)}")
+        raise corruption_error(item, f"expected {item.bytes} bytes, found {len(data)}")
     if (actual := xxhash.xxh3_128_hexdigest(data)) != item.checksum:
-        raise damaged(item, f"expected checksum {item.checksum}, found {actual}")
+        raise corruption_error(item, f"expected checksum {item.checksum}, found {actual}")
     return data
 
 
-def opened(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> pa.PythonFile:
+def open_file(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Exception], None]) -> pa.PythonFile:
     """Open an object as a file that is read on demand. Calls `on_error` with errors of later reads.
 
     First reads the footer, or a small object as a whole; errors of that read are raised.
     """
-    return pa.PythonFile(_open(store, item, failed), mode="r")
+    return pa.PythonFile(_open_ranges(store, item, on_error), mode="r")
 
 
-def _open(store: ObjectStore, item: ArchiveObject, failed: Callable[[Exception], None]) -> _Pieces:
-    if item.bytes <= _WHOLE_BYTES:
-        return _Pieces(store, item, {0: fetch(store, item)}, failed)
-    pieces = _Pieces(store, item, {}, failed)
-    footer = pieces.get(item.bytes - item.footer_bytes, item.footer_bytes)
+def _open_ranges(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Exception], None]) -> _RangeFile:
+    if item.bytes <= _SMALL_OBJECT_BYTES:
+        return _RangeFile(store, item, {0: fetch(store, item)}, on_error)
+    pieces = _RangeFile(store, item, {}, on_error)
+    footer = pieces.fetch_range(item.bytes - item.footer_bytes, item.footer_bytes)
     if (actual := xxhash.xxh3_128_hexdigest(footer)) != item.footer_checksum:
-        raise damaged(item, f"expected checksum {item.footer_checksum} of its footer, found {actual}")
+        raise corruption_error(item, f"expected checksum {item.footer_checksum} of its footer, found {actual}")
     return pieces
 
 
@@ -163,45 +163,47 @@ class ArchivedRecords:
     """One object in the store, read by row group on demand. Caches the last row group."""
 
     def __init__(self, store: ObjectStore, item: ArchiveObject) -> None:
-        self._one, self._pieces = item, _open(store, item, lambda _error: None)
+        self._item, self._range_file = item, _open_ranges(store, item, lambda _error: None)
         try:
-            file = pa.PythonFile(self._pieces, mode="r")
+            file = pa.PythonFile(self._range_file, mode="r")
             self._file = pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False)
             self._groups = [_GroupRange(self._file.metadata.row_group(n)) for n in range(self._file.num_row_groups)]
-        except _UNREADABLE as error:
-            raise damaged(item, str(error)) from error
+        except _DECODE_ERRORS as error:
+            raise corruption_error(item, str(error)) from error
         if not self._file.schema_arrow.equals(SCHEMA):
-            raise damaged(item, f"expected columns ({_names(SCHEMA)}), found ({_names(self._file.schema_arrow)})")
-        self._read: tuple[int, tuple[str, ...], pa.Table] | None = None
+            raise corruption_error(
+                item, f"expected columns ({_names(SCHEMA)}), found ({_names(self._file.schema_arrow)})"
+            )
+        self._cached_group: tuple[int, tuple[str, ...], pa.Table] | None = None
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         for number, group in enumerate(self._groups):
             if not group.may_have(partition, first, end):
                 continue
-            rows = self._group(number, tuple(columns))
+            rows = self._read_group(number, tuple(columns))
             partitions, offsets = (rows[name].to_numpy() for name in ("partition", "offset"))
             start, stop = np.searchsorted(partitions, (partition, partition + 1))
             start, stop = start + np.searchsorted(offsets[start:stop], (first, end))
             if start < stop:
                 yield rows.slice(start, stop - start).select(list(columns))
 
-    def all(self) -> Iterator[pa.Table]:
+    def all_rows(self) -> Iterator[pa.Table]:
         for number in range(len(self._groups)):
-            yield self._group(number, tuple(SCHEMA.names))
+            yield self._read_group(number, tuple(SCHEMA.names))
 
-    def _group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
-        if self._read is None or self._read[:2] != (number, columns):
-            self._read = None
-            self._pieces.only(self._groups[number].span)
+    def _read_group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
+        if self._cached_group is None or self._cached_group[:2] != (number, columns):
+            self._cached_group = None
+            self._range_file.cache_only(self._groups[number].span)
             try:
                 names = [name for name in SCHEMA.names if name in (*columns, "partition", "offset")]
                 rows = self._file.metadata.row_group(number).num_rows
                 batches = self._file.iter_batches(batch_size=max(rows, 1), row_groups=[number], columns=names)
                 table = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(name) for name in names]))
-            except _UNREADABLE as error:
-                raise damaged(self._one, str(error)) from error
-            self._read = number, columns, table.combine_chunks()
-        return self._read[2]
+            except _DECODE_ERRORS as error:
+                raise corruption_error(self._item, str(error)) from error
+            self._cached_group = number, columns, table.combine_chunks()
+        return self._cached_group[2]
 
 
 class _GroupRange:
@@ -227,40 +229,40 @@ def _names(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-class _Pieces(io.RawIOBase):
+class _RangeFile(io.RawIOBase):
     """An object as a file whose byte ranges are fetched on demand and partly cached."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, pieces: dict[int, bytes], failed: Callable[[Exception], None]
     ) -> None:
         super().__init__()
-        self._store, self._one, self._found, self._at, self._failed = store, item, pieces, 0, failed
-        self._keep = frozenset(pieces)
+        self._store, self._item, self._ranges, self._position, self._on_error = store, item, pieces, 0, failed
+        self._kept_starts = frozenset(pieces)
 
-    def get(self, start: int, length: int) -> bytes:
+    def fetch_range(self, start: int, length: int) -> bytes:
         try:
-            data = self._store.get_range(self._one.object, start, length)
+            data = self._store.get_range(self._item.object, start, length)
         except ObjectNotFound as error:
-            raise damaged(self._one, "the object is missing") from error
+            raise corruption_error(self._item, "the object is missing") from error
         if len(data) != length:
-            raise damaged(self._one, f"expected {length} bytes from {start} on, found {len(data)}")
-        self._found[start] = data
-        self._keep |= {start} if start + length == self._one.bytes else set()
+            raise corruption_error(self._item, f"expected {length} bytes from {start} on, found {len(data)}")
+        self._ranges[start] = data
+        self._kept_starts |= {start} if start + length == self._item.bytes else set()
         return data
 
-    def only(self, span: tuple[int, int]) -> None:
+    def cache_only(self, span: tuple[int, int]) -> None:
         start, end = span
-        if self._piece(start, end - start) is None:
-            self._found = {at: data for at, data in self._found.items() if at in self._keep}
-            self.get(start, end - start)
+        if self._cached_range(start, end - start) is None:
+            self._ranges = {at: data for at, data in self._ranges.items() if at in self._kept_starts}
+            self.fetch_range(start, end - start)
 
-    def _piece(self, start: int, length: int) -> bytes | None:
-        starts = sorted(self._found)
+    def _cached_range(self, start: int, length: int) -> bytes | None:
+        starts = sorted(self._ranges)
         number = bisect_right(starts, start) - 1
         if number < 0:
             return None
         at = starts[number]
-        data = self._found[at][start - at : start - at + length]
+        data = self._ranges[at][start - at : start - at + length]
         return data if len(data) == length else None
 
     def readable(self) -> bool:
@@ -270,24 +272,26 @@ class _Pieces(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._one.bytes}[whence]
-        self._at = base + offset
-        return self._at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._item.bytes}[whence]
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
-        length = self._one.bytes - self._at if size < 0 else min(size, self._one.bytes - self._at)
-        data = self._piece(self._at, length)
+        length = self._item.bytes - self._position if size < 0 else min(size, self._item.bytes - self._position)
+        data = self._cached_range(self._position, length)
         if data is None:
             try:
                 # Sequential reads of the whole object are not cached.
-                data = self._store.get_range(self._one.object, self._at, length)
+                data = self._store.get_range(self._item.object, self._position, length)
                 if len(data) != length:
-                    raise damaged(self._one, f"expected {length} bytes from {self._at} on, found {len(data)}")
+                    raise corruption_error(
+                        self._item, f"expected {length} bytes from {self._position} on, found {len(data)}"
+                    )
             except Exception as error:
-                self._failed(error)
+                self._on_error(error)
                 raise
-        self._at += length
+        self._position += length
         return data

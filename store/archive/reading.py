@@ -12,8 +12,8 @@ from ...errors import Corruption, Gone
 from ..objects.protocol import ObjectStore
 from ..versions.apps import find_app
 from .columns import SCHEMA
-from .extents import Extent, Extents, common, minus, union
-from .index import ArchiveIndex, ArchiveObject, newest, topics
+from .extents import Extent, Extents, intersect, subtract, union
+from .index import ArchiveIndex, ArchiveObject, newest, newest_incarnations
 
 if TYPE_CHECKING:
     from .objects import ArchivedRecords
@@ -26,13 +26,13 @@ class Archive:
     store: ObjectStore
     index: ArchiveIndex
     _open: "ArchivedRecords | None" = field(default=None, init=False, repr=False)
-    _of: str = field(default="", init=False, repr=False)
+    _open_key: str = field(default="", init=False, repr=False)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         requested = (Extent(partition, first, end),)
         for part, item in sorted(self._parts(requested), key=lambda pair: pair[0]):
             try:
-                records = self._opened(item)
+                records = self._open_records(item)
             except Corruption:
                 # A forget deletes replaced objects at once.
                 head = newest(self.store, self.index.app, self.index.topic, self.index.life, previous=self.index)
@@ -45,15 +45,15 @@ class Archive:
 
     def _parts(self, requested: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
         for item in self.index.objects:
-            for part in common(requested, item.extents):
+            for part in intersect(requested, item.extents):
                 yield part, item
 
-    def _opened(self, item: ArchiveObject) -> "ArchivedRecords":
+    def _open_records(self, item: ArchiveObject) -> "ArchivedRecords":
         # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.
         from .objects import ArchivedRecords
 
-        if self._open is None or self._of != item.object:
-            self._open, self._of = ArchivedRecords(self.store, item), item.object
+        if self._open is None or self._open_key != item.object:
+            self._open, self._open_key = ArchivedRecords(self.store, item), item.object
         return self._open
 
 
@@ -70,7 +70,7 @@ class TopicArchives:
     def __bool__(self) -> bool:
         return bool(self.archives)
 
-    def of_topic(self, topic_id: str) -> "TopicArchives":
+    def with_topic_id(self, topic_id: str) -> "TopicArchives":
         """Return the archives of the topic with this id, or with `self.topic_id` if none has the given id.
 
         Archives without an id match any id.
@@ -85,10 +85,10 @@ class TopicArchives:
         every = (extent for archive in self.archives for extent in archive.index.covered)
         return union(extent for extent in every if extent.partition == partition)
 
-    def lacks(self, partition: int, first: int, end: int) -> Extents:
-        return minus((Extent(partition, first, end),), self.covered(partition))
+    def uncovered(self, partition: int, first: int, end: int) -> Extents:
+        return subtract((Extent(partition, first, end),), self.covered(partition))
 
-    def reaches_back(self, partition: int, first: int) -> int:
+    def covered_start(self, partition: int, first: int) -> int:
         """Return the start of the covered range that contains or ends at `first`; `first` if none does."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
@@ -96,30 +96,31 @@ class TopicArchives:
         remaining: Extents = (Extent(partition, first, end),)
         parts: list[tuple[Extent, int]] = []
         for number, archive in enumerate(self.archives):
-            covered = common(remaining, archive.index.covered)
+            covered = intersect(remaining, archive.index.covered)
             parts += [(part, number) for part in covered]
-            remaining = minus(remaining, covered)
+            remaining = subtract(remaining, covered)
         for part, number in sorted(parts):
             yield from self.archives[number].rows(part.partition, part.first, part.end, columns)
 
-    def forgotten(self, partition: int, first: int, end: int) -> bool:
+    def has_forgotten_keys(self, partition: int, first: int, end: int) -> bool:
         """Return True if keys were forgotten from a range. Call it after reading, which may reload the index."""
-        return any(common((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
+        return any(intersect((Extent(partition, first, end),), archive.index.forgotten) for archive in self.archives)
 
-    def first_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
+    def first_offset_since(self, partition: int, first: int, end: int, time_ms: int, otherwise: int) -> int:
         for rows in self.rows(partition, first, end, ("offset", "timestamp")):
             late = np.flatnonzero(rows["timestamp"].cast(pa.int64()).to_numpy() >= time_ms)
             if len(late):
                 return int(rows["offset"][late[0]].as_py())
         return otherwise
 
-    def gap(self, extent: Extent, why: str) -> Gone:
+    def missing_error(self, extent: Extent, kafka_reason: str) -> Gone:
         """Return the error for offsets that neither the archive nor, for the reason `kafka_reason`, Kafka has."""
         index = self.archives[0].index
-        is_thinned = any(common((extent,), archive.index.thinned) for archive in self.archives)
+        is_thinned = any(intersect((extent,), archive.index.thinned) for archive in self.archives)
         reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
         return Gone(
-            f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {why}, and not in "
+            f"offsets {extent.first} to {extent.end - 1} of {index.topic}[{extent.partition}] are {kafka_reason}, "
+            f"and not in "
             f"the input archive of {index.app!r}: they {reason}",
             hint=f"choose a moment whose records are there: `slackwater archive {index.app}` shows them",
         )
@@ -133,32 +134,32 @@ class Archives:
     """
 
     def __init__(
-        self, opened: Callable[[], ObjectStore], app: str, *, fresh_s: float = 30.0, at_ms: int | None = None
+        self, open_store: Callable[[], ObjectStore], app: str, *, cache_s: float = 30.0, at_ms: int | None = None
     ) -> None:
-        self._opened, self._app, self._fresh_s, self._at_ms = opened, app, fresh_s, at_ms
-        self._known: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
+        self._open_store, self._app, self._cache_s, self._at_ms = open_store, app, cache_s, at_ms
+        self._archives_by_topic: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
-    def of(self, topic: str, topic_id: str = "") -> TopicArchives:
+    def for_topic(self, topic: str, topic_id: str = "") -> TopicArchives:
         """Return the archives of a topic: the app's own first, then those of the apps it was cloned from, in order.
 
         Of a re-created topic, returns the archives with this id. Without an id, returns the newest incarnation, or the
         newest one that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
-        at_s, archives = self._known.get(key, (now_s - self._fresh_s - 1, TopicArchives(())))
-        if now_s - at_s > self._fresh_s:
+        at_s, archives = self._archives_by_topic.get(key, (now_s - self._cache_s - 1, TopicArchives(())))
+        if now_s - at_s > self._cache_s:
             archives = TopicArchives(tuple(self._find(topic, topic_id)))
-            self._known[key] = now_s, archives
+            self._archives_by_topic[key] = now_s, archives
         return archives
 
     def _find(self, topic: str, topic_id: str) -> Iterator[Archive]:
         if not self._app:
             return
         seen: set[tuple[str, str]] = set()
-        store, name = self._opened(), self._app
+        store, name = self._open_store(), self._app
         while (store.url, name) not in seen:
             seen.add((store.url, name))
-            for incarnation in range(topics(store, name).get(topic, 0), 0, -1):
+            for incarnation in range(newest_incarnations(store, name).get(topic, 0), 0, -1):
                 index = newest(store, name, topic, incarnation)
                 if index is None or (topic_id and index.topic_id not in ("", topic_id)):
                     continue
@@ -167,6 +168,6 @@ class Archives:
                     yield Archive(store, index)
                     break
             info = find_app(store, name)
-            if info is None or info.origin is None or info.origin.deep:
+            if info is None or info.origin is None or info.origin.is_deep:
                 return
             store, name = store.at(info.origin.root), info.origin.app

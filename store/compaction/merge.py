@@ -16,32 +16,39 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
-from ..read.decode import Block, check_shape, decode
+from ..read.decode import Block, check_columns, decode
 from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
 from ..sst.hashing import sort_keys
-from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, completed, expired, sst_schema
-from ..sst.sorted_runs import bounds, of_hash, overlapping, part_within, sorted_runs, touched
-from ..sst.ttl import without_expired_suffix
+from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
+from ..sst.sorted_runs import (
+    estimate_within,
+    hash_bounds,
+    overlapped_partitions,
+    overlapping,
+    partition_of_hash,
+    sorted_runs,
+)
+from ..sst.ttl import drop_expired_suffix
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
-from .plan import Compaction, Done
+from .plan import Compaction, CompactionResult
 
 _SLICE_ROWS = 1 << 16
-_ENDS_A_FILE = 8
+_INTERVALS_PER_SST = 8
 _READ_BYTES = 32 << 20
-_LONGEST_S = 1800.0
+_MAX_MERGE_S = 1800.0
 """Time after which a merge is given up, before garbage collection could delete its first outputs."""
 
 
-class Stopped(Exception):
+class MergeStopped(Exception):
     """A merge was stopped on request. No manifest names its outputs."""
 
 
-def run(
+def run_compaction(
     store: ObjectStore,
     cache: SstCache,
     app: str,
@@ -49,8 +56,8 @@ def run(
     table: Table,
     compaction: Compaction,
     *,
-    stop: Callable[[], bool] = lambda: False,
-) -> Done:
+    should_stop: Callable[[], bool] = lambda: False,
+) -> CompactionResult:
     """Merge the inputs, and put the resulting SSTs, under new names, into the store and the cache.
 
     Keeps the newest row of each key in the window, and all rows beyond the partition. Costs one put for each output;
@@ -60,14 +67,16 @@ def run(
     Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, and
     `Corruption`.
     """
-    if compaction.moves:
-        return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
-    to_read = _to_read(compaction)
+    if compaction.is_trivial_move:
+        return CompactionResult(
+            compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs)
+        )
+    to_read = _inputs_to_read(compaction)
     if not to_read:
-        return Done(compaction, ())
+        return CompactionResult(compaction, ())
     began_s = time.monotonic()
     row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
-    interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
+    interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _INTERVALS_PER_SST)))
     no_rows = sst_schema(table).empty_table()
 
     def write(
@@ -78,13 +87,13 @@ def run(
         )
         rolling = _RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         drop = compaction.drops_tombstones and partition == compaction.partition
-        for intervals, parts in _read(store, cache, inputs, table, window, slots, interval_rows):
+        for intervals, parts in _read_slices(store, cache, inputs, table, window, slots, interval_rows):
             _check_time(compaction, began_s)
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
-            for interval, part in _by_interval(rows, intervals):
+            for interval, part in _split_by_interval(rows, intervals):
                 # One slice may fill many small SSTs, each with a put.
-                if stop():
-                    raise Stopped
+                if should_stop():
+                    raise MergeStopped
                 if part.num_rows:
                     rolling.append(part)
                 if interval.ends_slot:
@@ -94,32 +103,34 @@ def run(
         return rolling.finish()
 
     slots = compaction.slots or compaction.partitions
-    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
+    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hash_range, slots)
     for sst in to_read:
-        for other in touched(sst, compaction.partitions):
+        for other in overlapped_partitions(sst, compaction.partitions):
             if other != compaction.partition:
                 # Only cut, not merged: it keeps its place among the runs and its level.
-                outputs += write((sst,), other, sst.level, bounds(other, compaction.partitions), compaction.partitions)
-    return Done(compaction, outputs)
+                outputs += write(
+                    (sst,), other, sst.level, hash_bounds(other, compaction.partitions), compaction.partitions
+                )
+    return CompactionResult(compaction, outputs)
 
 
-def _to_read(compaction: Compaction) -> tuple[Sst, ...]:
+def _inputs_to_read(compaction: Compaction) -> tuple[Sst, ...]:
     if compaction.drops_tombstones and compaction.clock_ms is not None:
-        return without_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
+        return drop_expired_suffix(compaction.inputs, compaction.partitions, compaction.clock_ms)
     return compaction.inputs
 
 
 def _check_time(compaction: Compaction, began_s: float) -> None:
-    if time.monotonic() - began_s > _LONGEST_S:
+    if time.monotonic() - began_s > _MAX_MERGE_S:
         raise Refused(
             f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
-            f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection "
+            f"{compaction.partition} takes more than {_MAX_MERGE_S / 60:.0f} minutes, so garbage collection "
             "could delete their result before it is committed",
             hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
         )
 
 
-def merged_rows(
+def iter_visible_rows(
     store: ObjectStore,
     cache: SstCache | None,
     ssts: Iterable[Sst],
@@ -135,16 +146,16 @@ def merged_rows(
     the table's columns to these and the key. `window` is the lowest and the highest hash to read; None for the whole
     partition.
     """
-    window = window or bounds(partition, table.partitions)
+    window = window or hash_bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
     names = None if columns is None else {HASH, OP, EXPIRES, *columns, *(column.name for column in table.key)}
-    slices = _read(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, names) if inputs else ()
+    slices = _read_slices(store, cache, inputs, table, window, table.partitions, _SLICE_ROWS, names) if inputs else ()
     for _, parts in slices:
         if parts and (rows := merge_rows(parts, table, drop_tombstones=True, clock_ms=clock_ms, names=names)).num_rows:
             yield rows
 
 
-def _read(
+def _read_slices(
     store: ObjectStore,
     cache: SstCache | None,
     inputs: Sequence[Sst],
@@ -155,8 +166,8 @@ def _read(
     names: Collection[str] | None = None,
 ) -> Iterator[tuple[list["_Interval"], list[pa.Table]]]:
     read_bytes = _READ_BYTES // len(sorted_runs(inputs))
-    cursors = [_Cursor(sst, _blocks(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
-    for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
+    cursors = [_Cursor(sst, _read_window(store, cache, sst, table, window, read_bytes, names), names) for sst in inputs]
+    for intervals in _group_into_slices(_intervals(inputs, window, slots, interval_rows)):
         yield intervals, [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
 
 
@@ -178,18 +189,18 @@ def merge_rows(
     if names is not None:
         schema = pa.schema([field for field in schema if field.name in names])
     # SSTs from before the table got a ttl lack `_expires_at`; merged rows always have the column.
-    rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
+    rows = pa.concat_tables([add_missing_columns(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # The first row of equal keys is from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
         keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
-        is_expired = expired(rows, clock_ms)
+        is_expired = expired_mask(rows, clock_ms)
         keep = keep if is_expired is None else keep[~is_expired[keep]]
     return rows.take(pa.array(keep))
 
 
-def _blocks(
+def _read_window(
     store: ObjectStore,
     cache: SstCache | None,
     sst: Sst,
@@ -203,13 +214,13 @@ def _blocks(
     A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups are read at a time and not cached: merged
     SSTs are about to be replaced.
     """
-    mapped = cache.peek(sst, table) if cache is not None else None
+    mapped = cache.cached_rows(sst, table) if cache is not None else None
     if mapped is not None:
         yield from mapped.blocks
         return
-    ranged = RangedSst(store, sst, table, Reads())
+    ranged = RangedSst(store, sst, table, ReadCounters())
     some = None if names is None else [*names]
-    yield from ranged.read(ranged.having(HASH, *window), some, window_bytes=read_bytes)
+    yield from ranged.read(ranged.find_values(HASH, *window), some, window_bytes=read_bytes)
 
 
 class _Cursor:
@@ -227,7 +238,7 @@ class _Cursor:
             start = int(np.searchsorted(block.hashes, low))
             end = int(np.searchsorted(block.hashes, high, side="right"))
             if start < end:
-                names = (block.stored.schema if block.reading is None else block.reading.schema).names
+                names = (block.stored.schema if block.conversion is None else block.conversion.schema).names
                 names = [name for name in names if self._names is None or name in self._names]
                 parts.append(pa.Table.from_batches([block.rows(names, start, end - start)]))
             self._block = block if end < len(block.hashes) else None
@@ -246,7 +257,7 @@ class _Interval:
     num_rows: int
 
 
-def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
+def _split_by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tuple[_Interval, pa.Table]]:
     highs = np.array([interval.high for interval in intervals])
     ends = np.searchsorted(rows.column(HASH).to_numpy(), highs, side="right").tolist()
     for interval, start, end in zip(intervals, [0, *ends[:-1]], ends, strict=True):
@@ -254,17 +265,17 @@ def _by_interval(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[tup
 
 
 def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
-    for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
-        low, high = bounds(slot, slots)
+    for slot in range(partition_of_hash(window[0], slots), partition_of_hash(window[1], slots) + 1):
+        low, high = hash_bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
-        num_rows = sum(part_within(sst.rows, sst, low, high) for sst in ssts)
+        num_rows = sum(estimate_within(sst.rows, sst, low, high) for sst in ssts)
         count = min(max(1, -(-num_rows // interval_rows)), high - low + 1)
         edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
         for number in range(count):
             yield _Interval(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
 
 
-def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
+def _group_into_slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
     slice_: list[_Interval] = []
     num_rows = 0
     for interval in intervals:
@@ -287,7 +298,7 @@ class _RollingWriter:
     ) -> None:
         self._table, self._finish = table, finish
         self._target_file_bytes, self._row_bytes = target_file_bytes, row_bytes
-        self._done: list[Sst] = []
+        self._finished: list[Sst] = []
         # State of the SST being written:
         self._writer: SstWriter | None = None
         self._waiting: list[pa.Table] = []
@@ -318,7 +329,7 @@ class _RollingWriter:
 
     def finish(self) -> tuple[Sst, ...]:
         self._cut(inside_a_slot=False)
-        return tuple(self._done)
+        return tuple(self._finished)
 
     @property
     def _num_bytes(self) -> float:
@@ -336,56 +347,56 @@ class _RollingWriter:
         if self._num_waiting:
             self._write(self._num_waiting)
         if self._writer:
-            self._done.append(self._finish(self._writer))
+            self._finished.append(self._finish(self._writer))
         self._writer = None
         self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot
 
 
-def rewritten(
+def encode_changed(
     store: ObjectStore, cache: SstCache, sst: Sst, table: Table, change: Callable[[pa.Table], pa.Table]
 ) -> SstWriter:
     """Encode a new SST: the rows of `sst` after `change`, which gets batches with the table's current columns.
 
     Puts nothing into the store; caches the input. Raises the errors of `change`, and `Corruption`.
     """
-    return _encoded(table, cache.open(store, sst, table).blocks, change)
+    return _encode_blocks(table, cache.open(store, sst, table).blocks, change)
 
 
-Chosen = Callable[[Block], npt.NDArray[np.bool_]]
+RowSelector = Callable[[Block], npt.NDArray[np.bool_]]
 
 
-def without(store: ObjectStore, sst: Sst, table: Table, chosen: Chosen) -> SstWriter:
+def encode_without(store: ObjectStore, sst: Sst, table: Table, selector: RowSelector) -> SstWriter:
     """Encode a new SST with the rows of `sst` that `selector` does not choose. It may have no rows.
 
     Stores and caches nothing. `table` is the table at the oldest version that names `sst`, so that all later versions
     can read the new SST. Raises `Corruption`.
     """
-    return _encoded(table, whole_blocks(store, sst, table), lambda rows: rows, chosen)
+    return _encode_blocks(table, read_blocks(store, sst, table), lambda rows: rows, selector)
 
 
-def _encoded(
-    table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], chosen: Chosen | None = None
+def _encode_blocks(
+    table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], selector: RowSelector | None = None
 ) -> SstWriter:
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
         count = block.stored.num_rows
-        keep = pa.array(~chosen(block)) if chosen is not None else None
+        keep = pa.array(~selector(block)) if selector is not None else None
         # SSTs from before the table got a ttl lack `_expires_at`.
         stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
         for start in range(0, count, ROW_GROUP_ROWS):
             rows = pa.Table.from_batches([block.rows(stored, start, min(ROW_GROUP_ROWS, count - start))])
-            rows = completed(rows, schema)
+            rows = add_missing_columns(rows, schema)
             rows = rows if keep is None else rows.filter(keep.slice(start, rows.num_rows))
             writer.append(change(rows).cast(schema))
     return writer
 
 
-def whole_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
+def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
     for rows in decode(fetch(store, sst), sst, table):
-        yield Block.of(rows, check_shape(sst, table, rows.schema, sst.rows))
+        yield Block.from_rows(rows, check_columns(sst, table, rows.schema, sst.rows))
 
 
-def of_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> Chosen:
+def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
     """Return a selector of these keys' rows. `hashes` are ascending; `keys` are as for a look-up."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:

@@ -8,25 +8,25 @@ from itertools import accumulate
 from math import ceil, log2
 
 from ..sst.sorted_runs import (
-    bounds,
     by_partition,
-    depth,
-    meeting,
-    of_hash,
+    estimate_within,
+    hash_bounds,
+    max_overlap,
+    overlapped_partitions,
     overlapping,
-    part_within,
+    overlapping_pairs,
+    partition_of_hash,
     sorted_runs,
-    touched,
 )
-from ..sst.ttl import expired_suffix, may_have_expired
+from ..sst.ttl import expired_suffix, has_expired_rows
 from ..versions.manifest import Manifest, Policy, Sst
 from .plan import Compaction, newest_first
 
-_MOST_SLOTS = 1 << 30
+_MAX_SLOTS = 1 << 30
 
 
-def pick_for(
-    manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True
+def pick_for_manifest(
+    manifest: Manifest, *, full: bool = False, accepts: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
     """Return the compactions of a version by `pick`, or by `pick_all` with `full`; none if the stage has no table.
 
@@ -35,7 +35,7 @@ def pick_for(
     table = manifest.table
     if table is None:
         return ()
-    choose = partial(pick_all, only=only) if full else pick
+    choose = partial(pick_all, accepts=accepts) if full else pick
     return choose(manifest.ssts, table.ranges, table.compaction, clock_ms=manifest.clock_ms)
 
 
@@ -59,18 +59,18 @@ def pick(
     due = (
         compaction
         for p, own_ssts in by_partition(ssts, partitions).items()
-        for compaction in _merge_expired(p, partitions, own_ssts, policy, clock_ms)
+        for compaction in _pick_expired(p, partitions, own_ssts, policy, clock_ms)
         or choose(p, partitions, own_ssts, policy)
     )
-    return _disjoint(_by_clock(compaction, clock_ms) for compaction in due)
+    return _disjoint(_with_clock(compaction, clock_ms) for compaction in due)
 
 
-def _by_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
-    has_expired = clock_ms is not None and any(may_have_expired(sst, clock_ms) for sst in compaction.inputs)
-    return replace(compaction, clock_ms=clock_ms, moves=compaction.moves and not has_expired)
+def _with_clock(compaction: Compaction, clock_ms: int | None) -> Compaction:
+    has_expired = clock_ms is not None and any(has_expired_rows(sst, clock_ms) for sst in compaction.inputs)
+    return replace(compaction, clock_ms=clock_ms, is_trivial_move=compaction.is_trivial_move and not has_expired)
 
 
-def _merge_expired(
+def _pick_expired(
     partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
 ) -> tuple[Compaction, ...]:
     if clock_ms is None or not any(sst.expiring for sst in ssts):
@@ -80,7 +80,7 @@ def _merge_expired(
     if start is None:
         return ()
     due = ssts if policy.kind == "leveled" else [sst for run in runs[start:] for sst in run]
-    return (_everything(partition, partitions, due, policy),)
+    return (_merge_all(partition, partitions, due, policy),)
 
 
 def pick_all(
@@ -89,7 +89,7 @@ def pick_all(
     policy: Policy,
     *,
     clock_ms: int | None = None,
-    only: Callable[[int], bool] = lambda _partition: True,
+    accepts: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
     """Return a compaction into one run for each state partition that `accepts` selects. No two share an input.
 
@@ -97,13 +97,13 @@ def pick_all(
     """
 
     def is_settled(sst: Sst) -> bool:
-        has_expired = clock_ms is not None and may_have_expired(sst, clock_ms)
-        return not sst.tombstones and len(touched(sst, partitions)) == 1 and not has_expired
+        has_expired = clock_ms is not None and has_expired_rows(sst, clock_ms)
+        return not sst.tombstones and len(overlapped_partitions(sst, partitions)) == 1 and not has_expired
 
     return _disjoint(
-        _by_clock(_everything(p, partitions, own_ssts, policy), clock_ms)
+        _with_clock(_merge_all(p, partitions, own_ssts, policy), clock_ms)
         for p, own_ssts in by_partition(ssts, partitions).items()
-        if only(p) and not (len(sorted_runs(own_ssts)) == 1 and all(is_settled(sst) for sst in own_ssts))
+        if accepts(p) and not (len(sorted_runs(own_ssts)) == 1 and all(is_settled(sst) for sst in own_ssts))
     )
 
 
@@ -117,10 +117,10 @@ def _disjoint(compactions: Iterable[Compaction]) -> tuple[Compaction, ...]:
     return tuple(picked)
 
 
-def _everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
+def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
     if policy.kind == "leveled":
-        return _Tree(partition, partitions, ssts, policy).everything()
-    return _universal(partition, partitions, ssts, policy)
+        return _LeveledTree(partition, partitions, ssts, policy).merge_all()
+    return _universal_merge(partition, partitions, ssts, policy)
 
 
 def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
@@ -140,27 +140,27 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
     An SST that reaches beyond the partition counts with its share of the bytes.
     """
     runs = sorted_runs(ssts)
-    depths = [depth(run) for run in runs]
+    depths = [max_overlap(run) for run in runs]
     if sum(depths) < policy.l0_trigger:
         return ()
-    low, high = bounds(partition, partitions)
-    sizes = [sum(part_within(sst.bytes, sst, low, high) for sst in run) for run in runs]
+    low, high = hash_bounds(partition, partitions)
+    sizes = [sum(estimate_within(sst.bytes, sst, low, high) for sst in run) for run in runs]
     if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
         start, end = 0, len(runs)
     else:
         remaining = (sum(depths) - merged + 1 for merged in accumulate(depths))
         fewest = next((num for num, count in enumerate(remaining, start=1) if count < policy.l0_trigger), len(runs))
-        start, end = _similar(sizes, policy) or (0, min(fewest, max(2, policy.max_merge_width)))
-    merged = _universal(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
+        start, end = _find_similar_runs(sizes, policy) or (0, min(fewest, max(2, policy.max_merge_width)))
+    merged = _universal_merge(partition, partitions, [sst for run in runs[start:end] for sst in run], policy)
     return (replace(merged, drops_tombstones=end == len(runs)),)
 
 
-def _universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
+def _universal_merge(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
     inputs, target = newest_first(ssts), policy.target_file_bytes
     return Compaction(partition, partitions, inputs, drops_tombstones=True, target_file_bytes=target)
 
 
-def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
+def _find_similar_runs(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
     for start in range(len(sizes)):
         total, end = sizes[start], start + 1
         while (
@@ -174,10 +174,10 @@ def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
 
 
 def _pick_leveled(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    return tuple(_Tree(partition, partitions, ssts, policy).pick())
+    return tuple(_LeveledTree(partition, partitions, ssts, policy).pick())
 
 
-class _Tree:
+class _LeveledTree:
     """The levels of one state partition, of growing size, each one sorted run of SSTs with disjoint hash ranges.
 
     Like RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
@@ -199,12 +199,12 @@ class _Tree:
     def __init__(self, partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> None:
         self._partition, self._partitions = partition, partitions
         self._policy = policy
-        self._low, self._high = bounds(partition, partitions)
+        self._low, self._high = hash_bounds(partition, partitions)
         self._ssts = ssts
         total, self._bottom = sum(map(self._bytes, ssts)), 1
-        while self._may_hold(self._bottom) < total:
+        while self._max_bytes(self._bottom) < total:
             self._bottom += 1
-        self._level = _levels(ssts, self._bottom + 1)
+        self._level = _effective_levels(ssts, self._bottom + 1)
 
     def pick(self) -> Iterator[Compaction]:
         """Yield the compactions of the level that most needs compaction.
@@ -219,21 +219,21 @@ class _Tree:
             if level := self._level[sst]:
                 sizes[level] = sizes.get(level, 0) + self._bytes(sst)
         newest = [sst for sst in self._ssts if not self._level[sst]]
-        scores = {level: size / self._may_hold(level) for level, size in sizes.items()}
-        scores[0] = sum(map(depth, sorted_runs(newest))) / self._policy.l0_trigger
+        scores = {level: size / self._max_bytes(level) for level, size in sizes.items()}
+        scores[0] = sum(map(max_overlap, sorted_runs(newest))) / self._policy.l0_trigger
         last = max(sizes, default=0)
         between = sum(size for level, size in sizes.items() if level < last)
         level = min(scores, key=lambda level: (-scores[level], level))
         if between > self._policy.max_space_amplification * sizes.get(last, 0):
-            yield self.everything()
+            yield self.merge_all()
         elif scores[level] < 1:
             return
         elif level:
-            yield from self._overflow(level, sizes[level] - self._may_hold(level))
+            yield from self._overflow(level, sizes[level] - self._max_bytes(level))
         else:
-            yield self._closed(newest, 1)
+            yield self._complete(newest, 1)
 
-    def everything(self) -> Compaction:
+    def merge_all(self) -> Compaction:
         return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
 
     def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:
@@ -243,7 +243,7 @@ class _Tree:
             if excess <= 0:
                 return
             if sst not in inputs:
-                compaction = self._closed([sst], level + 1)
+                compaction = self._complete([sst], level + 1)
                 if inputs.isdisjoint(compaction.inputs):
                     inputs.update(compaction.inputs)
                     excess -= sum(self._bytes(source) for source in compaction.inputs if self._level[source] == level)
@@ -260,7 +260,7 @@ class _Tree:
 
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
-    def _closed(self, ssts: Iterable[Sst], into: int) -> Compaction:
+    def _complete(self, ssts: Iterable[Sst], into: int) -> Compaction:
         """Return the smallest compaction into level `into` or deeper that has these inputs and keeps the law."""
         inputs = set(ssts)
         while True:
@@ -268,9 +268,9 @@ class _Tree:
             into = max(into, *(self._level[sst] for sst in inputs))
             # The inputs' hashes, within the partition, extended to the bounds of the level's slots.
             slots = self._slots(max(1, top))
-            first = of_hash(max(self._low, min(sst.hash_min for sst in inputs)), slots)
-            last = of_hash(min(self._high, max(sst.hash_max for sst in inputs)), slots)
-            window = bounds(first, slots)[0], bounds(last, slots)[1]
+            first = partition_of_hash(max(self._low, min(sst.hash_min for sst in inputs)), slots)
+            last = partition_of_hash(min(self._high, max(sst.hash_max for sst in inputs)), slots)
+            window = hash_bounds(first, slots)[0], hash_bounds(last, slots)[1]
             oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
             more = {
                 sst
@@ -286,12 +286,12 @@ class _Tree:
         older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
         # The level may be cut at any slot bound, and must be cut around slots that have older SSTs below.
         slots = self._slots(into)
-        first, last = of_hash(window[0], slots), of_hash(window[1], slots)
-        below = (touched(sst, slots) for sst in older)
+        first, last = partition_of_hash(window[0], slots), partition_of_hash(window[1], slots)
+        below = (overlapped_partitions(sst, slots) for sst in older)
         guarded = {slot for met in below for slot in range(max(met.start, first), min(met.stop, last) + 1)}
         levels = {self._level[sst] for sst in inputs}
         is_of_one_level = len(levels) == 1 and 0 not in levels
-        leaves_rows = not any(sst.tombstones or len(touched(sst, self._partitions)) > 1 for sst in inputs)
+        leaves_rows = not any(sst.tombstones or len(overlapped_partitions(sst, self._partitions)) > 1 for sst in inputs)
         return Compaction(
             self._partition,
             self._partitions,
@@ -301,25 +301,25 @@ class _Tree:
             target_file_bytes=self._policy.target_file_bytes,
             window=window,
             slots=slots,
-            guards=frozenset(bounds(slot, slots)[0] for slot in guarded),
-            moves=not older and is_of_one_level and leaves_rows,
+            guards=frozenset(hash_bounds(slot, slots)[0] for slot in guarded),
+            is_trivial_move=not older and is_of_one_level and leaves_rows,
         )
 
     def _bytes(self, sst: Sst) -> int:
-        return part_within(sst.bytes, sst, self._low, self._high)
+        return estimate_within(sst.bytes, sst, self._low, self._high)
 
-    def _may_hold(self, level: int) -> float:
+    def _max_bytes(self, level: int) -> float:
         return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
 
     def _slots(self, level: int) -> int:
-        ssts = self._may_hold(level) / self._policy.target_file_bytes
+        ssts = self._max_bytes(level) / self._policy.target_file_bytes
         slots = self._partitions << max(0, ceil(log2(ssts)))
-        while slots > _MOST_SLOTS and slots > self._partitions:
+        while slots > _MAX_SLOTS and slots > self._partitions:
             slots //= 2
         return slots
 
 
-def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
+def _effective_levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     """Return the effective level of each SST: its stored level if all older overlapping SSTs are deeper, or 0.
 
     Universal compaction numbers levels differently: its oldest run becomes a level, and newer runs count as level 0.
@@ -327,7 +327,7 @@ def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     """
     effective: dict[Sst, int] = {}
     overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
-    for newer, older in meeting(ssts):
+    for newer, older in overlapping_pairs(ssts):
         overlapped[newer].append(older)
     for sst in sorted(ssts, key=lambda sst: sst.seq_max):
         level = min(sst.level, deepest)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..sst.sorted_runs import bounds, overlapping
-from ..versions.commit import carried
+from ..sst.sorted_runs import hash_bounds, overlapping
+from ..versions.commit import without_version_fields
 from ..versions.manifest import Manifest, SideTable, Sst
 
 
@@ -47,12 +47,12 @@ class Compaction:
     guards: frozenset[int] = frozenset()
     clock_ms: int | None = None
     """Rows that expire at or before this time are dropped; None to drop none. The manifest's clock."""
-    moves: bool = False
+    is_trivial_move: bool = False
     """True for a trivial move: the inputs change their level, and nothing is read or written."""
 
     @property
-    def hashes(self) -> tuple[int, int]:
-        return self.window or bounds(self.partition, self.partitions)
+    def hash_range(self) -> tuple[int, int]:
+        return self.window or hash_bounds(self.partition, self.partitions)
 
     @property
     def output_level(self) -> int:
@@ -60,11 +60,11 @@ class Compaction:
 
     @property
     def input_bytes(self) -> int:
-        return 0 if self.moves else sum(sst.bytes for sst in self.inputs)
+        return 0 if self.is_trivial_move else sum(sst.bytes for sst in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CompactionResult:
     """Result of a compaction, which takes effect when a manifest names the outputs."""
 
     compaction: Compaction
@@ -73,14 +73,14 @@ class Done:
 
     @property
     def output_bytes(self) -> int:
-        return 0 if self.compaction.moves else sum(sst.bytes for sst in self.outputs)
+        return 0 if self.compaction.is_trivial_move else sum(sst.bytes for sst in self.outputs)
 
 
 def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
     return tuple(sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)))
 
 
-def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
+def apply_results(ssts: Sequence[Sst], results: Sequence[CompactionResult]) -> tuple[Sst, ...]:
     """Return a manifest's SSTs with each result in the place of its inputs.
 
     `ssts` may be of a version newer than the compacted one: SSTs added since stay, before the result. A result is left
@@ -88,10 +88,10 @@ def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
     and an older SST exists now.
     """
     current = tuple(ssts)
-    for merge in done:
+    for merge in results:
         inputs = frozenset(merge.compaction.inputs)
         oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
-        overlapped = (sst for sst in overlapping(current, *merge.compaction.hashes) if sst not in inputs)
+        overlapped = (sst for sst in overlapping(current, *merge.compaction.hash_range) if sst not in inputs)
         may_be_older = not merge.compaction.drops_tombstones
         fits = (sst.seq_min > newest or (sst.seq_max < oldest and may_be_older) for sst in overlapped)
         if inputs.issubset(current) and all(fits):
@@ -101,12 +101,12 @@ def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
     return current
 
 
-def apply_to(manifest: Manifest, done: Sequence[Done]) -> Manifest:
-    sides = {name: replace(side, ssts=apply(side.ssts, done)) for name, side in manifest.side_tables.items()}
-    return replace(manifest, ssts=apply(manifest.ssts, done), side_tables=sides)
+def apply_to_manifest(manifest: Manifest, results: Sequence[CompactionResult]) -> Manifest:
+    sides = {name: replace(side, ssts=apply_results(side.ssts, results)) for name, side in manifest.side_tables.items()}
+    return replace(manifest, ssts=apply_results(manifest.ssts, results), side_tables=sides)
 
 
-def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Done] = ()) -> Manifest:
+def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[CompactionResult] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
     What the batch read, wrote and sent stays, and so does the `_seq` of its rows, which are stored already. That `_seq`
@@ -132,7 +132,7 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
         table=onto.table,
         forgotten=onto.forgotten,
         side_tables=_side_tables(base, manifest, onto),
-        ssts=apply((*onto.ssts, *added), merges),
+        ssts=apply_results((*onto.ssts, *added), merges),
         recorded={
             snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)
             for snapshot, at in manifest.recorded.items()
@@ -141,6 +141,6 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
 
 
 def _side_tables(base: Manifest, manifest: Manifest, onto: Manifest) -> dict[str, SideTable]:
-    if manifest.side_tables != carried(base).side_tables:
+    if manifest.side_tables != without_version_fields(base).side_tables:
         return manifest.side_tables
-    return carried(onto).side_tables
+    return without_version_fields(onto).side_tables

@@ -26,7 +26,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from .protocol import ObjectStore
-from .wrapper import Wrapper
+from .wrapper import StoreWrapper
 
 Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
 
@@ -107,7 +107,7 @@ def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
 
 
 @dataclass(slots=True)
-class Reads:
+class ReadCounters:
     """Counters of look-ups. Not locked: use one object per thread, then `add` them."""
 
     requests: int = 0
@@ -123,17 +123,17 @@ class Reads:
     cache_hits: int = 0
     cache_misses: int = 0
 
-    def add(self, other: "Reads") -> None:
+    def add(self, other: "ReadCounters") -> None:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-def looked_up(reads: Reads) -> Stats:
+def look_up_stats(reads: ReadCounters) -> Stats:
     names = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
     return Stats(**{name: getattr(reads, name) for name in names})
 
 
-VERBS = {
+COUNTER_BY_METHOD = {
     "get": "gets",
     "get_range": "gets",
     "put": "puts",
@@ -143,12 +143,12 @@ VERBS = {
     "delete": "deletes",
 }
 
-_PAGE = 1000
+_KEYS_PER_PAGE = 1000
 
 T = TypeVar("T")
 
 
-class CountingStore(Wrapper):
+class CountingStore(StoreWrapper):
     """Store wrapper that counts requests by S3 verb, including requests to stores at other roots.
 
     A listing counts one request for each 1,000 entries consumed, and at least one. A request that the inner store
@@ -181,7 +181,7 @@ class CountingStore(Wrapper):
     def bytes_written(self) -> int:
         return self._totals["bytes_written"]
 
-    def take(self) -> Stats:
+    def take_stats(self) -> Stats:
         """Return the requests and bytes since the last `take_stats`, `reset` or start."""
         with self._lock:
             new = self._totals - self._taken
@@ -196,12 +196,12 @@ class CountingStore(Wrapper):
     def _count(self, method: str, *, read: int = 0, written: int = 0) -> None:
         with self._lock:
             self._counts[method] += 1
-            self._totals.update({VERBS[method]: 1, "bytes_read": read, "bytes_written": written})
+            self._totals.update({COUNTER_BY_METHOD[method]: 1, "bytes_read": read, "bytes_written": written})
         if self._on_request is not None:
             self._on_request(method, read, written)
 
-    def _ask(self, method: str, key: str, request: Callable[[], Any], sent: bytes = b"") -> Any:
-        if VERBS[method] == "lists":
+    def _forward(self, method: str, key: str, request: Callable[[], Any], sent: bytes = b"") -> Any:
+        if COUNTER_BY_METHOD[method] == "lists":
             return self._pages(method, request())
         result = b""
         try:
@@ -214,13 +214,13 @@ class CountingStore(Wrapper):
     def _pages(self, method: str, entries: Iterator[T]) -> Iterator[T]:
         self._count(method)
         for number, entry in enumerate(entries):
-            if number and number % _PAGE == 0:
+            if number and number % _KEYS_PER_PAGE == 0:
                 self._count(method)
             yield entry
 
 
 _SLOTS = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
-_BYTES = 8 * len(_SLOTS)
+_SLOTS_BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
@@ -229,24 +229,24 @@ class SharedCounts:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a+b") as opened:
-            opened.truncate(_BYTES)
-            self._slots = memoryview(mmap.mmap(opened.fileno(), _BYTES)).cast("q")
+            opened.truncate(_SLOTS_BYTES)
+            self._slots = memoryview(mmap.mmap(opened.fileno(), _SLOTS_BYTES)).cast("q")
         self._lock = Lock()
 
     def add(self, method: str, read: int, written: int) -> None:
         with self._lock:
-            for field, number in ((VERBS[method], 1), ("bytes_read", read), ("bytes_written", written)):
+            for field, number in ((COUNTER_BY_METHOD[method], 1), ("bytes_read", read), ("bytes_written", written)):
                 self._slots[_SLOTS.index(field)] += number
 
 
-def shared_stats(folder: Path) -> Stats:
+def sum_shared_counts(folder: Path) -> Stats:
     total = Stats()
     for file in sorted(folder.glob("*")):
         with file.open("rb") as opened:
             # A file that is just being created may not have its full size yet.
-            if opened.seek(0, 2) < _BYTES:
+            if opened.seek(0, 2) < _SLOTS_BYTES:
                 continue
-            mapped = mmap.mmap(opened.fileno(), _BYTES, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(opened.fileno(), _SLOTS_BYTES, access=mmap.ACCESS_READ)
         with closing(mapped), memoryview(mapped) as view, view.cast("q") as slots:
             total += Stats(**dict(zip(_SLOTS, slots.tolist(), strict=True)))
     return total

@@ -12,20 +12,20 @@ from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
-from ...common.whole_file import sync
+from ...common.whole_file import fsync_path
 from ...errors import Forbidden, ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from .protocol import Leftover, ObjectInfo, ObjectStore, check_key, check_range
-from .wrapper import OtherRoots, Wrapper
+from .protocol import ObjectInfo, ObjectStore, UnfinishedWrite, check_key, check_range
+from .wrapper import BaseStore, StoreWrapper
 
 _SCRATCH = ".slackwater-tmp"
 """Folder under the root where objects are written before they are renamed to their key; never listed."""
 
 _LEFTOVER_S = 3600
 
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_NOT_FOUND_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
-class LocalStore(OtherRoots):
+class LocalStore(BaseStore):
     """Objects as files under one folder; a key's '/' is the folder separator. `open_other` opens another root.
 
     Writes are atomic and durable. An object is written and fsynced under a temporary name, then renamed (put) or
@@ -53,24 +53,24 @@ class LocalStore(OtherRoots):
         return f"LocalStore({self.url!r})"
 
     def get(self, key: str) -> bytes:
-        with self._translated("read", key):
+        with self._translate_errors("read", key):
             return self._path(key).read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
-        with self._translated("read", key), self._path(key).open("rb") as file:
+        with self._translate_errors("read", key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def put(self, key: str, data: bytes) -> None:
         target = self._path(key)
-        with self._writing(key, data) as temporary:
+        with self._temporary_file(key, data) as temporary:
             temporary.replace(target)
-            sync(target.parent)
+            fsync_path(target.parent)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         target = self._path(key)
-        with self._writing(key, data) as temporary:
+        with self._temporary_file(key, data) as temporary:
             try:
                 target.hardlink_to(temporary)
             except FileExistsError:
@@ -84,10 +84,10 @@ class LocalStore(OtherRoots):
                     f"the file system of {self._root} has no hard links, which creating objects needs",
                     hint="put the store on another disk, or use S3",
                 ) from error
-            sync(target.parent)
+            fsync_path(target.parent)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        with self._translated("list", prefix):
+        with self._translate_errors("list", prefix):
             for key, entry in self._walk(prefix, start_after):
                 try:
                     stat = entry.stat()
@@ -96,7 +96,7 @@ class LocalStore(OtherRoots):
                 yield ObjectInfo(key, stat.st_size, stat.st_mtime_ns // 1_000_000)
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        with self._translated("list", prefix):
+        with self._translate_errors("list", prefix):
             for key, entry in self._entries(prefix):
                 # As on S3, a folder is a common prefix of keys: empty folders do not exist.
                 if key.endswith("/") and self._has_objects(self._root / key):
@@ -104,23 +104,23 @@ class LocalStore(OtherRoots):
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._translated("delete", key):
+        with self._translate_errors("delete", key):
             try:
                 path.unlink()
             except OSError as error:
                 # For a folder, Linux answers EISDIR and macOS EPERM.
-                if error.errno not in _ABSENT and not path.is_dir():
+                if error.errno not in _NOT_FOUND_ERRNOS and not path.is_dir():
                     raise
 
-    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+    def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
         scratch = self._root / _SCRATCH
-        with self._translated("list", prefix):
+        with self._translate_errors("list", prefix):
             for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
                 with suppress(FileNotFoundError):
-                    yield Leftover(f"{_SCRATCH}/{path.name}", path.name, path.stat().st_mtime_ns // 1_000_000)
+                    yield UnfinishedWrite(f"{_SCRATCH}/{path.name}", path.name, path.stat().st_mtime_ns // 1_000_000)
 
-    def discard(self, leftover: Leftover) -> None:
-        with self._translated("delete", leftover.key):
+    def discard(self, leftover: UnfinishedWrite) -> None:
+        with self._translate_errors("delete", leftover.key):
             (self._root / _SCRATCH / leftover.id).unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
@@ -140,7 +140,7 @@ class LocalStore(OtherRoots):
                         return True
                     folders.append(entry.name)
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if error.errno not in _NOT_FOUND_ERRNOS:
                 raise
         return any(self._has_objects(folder / name) for name in folders)
 
@@ -171,19 +171,19 @@ class LocalStore(OtherRoots):
         except Refused:
             return []  # no valid key has this prefix
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if error.errno not in _NOT_FOUND_ERRNOS:
                 raise
         return sorted((item for item in matches if item[0] != f"{_SCRATCH}/"), key=itemgetter(0))
 
     @contextmanager
-    def _writing(self, key: str, data: bytes) -> Iterator[Path]:
-        with self._translated("write", key):
+    def _temporary_file(self, key: str, data: bytes) -> Iterator[Path]:
+        with self._translate_errors("write", key):
             scratch = self._root / _SCRATCH
             _make_folder(scratch)
             _make_folder((self._root / key).parent)
             if not self._swept:
                 self._swept = True
-                for leftover in self.leftovers(""):
+                for leftover in self.unfinished_writes(""):
                     if leftover.begun_ms < (time.time() - _LEFTOVER_S) * 1000:
                         self.discard(leftover)
             temporary = scratch / uuid4().hex
@@ -197,14 +197,14 @@ class LocalStore(OtherRoots):
                 temporary.unlink(missing_ok=True)
 
     @contextmanager
-    def _translated(self, verb: str, key: str) -> Iterator[None]:
+    def _translate_errors(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
         except SlackwaterError:
             raise  # some of ours are OSErrors too
         except OSError as error:
             message = f"cannot {verb} {key!r} under {self._root}: {error.strerror}"
-            if verb == "read" and error.errno in (*_ABSENT, errno.ENAMETOOLONG):
+            if verb == "read" and error.errno in (*_NOT_FOUND_ERRNOS, errno.ENAMETOOLONG):
                 raise ObjectNotFound(key, self.url) from None
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise Forbidden(message, hint="give this user access to the folder, or name another store") from error
@@ -213,7 +213,7 @@ class LocalStore(OtherRoots):
             raise Unavailable(message, hint="check the disk and its free space, then run this again") from error
 
 
-class SpooledStore(Wrapper):
+class SpooledStore(StoreWrapper):
     """Store wrapper whose puts wait in a local folder. Safe to use from many threads and processes.
 
     A put is durable in the folder, and uploaded later by `upload`; reads look in the folder first. So SSTs are written
@@ -233,7 +233,7 @@ class SpooledStore(Wrapper):
         """Put a spooled object into the store. Reads use the folder until `drop_spooled`. Raises `ObjectNotFound`."""
         self._inner.put(key, self._spool.get(key))
 
-    def forget(self, key: str) -> None:
+    def drop_spooled(self, key: str) -> None:
         self._spool.delete(key)
 
     def get(self, key: str) -> bytes:
@@ -264,4 +264,4 @@ def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync(folder.parent)
+        fsync_path(folder.parent)

@@ -5,20 +5,22 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-_WORKERS, _AHEAD = 16, 256
+_WORKERS, _MAX_UNREAD = 16, 256
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, ahead: int = _AHEAD) -> Iterator[R]:
+def map_concurrently(
+    call: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, max_unread: int = _MAX_UNREAD
+) -> Iterator[R]:
     """Yield `call(item)` for each item, in order, from `workers` threads. At most `max_unread` results are buffered."""
     under_way: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:
-                under_way.append(pool.submit(ask, item))
-                if len(under_way) > ahead:
+                under_way.append(pool.submit(call, item))
+                if len(under_way) > max_unread:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()
@@ -28,6 +30,6 @@ def many(ask: Callable[[T], R], items: Iterable[T], workers: int = _WORKERS, *, 
                 waiting.cancel()
 
 
-def do_all(action: Callable[[T], object], items: Iterable[T], workers: int = _WORKERS) -> None:
-    for _ in many(action, items, workers):
+def for_each_concurrently(action: Callable[[T], object], items: Iterable[T], workers: int = _WORKERS) -> None:
+    for _ in map_concurrently(action, items, workers):
         pass

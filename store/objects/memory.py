@@ -8,18 +8,18 @@ from time import time_ns
 
 from ...errors import ObjectExists, ObjectNotFound
 from .protocol import ObjectInfo, check_key, check_range
-from .wrapper import OtherRoots
+from .wrapper import BaseStore
 
-_numbers = count(1)
+_store_numbers = count(1)
 
 
-class MemoryStore(OtherRoots):
+class MemoryStore(BaseStore):
     """Objects in the memory of this process. Safe to use from many threads."""
 
     def __init__(self) -> None:
         super().__init__()
         # Two stores never share a root, so their URLs differ.
-        self._url = f"memory:{next(_numbers)}"
+        self._url = f"memory:{next(_store_numbers)}"
         self._lock = Lock()
         self._objects: dict[str, tuple[bytes, int]] = {}
         self._keys: list[str] = []
@@ -58,22 +58,22 @@ class MemoryStore(OtherRoots):
         self._objects[key] = (bytes(data), time_ns() // 1_000_000)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        key = self._first(max(prefix, start_after + "\0"))
+        key = self._first_key(max(prefix, start_after + "\0"))
         while key is not None and key.startswith(prefix):
             if (stored := self._objects.get(key)) is not None:
                 yield ObjectInfo(key, len(stored[0]), stored[1])
-            key = self._first(key + "\0")
+            key = self._first_key(key + "\0")
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        key = self._first(prefix)
+        key = self._first_key(prefix)
         while key is not None and key.startswith(prefix):
             name, slash, _ = key[len(prefix) :].partition("/")
             if slash:
                 yield name
             # '0' is the character after '/': the first key that can lie outside the folder.
-            key = self._first(f"{prefix}{name}0" if slash else key + "\0")
+            key = self._first_key(f"{prefix}{name}0" if slash else key + "\0")
 
-    def _first(self, at_least: str) -> str | None:
+    def _first_key(self, at_least: str) -> str | None:
         with self._lock:
             index = bisect_left(self._keys, at_least)
             return self._keys[index] if index < len(self._keys) else None

@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import Usage
 from .local import LocalStore
-from .protocol import UNSPEAKABLE, ObjectStore
-from .s3_settings import Remote, S3Access, S3Place, S3Settings
-from .wrapper import OtherRoots
+from .protocol import UNSUPPORTED_CHARACTERS, ObjectStore
+from .s3_settings import HasS3Access, S3Access, S3ClientConfig, S3Settings
+from .wrapper import BaseStore
 
 PATIENCE_S = 60.0
 
@@ -19,28 +19,32 @@ _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _WINDOWS = re.compile(r"[A-Za-z]:\\")
 _CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
-_ANY_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_STORED_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _IN_MEMORY = re.compile(r"memory:[0-9]{1,18}")
 _MAX_ROOT = 4096
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
-def access_to(store: ObjectStore) -> S3Access | None:
+def s3_access_for_others(store: ObjectStore) -> S3Access | None:
     """Return the S3 client configuration and credentials that another process needs to open the store, or None."""
-    return store.access() if isinstance(store, Remote) else None
+    return store.access() if isinstance(store, HasS3Access) else None
 
 
-def take(access: S3Access | None) -> S3Place | None:
+def use_s3_access(access: S3Access | None) -> S3ClientConfig | None:
     """Sign S3 requests with another process's credentials, in open stores too. Returns the client configuration."""
     if access is None:
         return None
-    from .s3_client import take as sign_anew
+    from .s3_client import use_access as sign_anew
 
     return sign_anew(access)
 
 
 def open_store(
-    url: str, *, patience_s: float = PATIENCE_S, settings: S3Settings | None = None, place: S3Place | None = None
+    url: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    settings: S3Settings | None = None,
+    client_config: S3ClientConfig | None = None,
 ) -> ObjectStore:
     """Open the store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
 
@@ -54,12 +58,12 @@ def open_store(
 
     Raises `Usage` if the root or an S3 setting of the environment is invalid, or the kind of storage is not supported.
     """
-    open_other = partial(open_store, patience_s=patience_s, settings=settings, place=place)
+    open_other = partial(open_store, patience_s=patience_s, settings=settings, client_config=client_config)
     scheme = _SCHEME.match(url)
     if scheme is None:
         if _WINDOWS.match(url) and os.name != "nt":
             raise Usage(f"store {url!r} is a Windows path; expected {_SUPPORTED}")
-        return _folder(url, url, open_other)
+        return _open_folder(url, url, open_other)
     if _CREDENTIALS.match(url):
         # The error does not repeat the root, which often contains a secret here.
         raise Usage(
@@ -74,7 +78,7 @@ def open_store(
                     f"store {url!r} names the host {parts.netloc!r}: expected a folder of this machine",
                     hint=f"write file:///{parts.netloc}{parts.path} if that was meant",
                 )
-            return _folder(unquote(parts.path), url, open_other)
+            return _open_folder(unquote(parts.path), url, open_other)
         case "s3":
             bucket, _, prefix = url.split(":", 1)[1].removeprefix("//").partition("/")
             prefix = prefix.strip("/")
@@ -87,26 +91,26 @@ def open_store(
             # boto3 takes a quarter of a second to import, so it is loaded only for S3.
             from .s3_store import S3Store
 
-            return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, place=place)
+            return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, client_config=client_config)
         case "s3a" | "s3n":
             raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
         case other:
             raise Usage(f"store {url!r}: {other}:// is not supported; expected {_SUPPORTED}")
 
 
-OtherRoots.open_root = staticmethod(open_store)
+BaseStore.open_root = staticmethod(open_store)
 
 
 def check_root(root: str) -> None:
     """Raise `Usage` if a manifest's root is invalid. An empty root is valid: the manifest's own root."""
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
-        usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)
+        usable = _STORED_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)
     elif root.startswith("/"):
         usable = ".." not in root.split("/")
     else:
         usable = not root or _IN_MEMORY.fullmatch(root) is not None
-    if not usable or len(root) > _MAX_ROOT or UNSPEAKABLE.search(root):
+    if not usable or len(root) > _MAX_ROOT or UNSUPPORTED_CHARACTERS.search(root):
         raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
 
 
@@ -114,7 +118,7 @@ def _is_prefix(prefix: str) -> bool:
     return not prefix or not any(segment in ("", ".", "..") for segment in prefix.split("/"))
 
 
-def _folder(path: str, url: str, open_other: Callable[[str], ObjectStore]) -> LocalStore:
+def _open_folder(path: str, url: str, open_other: Callable[[str], ObjectStore]) -> LocalStore:
     if not path.strip() or "\0" in path:
         raise Usage(f"store {url!r} is not usable: expected {_SUPPORTED}")
     try:

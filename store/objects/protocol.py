@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from ...errors import ObjectNotFound, Refused
 
 # Listings are XML, which cannot contain control characters; lone surrogates are not valid text.
-UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+UNSUPPORTED_CHARACTERS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255
 
 
@@ -83,7 +83,7 @@ def exists(store: ObjectStore, key: str) -> bool:
     return True
 
 
-def documents(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+def list_json(store: ObjectStore, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
     """Yield the `.json` objects under a prefix; skips temporary uploads that some servers list."""
     return (info for info in store.list(prefix, start_after) if info.key.endswith(".json"))
 
@@ -95,14 +95,14 @@ def check_key(key: str) -> str:
     segment longer than file systems allow. A manifest that was tampered with may contain such a key.
     """
     segments = key.split("/")
-    if UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
+    if UNSUPPORTED_CHARACTERS.search(key) or any(segment in ("", ".", "..") for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
     if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
     return key
 
 
-class Leftover(NamedTuple):
+class UnfinishedWrite(NamedTuple):
     """A write that has begun and not ended, and may still be running."""
 
     key: str
@@ -113,11 +113,11 @@ class Leftover(NamedTuple):
 
 
 @runtime_checkable
-class Leftovers(Protocol):
+class HasUnfinishedWrites(Protocol):
     """A store in which interrupted writes leave data."""
 
-    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+    def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
         """Yield the unfinished writes of keys under `prefix`, or all of them if the store does not know keys."""
 
-    def discard(self, leftover: Leftover) -> None:
+    def discard(self, leftover: UnfinishedWrite) -> None:
         """Abort an unfinished write and free its space; no error if the write has ended."""

@@ -12,17 +12,17 @@ from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock
 from typing import TypeVar
 
-from ...common.silence import SILENT_S, address_of, on_silence, warn_of
+from ...common.silence import SILENCE_S, address_hint, call_on_silence, warn_silent
 from ...errors import Unavailable
 
-AT_ONCE = 20.0
-PER_S = 1.0
-_PER_ANSWER = 0.1
+MAX_RETRY_BURST = 20.0
+RETRIES_PER_S = 1.0
+_TOKENS_PER_ANSWER = 0.1
 
 _FIRST_DELAY_S = 0.1
-_LONGEST_DELAY_S = 5.0
-_SHORTEST_S = 0.001
-_QUIET_S = 1.0
+_MAX_DELAY_S = 5.0
+_MIN_DELAY_S = 0.001
+_MIN_REPORTED_OUTAGE_S = 1.0
 
 _log = logging.getLogger("slackwater")
 
@@ -40,19 +40,19 @@ class RetryBudget:
     to 10 % of its requests; the standard retry mode of AWS's SDKs has the bucket, with a refund.)
     """
 
-    at_once: float = AT_ONCE
-    per_s: float = PER_S
+    max_burst: float = MAX_RETRY_BURST
+    retries_per_s: float = RETRIES_PER_S
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
 
     def __post_init__(self) -> None:
         self._lock = Lock()
-        self._tokens = self.at_once
+        self._tokens = self.max_burst
         self._filled_s = self.clock()
 
-    def take(self) -> bool:
+    def take_token(self) -> bool:
         with self._lock:
             now_s = self.clock()
-            self._tokens = min(self.at_once, self._tokens + (now_s - self._filled_s) * self.per_s)
+            self._tokens = min(self.max_burst, self._tokens + (now_s - self._filled_s) * self.retries_per_s)
             self._filled_s = now_s
             # Sums of refills may miss a whole token by a rounding error.
             if self._tokens < 1 - 1e-9:
@@ -60,10 +60,10 @@ class RetryBudget:
             self._tokens -= 1
             return True
 
-    def answered(self, *, repeated: bool) -> None:
+    def refill(self, *, repeated: bool) -> None:
         """Add tokens after an answered request; `repeated` means that the request had taken a token."""
         with self._lock:
-            self._tokens = min(self.at_once, self._tokens + (1 if repeated else _PER_ANSWER))
+            self._tokens = min(self.max_burst, self._tokens + (1 if repeated else _TOKENS_PER_ANSWER))
 
 
 class TransientError(Exception):
@@ -87,7 +87,7 @@ class Retry:
     """Time for which a request is retried, in seconds from its first failure."""
     _: KW_ONLY
     setting: str = ""
-    silent_s: float = SILENT_S
+    silent_s: float = SILENCE_S
     """Seconds without a first answer after which the server's silence is reported."""
     budget: RetryBudget | None = None
     clock: Callable[[], float] = time.monotonic
@@ -98,8 +98,8 @@ class Retry:
         self._budget = self.budget or RetryBudget(clock=self.clock)
         self._random = random.Random(self.seed)  # noqa: S311 - not for security
         self._lock = Lock()
-        self._has_answered = self._reported = False
-        self._away_since: float | None = None
+        self._has_answered = self._is_reported = False
+        self._outage_since_s: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, and repeat it after a `TransientError`. Raises `Unavailable` after `patience_s`."""
@@ -110,7 +110,7 @@ class Retry:
             began_s = self.clock()
             try:
                 # A server that never answered may be a wrong address: report its silence before the request ends.
-                with nullcontext() if self._has_answered else on_silence(self._silent, self.silent_s):
+                with nullcontext() if self._has_answered else call_on_silence(self._report_silence, self.silent_s):
                     result = attempt()
             except TransientError as error:
                 now_s = self.clock()
@@ -119,34 +119,34 @@ class Retry:
                 elapsed_s = now_s - first_failure_s
                 left_s = self.patience_s - elapsed_s
                 # A remainder below the clock's resolution would never elapse.
-                if left_s < _SHORTEST_S:
+                if left_s < _MIN_DELAY_S:
                     raise Unavailable(
                         f"{self.server} did not answer for {elapsed_s:.0f} s: {error}",
-                        hint=address_of(self.setting) or "check that it runs and can be reached from this machine",
+                        hint=address_hint(self.setting) or "check that it runs and can be reached from this machine",
                     ) from error.__cause__
                 trying = f"{self.server} does not answer ({error}); retrying for up to {self.patience_s:.0f} s"
-                self._away(began_s, _QUIET_S, trying)
+                self._record_outage(began_s, _MIN_REPORTED_OUTAGE_S, trying)
                 paid, delay_s = self._back_off(delay_s, left_s)
             except Exception:
-                self._answered(repeated=paid)  # a refusal is an answer
+                self._record_answer(repeated=paid)  # a refusal is an answer
                 raise
             else:
-                self._answered(repeated=paid)
+                self._record_answer(repeated=paid)
                 return result
 
-    def _silent(self) -> None:
+    def _report_silence(self) -> None:
         if not self._has_answered:
             since_s = self.clock() - self.silent_s
-            self._away(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
+            self._record_outage(since_s, 0, f"{self.server} has not answered for {self.silent_s:.0f} s")
 
-    def _away(self, since_s: float, quiet_s: float, silence: str) -> None:
+    def _record_outage(self, since_s: float, quiet_s: float, silence: str) -> None:
         with self._lock:
-            if self._away_since is None:
-                self._away_since = since_s
-            if self._reported or self.clock() - self._away_since < quiet_s:
+            if self._outage_since_s is None:
+                self._outage_since_s = since_s
+            if self._is_reported or self.clock() - self._outage_since_s < quiet_s:
                 return
-            self._reported = True
-        warn_of(silence, self.setting)
+            self._is_reported = True
+        warn_silent(silence, self.setting)
 
     def _back_off(self, delay_s: float, left_s: float) -> tuple[bool, float]:
         """Sleep a random part of `delay_s`, then until the budget has a token, but no longer than `left_s`.
@@ -158,19 +158,19 @@ class Retry:
             wait_s = min(self._random.uniform(0, delay_s), left_s)
             self.sleep(wait_s)
             left_s -= wait_s
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
-            if self._budget.take():
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            if self._budget.take_token():
                 return True, delay_s
-            if left_s < _SHORTEST_S:
+            if left_s < _MIN_DELAY_S:
                 return False, delay_s
 
-    def _answered(self, *, repeated: bool) -> None:
-        self._budget.answered(repeated=repeated)
+    def _record_answer(self, *, repeated: bool) -> None:
+        self._budget.refill(repeated=repeated)
         self._has_answered = True
-        if self._away_since is None:
+        if self._outage_since_s is None:
             return
         with self._lock:
-            away_since, reported = self._away_since, self._reported
-            self._away_since, self._reported = None, False
+            away_since, reported = self._outage_since_s, self._is_reported
+            self._outage_since_s, self._is_reported = None, False
         if reported and away_since is not None:
             _log.warning("%s is back after %.0f s", self.server, self.clock() - away_since)

@@ -24,7 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from ...errors import Forbidden, NotFound, Refused, Usage
 from .retry import RetryBudget, TransientError
-from .s3_settings import S3Access, S3Place, S3Settings, aws_variables
+from .s3_settings import S3Access, S3ClientConfig, S3Settings, aws_variables
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -34,7 +34,7 @@ _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
 _USER = re.compile(r"//[^/]*@")
 
-_NO_FILE = (None, None, os.devnull, None)
+_NO_CONFIG_FILE = (None, None, os.devnull, None)
 """botocore setting (setting, variable, default, conversion) that makes a client read no configuration file."""
 
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -70,7 +70,7 @@ class Connection(NamedTuple):
     budget: RetryBudget
     credentials: Credentials | None
     """Signing credentials, which renew themselves if temporary; None if none are configured."""
-    elsewhere: S3Place
+    config_for_others: S3ClientConfig
 
 
 _connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
@@ -86,25 +86,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def connection(place: S3Place, read_timeout_s: float) -> Connection:
+def connection(client_config: S3ClientConfig, read_timeout_s: float) -> Connection:
     """Return this process's client for a configuration, created once (about 0.1 s) and shared by all threads.
 
     A forked child gets its own client, and so does a process whose AWS environment has changed. `read_timeout_s` is the
     longest wait for an answer. Raises `Usage` if the endpoint is not a URL, and `Refused` if the AWS configuration
     cannot be used, such as a profile that does not exist.
     """
-    key = (os.getpid(), place, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
+    key = (os.getpid(), client_config, read_timeout_s, tuple(sorted(aws_variables(os.environ).items())))
     with _lock:
         if key not in _connections:
-            _connections[key] = _connect(place, read_timeout_s)
+            _connections[key] = _connect(client_config, read_timeout_s)
         return _connections[key]
 
 
-def _connect(place: S3Place, read_timeout_s: float) -> Connection:
-    settings = place.settings
+def _connect(client_config: S3ClientConfig, read_timeout_s: float) -> Connection:
+    settings = client_config.settings
     try:
-        session = session_at(place)
-        s3 = _new_client(session, place, read_timeout_s)
+        session = session_for(client_config)
+        s3 = _new_client(session, client_config, read_timeout_s)
         bundle = str(session._session.get_config_variable("ca_bundle") or "")
         credentials = session.get_credentials()
     except ValueError as error:
@@ -117,17 +117,17 @@ def _connect(place: S3Place, read_timeout_s: float) -> Connection:
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
     endpoint = s3.meta.endpoint_url
-    encrypt(s3, settings, endpoint)
+    require_encryption(s3, settings, endpoint)
     budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
     own = "" if _AWS_OWN.fullmatch(endpoint) else endpoint
-    elsewhere = S3Place(own, s3.meta.region_name, settings, bundle, handed_over=True)
+    elsewhere = S3ClientConfig(own, s3.meta.region_name, settings, bundle, handed_over=True)
     return Connection(s3, endpoint, budget, credentials, elsewhere)
 
 
-def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
+def _new_client(session: Session, client_config: S3ClientConfig, read_timeout_s: float) -> "S3Client":
     # One attempt each: `retry` repeats them, within our own deadline.
     config = Config(
-        connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
+        connect_timeout=min(client_config.settings.connect_timeout_s, read_timeout_s),
         read_timeout=read_timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_CONNECTIONS,
@@ -138,8 +138,8 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    verify = place.ca_bundle or None
-    client = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
+    verify = client_config.ca_bundle or None
+    client = session.client("s3", endpoint_url=client_config.endpoint_url or None, config=config, verify=verify)
     # Only a client resolves the endpoint from the environment and the configuration files.
     endpoint = without_credentials(client.meta.endpoint_url)
     if "@" in endpoint:
@@ -151,60 +151,64 @@ def _new_client(session: Session, place: S3Place, read_timeout_s: float) -> "S3C
     return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
 
 
-class _Handed(Credentials):
+class _HandedOverCredentials(Credentials):
     """Latest credentials from another process; also the resolver through which botocore finds them."""
 
     def __init__(self) -> None:
         super().__init__("", "", method="handed over")
-        self.now = ReadOnlyCredentials("", "", None, None)
+        self.frozen = ReadOnlyCredentials("", "", None, None)
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        return self.now
+        return self.frozen
 
     def load_credentials(self) -> Self:
         return self
 
 
-_handed: dict[S3Place, _Handed] = {}
+_credentials_by_config: dict[S3ClientConfig, _HandedOverCredentials] = {}
 
 
-def take(access: S3Access) -> S3Place:
+def use_access(access: S3Access) -> S3ClientConfig:
     """Sign requests with the credentials of another process, in existing clients too. Returns its configuration.
 
     A long-lived worker thus keeps one client, however often the credentials change.
     """
     new = access.credentials
     # A single assignment is atomic: no request is signed with parts of two credentials.
-    _handed.setdefault(access.place, _Handed()).now = ReadOnlyCredentials(
+    _credentials_by_config.setdefault(access.client_config, _HandedOverCredentials()).frozen = ReadOnlyCredentials(
         new.access_key, new.secret_key, new.token or None, None
     )
-    return access.place
+    return access.client_config
 
 
-def session_at(place: S3Place) -> Session:
+def session_for(client_config: S3ClientConfig) -> Session:
     """Return this machine's AWS session, or a session that uses only a handed-over configuration.
 
     Raises `Refused` if the configuration names a file that this machine lacks, and `BotoCoreError` if this machine's
     configuration cannot be used.
     """
-    if not place.handed_over:
+    if not client_config.handed_over:
         # boto3 itself reads only AWS_DEFAULT_REGION.
-        return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
-    if place.ca_bundle and not Path(place.ca_bundle).exists():
+        return Session(region_name=client_config.region or os.environ.get("AWS_REGION") or None)
+    if client_config.ca_bundle and not Path(client_config.ca_bundle).exists():
         raise Refused(
-            f"{socket.gethostname()} has no file {place.ca_bundle}, which AWS_CA_BUNDLE names",
+            f"{socket.gethostname()} has no file {client_config.ca_bundle}, which AWS_CA_BUNDLE names",
             hint="the setting comes from the process that runs the app; copy the file to each machine that runs "
             "Spark tasks",
         )
     # This machine's profile and files may belong to another user.
-    overrides = {"profile": (None, None, None, None), "config_file": _NO_FILE, "credentials_file": _NO_FILE}
+    overrides = {
+        "profile": (None, None, None, None),
+        "config_file": _NO_CONFIG_FILE,
+        "credentials_file": _NO_CONFIG_FILE,
+    }
     core = Core(overrides)
     core.set_config_variable("ignore_configured_endpoint_urls", True)
-    core.register_component("credential_provider", _handed[place])
-    return Session(botocore_session=core, region_name=place.region)
+    core.register_component("credential_provider", _credentials_by_config[client_config])
+    return Session(botocore_session=core, region_name=client_config.region)
 
 
-def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
+def require_encryption(s3: "S3Client", settings: S3Settings, where: str) -> None:
     """Make a client request the configured encryption whenever it creates an object, by one put or in parts.
 
     From then on, creating an object raises `Refused` if the server, named `where`, does not confirm the encryption.
@@ -245,7 +249,7 @@ def error_code(error: boto.ClientError) -> str:
 
 
 @contextmanager
-def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
+def translate_errors(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
     """Raise boto3's errors as slackwater's. A `ClientError` with an `expected` code passes through.
 
     The error code decides, not the HTTP status: web servers that are not S3 answer 404 too, and versitygw does so for

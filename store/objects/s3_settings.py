@@ -18,16 +18,16 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import msgspec
 
 from ...errors import Usage
-from .retry import AT_ONCE, PER_S
+from .retry import MAX_RETRY_BURST, RETRIES_PER_S
 
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
 _SSE = ("AES256", "aws:kms")
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
-_Several = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_PartCount = Annotated[int, msgspec.Meta(ge=1, le=64)]
 # S3's limits: the least size of parts except the last, and the largest of one request.
-_Part = Annotated[int, msgspec.Meta(ge=5 * _MIB, le=5 << 30)]
+_PartBytes = Annotated[int, msgspec.Meta(ge=5 * _MIB, le=5 << 30)]
 
 
 class S3Settings(msgspec.Struct, frozen=True):
@@ -43,17 +43,17 @@ class S3Settings(msgspec.Struct, frozen=True):
     """Longest time without a byte from the server."""
     attempt_timeout_s: _Seconds = 120.0
     """Longest time until an answer has arrived completely."""
-    retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = AT_ONCE
-    retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = PER_S
-    multipart_bytes: _Part = 16 * _MIB
-    part_bytes: _Part = 8 * _MIB
-    parallel_parts: _Several = 4
+    retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = MAX_RETRY_BURST
+    retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = RETRIES_PER_S
+    multipart_bytes: _PartBytes = 16 * _MIB
+    part_bytes: _PartBytes = 8 * _MIB
+    parallel_parts: _PartCount = 4
 
 
 _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(S3Settings)}
 
 
-def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
+def load_s3_settings(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
     """Return the settings from environment variables, then a table, then defaults. Ignores empty variables.
 
     `table` is `[s3]` of slackwater.toml. `where` precedes the names of its settings in errors: `slackwater.toml: s3.`.
@@ -62,7 +62,7 @@ def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = No
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
     entries = [(where, name, value) for name, value in (table or {}).items()]
     entries += [(_PREFIX, name, value) for name, value in variables.items() if value]
-    parsed = {name.lower(): (prefix + name, _value(prefix, name, value)) for prefix, name, value in entries}
+    parsed = {name.lower(): (prefix + name, _parse_setting(prefix, name, value)) for prefix, name, value in entries}
     settings = S3Settings(**{name: value for name, (_, value) in parsed.items()})
     sse = parsed["sse"][0] if "sse" in parsed else "sse"
     if settings.sse and settings.sse not in _SSE:
@@ -82,7 +82,7 @@ def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith("AWS_")}
 
 
-def _value(prefix: str, name: str, value: Any) -> Any:
+def _parse_setting(prefix: str, name: str, value: Any) -> Any:
     field = name.lower()
     if field not in _FIELDS:
         nearest = "".join(get_close_matches(field, _FIELDS, n=1))
@@ -98,7 +98,7 @@ def _value(prefix: str, name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class S3Place:
+class S3ClientConfig:
     """Endpoint, region and settings of an S3 client, without secrets."""
 
     endpoint_url: str
@@ -124,12 +124,12 @@ class S3Credentials:
 class S3Access:
     """An S3 client configuration and its current credentials."""
 
-    place: S3Place
+    client_config: S3ClientConfig
     credentials: S3Credentials
 
 
 @runtime_checkable
-class Remote(Protocol):
+class HasS3Access(Protocol):
     """A store that another process can open only with an `S3Access`."""
 
     def access(self) -> S3Access | None:

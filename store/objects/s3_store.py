@@ -13,11 +13,11 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ...errors import ObjectExists, ObjectNotFound, Refused
-from .protocol import Leftover, ObjectInfo, check_key, check_range
+from .protocol import ObjectInfo, UnfinishedWrite, check_key, check_range
 from .retry import Retry, TransientError
-from .s3_client import Connection, connection, error_code, translated, without_credentials
-from .s3_settings import S3Access, S3Credentials, S3Place, S3Settings, settings_in
-from .wrapper import OtherRoots
+from .s3_client import Connection, connection, error_code, translate_errors, without_credentials
+from .s3_settings import S3Access, S3ClientConfig, S3Credentials, S3Settings, load_s3_settings
+from .wrapper import BaseStore
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _NO_SUCH_KEY = "NoSuchKey"
 _NO_SUCH_RANGE = "InvalidRange"
-_NO_BYTES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
+_NO_DATA_CODES = (_NO_SUCH_KEY, _NO_SUCH_RANGE)
 _PRECONDITION_FAILED = "PreconditionFailed"
-_SETTING = (
+_ENDPOINT_SETTING = (
     "AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (default: AWS's configuration, then AWS itself); the bucket comes from "
     "--store, SLACKWATER_STORE or store in slackwater.toml"
 )
-_SHORTEST_READ_S = 5.0
+_MIN_READ_TIMEOUT_S = 5.0
 _CHUNK_BYTES = 1 << 16
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 
 T = TypeVar("T")
 
 
-class S3Store(OtherRoots):
+class S3Store(BaseStore):
     """Objects under one prefix of one bucket.
 
     Every request is retried while the server does not answer or asks for a retry (5xx, SlowDown, a conflict of
@@ -72,14 +72,16 @@ class S3Store(OtherRoots):
         endpoint_url: str = "",
         patience_s: float = 60.0,
         settings: S3Settings | None = None,
-        place: S3Place | None = None,
+        client_config: S3ClientConfig | None = None,
     ) -> None:
-        self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
-        super().__init__(partial(OtherRoots.open_root, patience_s=patience_s, place=self._place))
+        self._client_config = client_config or S3ClientConfig(
+            without_credentials(endpoint_url), "", settings or load_s3_settings(os.environ)
+        )
+        super().__init__(partial(BaseStore.open_root, patience_s=patience_s, client_config=self._client_config))
         self._bucket = bucket
         self._base = f"{prefix.strip('/')}/".lstrip("/")
         self._patience_s = patience_s
-        self._settings = self._place.settings
+        self._settings = self._client_config.settings
         self._connected: tuple[int, Connection, Retry] | None = None
 
     def __repr__(self) -> str:
@@ -101,10 +103,10 @@ class S3Store(OtherRoots):
         connected, _ = self._connect()
         if connected.credentials is None:
             return None
-        with translated(self._bucket, connected.endpoint):
+        with translate_errors(self._bucket, connected.endpoint):
             now = connected.credentials.get_frozen_credentials()
         credentials = S3Credentials(now.access_key or "", now.secret_key or "", now.token or "")
-        return S3Access(connected.elsewhere, credentials)
+        return S3Access(connected.config_for_others, credentials)
 
     def get(self, key: str) -> bytes:
         """Return the object's bytes: the first part by one request, then the other parts in parallel.
@@ -112,7 +114,7 @@ class S3Store(OtherRoots):
         Raises `Refused` if the object is repeatedly overwritten during the read.
         """
         part_bytes = self._settings.part_bytes
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             first, etag, size = self._get(key, part_bytes, 0)
             starts = range(len(first), size, part_bytes)
             if not starts:
@@ -126,7 +128,8 @@ class S3Store(OtherRoots):
                 if error_code(error) != _PRECONDITION_FAILED:
                     raise
         raise Refused(
-            f"object {self._name(key)!r} in bucket {self._bucket!r} was overwritten {_TRIES} times while it was read",
+            f"object {self._full_key(key)!r} in bucket {self._bucket!r} was overwritten {_MAX_ATTEMPTS} times "
+            f"while it was read",
             hint="find out what else writes under this store root",
         )
 
@@ -136,18 +139,20 @@ class S3Store(OtherRoots):
         return self._get(key, max(length, 1), start)[0][:length]
 
     def _get(self, key: str, length: int, start: int, **condition: Any) -> tuple[bytes, str, int]:
-        name = self._name(key)
+        name = self._full_key(key)
 
         def request(s3: "S3Client") -> tuple[bytes, str, int]:
             until_s = time.monotonic() + self._settings.attempt_timeout_s
             part = f"bytes={start}-{start + length - 1}"
             answer = s3.get_object(Bucket=self._bucket, Key=name, Range=part, **condition)
-            data = _body(answer["Body"], until_s)
+            data = _read_body(answer["Body"], until_s)
             size = answer.get("ContentRange", "").rpartition("/")[2]
             return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)
 
         try:
-            return self._call(request, expected=(*_NO_BYTES, _PRECONDITION_FAILED) if condition else _NO_BYTES)
+            return self._call(
+                request, expected=(*_NO_DATA_CODES, _PRECONDITION_FAILED) if condition else _NO_DATA_CODES
+            )
         except ClientError as error:
             if error_code(error) == _NO_SUCH_RANGE:
                 return b"", "", 0  # the range starts at the object's end or after it
@@ -156,7 +161,7 @@ class S3Store(OtherRoots):
             raise
 
     def put(self, key: str, data: bytes) -> None:
-        name = self._name(key)
+        name = self._full_key(key)
         if len(data) > self._settings.multipart_bytes:
             self._upload(name, data)
         else:
@@ -178,8 +183,8 @@ class S3Store(OtherRoots):
         )
         # The manager copies parts into memory: no more than are in transfer.
         config.max_in_memory_upload_chunks = self._settings.parallel_parts
-        for _ in range(_TRIES):
-            patient = cast("BaseClient", _Patient(self._call, self._connect()[0].s3))
+        for _ in range(_MAX_ATTEMPTS):
+            patient = cast("BaseClient", _RetryingClient(self._call, self._connect()[0].s3))
             try:
                 with create_transfer_manager(patient, config) as manager:
                     manager.upload(BytesIO(data), self._bucket, name).result()
@@ -190,13 +195,14 @@ class S3Store(OtherRoots):
             else:
                 return
         raise Refused(
-            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_TRIES} times before it was "
+            f"the upload of {name!r} in parts to bucket {self._bucket!r} was aborted {_MAX_ATTEMPTS} times before "
+            f"it was "
             "complete",
             hint="find out what aborts uploads there: a lifecycle rule, or another program",
         )
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        name = self._name(key)
+        name = self._full_key(key)
         try:
             self._call(
                 lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data, IfNoneMatch="*"),
@@ -221,10 +227,10 @@ class S3Store(OtherRoots):
                 yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
 
     def delete(self, key: str) -> None:
-        name = self._name(key)
+        name = self._full_key(key)
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
-    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+    def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
         """Yield the multipart uploads of keys under `prefix` that are unfinished. One request per 1,000 uploads.
 
         If a page of the listing ends between two uploads of a key, the later ones are skipped until the earlier are
@@ -233,32 +239,32 @@ class S3Store(OtherRoots):
         for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
             for entry in page.get("Uploads", ()):
                 begun_ms = int(entry["Initiated"].timestamp() * 1000)
-                yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
+                yield UnfinishedWrite(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
 
-    def discard(self, leftover: Leftover) -> None:
-        name = self._name(leftover.key)
+    def discard(self, leftover: UnfinishedWrite) -> None:
+        name = self._full_key(leftover.key)
         with suppress(ClientError):
             self._call(
                 lambda s3: s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=leftover.id),
                 expected=(_NO_SUCH_UPLOAD,),
             )
 
-    def _name(self, key: str) -> str:
+    def _full_key(self, key: str) -> str:
         return self._base + check_key(key)
 
-    def _pages(self, method: str, goes_on_at: str, **params: Any) -> Iterator[Any]:
+    def _pages(self, method: str, token_name: str, **params: Any) -> Iterator[Any]:
         while True:
             page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **params))
             yield page
             if not page.get("IsTruncated"):
                 return
-            params[goes_on_at] = page[f"Next{goes_on_at}"]
+            params[token_name] = page[f"Next{token_name}"]
 
     def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
         connected, retry = self._connect()
 
         def attempt() -> T:
-            with translated(self._bucket, connected.endpoint, expected):
+            with translate_errors(self._bucket, connected.endpoint, expected):
                 return request(connected.s3)
 
         return retry.call(attempt)
@@ -267,15 +273,15 @@ class S3Store(OtherRoots):
         # A forked child must not use its parent's connections and locks.
         if self._connected is None or self._connected[0] != os.getpid():
             # A short deadline also limits the wait for one answer.
-            silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
-            shared = connection(self._place, silence_s)
+            silence_s = min(self._settings.read_timeout_s, max(_MIN_READ_TIMEOUT_S, self._patience_s))
+            shared = connection(self._client_config, silence_s)
             where = f"S3 at {shared.endpoint}, bucket {self._bucket!r},"
-            retry = Retry(where, self._patience_s, setting=_SETTING, budget=shared.budget)
+            retry = Retry(where, self._patience_s, setting=_ENDPOINT_SETTING, budget=shared.budget)
             self._connected = (os.getpid(), shared, retry)
         return self._connected[1:]
 
 
-class _Patient:
+class _RetryingClient:
     """S3 client for boto3's transfer manager that retries single requests instead of the whole upload."""
 
     def __init__(self, call: Callable[..., Any], s3: "S3Client") -> None:
@@ -283,16 +289,16 @@ class _Patient:
         self._s3 = s3
         self._call = call
         self._failed: Exception | None = None
-        self.create_multipart_upload = partial(self._patiently, "create_multipart_upload")
-        self.upload_part = partial(self._patiently, "upload_part")
-        self.complete_multipart_upload = partial(self._patiently, "complete_multipart_upload")
+        self.create_multipart_upload = partial(self._call_with_retries, "create_multipart_upload")
+        self.upload_part = partial(self._call_with_retries, "upload_part")
+        self.complete_multipart_upload = partial(self._call_with_retries, "complete_multipart_upload")
 
     def abort_multipart_upload(self, **params: Any) -> None:
         # Not retried: the server may be unreachable, and the deadline has passed.
         with suppress(ClientError, BotoCoreError):
             self._s3.abort_multipart_upload(**params)
 
-    def _patiently(self, method: str, **params: Any) -> Any:
+    def _call_with_retries(self, method: str, **params: Any) -> Any:
         def attempt(s3: "S3Client") -> Any:
             # If one part has failed for good, the others are pointless.
             if self._failed is not None:
@@ -308,7 +314,7 @@ class _Patient:
             raise
 
 
-def _body(body: "StreamingBody", until_s: float) -> bytes:
+def _read_body(body: "StreamingBody", until_s: float) -> bytes:
     """Return the whole body; raise `TransientError` if it has not arrived by `until_s` of the monotonic clock.
 
     boto3 limits the silence on a connection, not the duration of an answer.

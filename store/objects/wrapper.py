@@ -11,14 +11,14 @@ from .protocol import ObjectInfo, ObjectStore
 T = TypeVar("T")
 
 
-class OtherRoots(ABC):
+class BaseStore(ABC):
     """Base class whose `at` opens each other root once, with `open_other` or, if None, with `open_store`."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other
-        self._others: dict[str, ObjectStore] = {}
+        self._stores_by_root: dict[str, ObjectStore] = {}
 
     @property
     @abstractmethod
@@ -30,12 +30,12 @@ class OtherRoots(ABC):
     def at(self: Self, root: str) -> "Self | ObjectStore":
         if root in ("", self.url):
             return self
-        if root not in self._others:
-            self._others.setdefault(root, (self._open_other or OtherRoots.open_root)(root))
-        return self._others[root]
+        if root not in self._stores_by_root:
+            self._stores_by_root.setdefault(root, (self._open_other or BaseStore.open_root)(root))
+        return self._stores_by_root[root]
 
 
-class Wrapper(OtherRoots):
+class StoreWrapper(BaseStore):
     """Base class that forwards all requests to an inner store. Its `at` wraps the inner store's other roots.
 
     State of a subclass, such as counters, is kept in objects that copies share.
@@ -54,30 +54,30 @@ class Wrapper(OtherRoots):
     def url(self) -> str:
         return self._inner.url
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         """Forward one request to the inner store. Subclasses override this method to change all requests."""
         return request()
 
     def get(self, key: str) -> bytes:
-        return self._ask("get", key, lambda: self._inner.get(key))
+        return self._forward("get", key, lambda: self._inner.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._ask("get_range", key, lambda: self._inner.get_range(key, start, length))
+        return self._forward("get_range", key, lambda: self._inner.get_range(key, start, length))
 
     def put(self, key: str, data: bytes) -> None:
-        self._ask("put", key, lambda: self._inner.put(key, data), data)
+        self._forward("put", key, lambda: self._inner.put(key, data), data)
 
     def put_if_absent(self, key: str, data: bytes) -> None:
-        self._ask("put_if_absent", key, lambda: self._inner.put_if_absent(key, data), data)
+        self._forward("put_if_absent", key, lambda: self._inner.put_if_absent(key, data), data)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        return self._ask("list", prefix, lambda: self._inner.list(prefix, start_after))
+        return self._forward("list", prefix, lambda: self._inner.list(prefix, start_after))
 
     def list_folders(self, prefix: str) -> Iterator[str]:
-        return self._ask("list_folders", prefix, lambda: self._inner.list_folders(prefix))
+        return self._forward("list_folders", prefix, lambda: self._inner.list_folders(prefix))
 
     def delete(self, key: str) -> None:
-        self._ask("delete", key, lambda: self._inner.delete(key))
+        self._forward("delete", key, lambda: self._inner.delete(key))
 
     def local_path(self, key: str) -> Path | None:
         return self._inner.local_path(key)

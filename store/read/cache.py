@@ -19,18 +19,18 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache, TTLCache
 
 from ...errors import Corruption, Unavailable
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.arrow_types import showable
+from ..sst.arrow_types import make_sql_safe
 from ..sst.schema import HASH
 from ..versions.manifest import Sst, Table
-from .cache_folder import CacheFolder, Mapped, map_file, write_file
+from .cache_folder import CacheFolder, MappedSst, map_file, write_file
 from .decode import decode
-from .fetch import check_bytes, corrupt, fetch, file_name
+from .fetch import check_bytes, corruption_error, fetch, file_name
 from .remote_sst import RangedSst
 
-_PARQUET = ".parquet"
-_SHOWN = ".shown.parquet"
+_PARQUET_SUFFIX = ".parquet"
+_SQL_SUFFIX = ".shown.parquet"
 
 
 class ParquetCopies:
@@ -51,17 +51,17 @@ class ParquetCopies:
         name = file_name(sst)
         path = self._paths.get(name)
         if path is None:
-            path = self._own_path(store, sst) or self._copy(store, sst, name + _PARQUET)
+            path = self._own_path(store, sst) or self._copy(store, sst, name + _PARQUET_SUFFIX)
             self._paths[name] = path
         return path
 
     def sql_path(self, store: ObjectStore, sst: Sst) -> Path:
         if not sst.unshowable:
             return self.path(store, sst)
-        name = file_name(sst) + _SHOWN
+        name = file_name(sst) + _SQL_SUFFIX
         if (path := self._paths.get(name)) is None:
             with pq.ParquetFile(self.path(store, sst), memory_map=True) as file:
-                rows = showable(file.read())
+                rows = make_sql_safe(file.read())
             sink = pa.BufferOutputStream()
             pq.write_table(rows, sink)
             path = self._paths[name] = self._spilled(sst, name, sink.getvalue())
@@ -74,19 +74,19 @@ class ParquetCopies:
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
         path = store.at(sst.root).local_path(sst.object)
-        if path is None or _is_pattern(path):
+        if path is None or _is_glob(path):
             return None
         try:
             _check_file(path, sst)
         except FileNotFoundError as error:
-            raise corrupt(sst, "the object is missing") from error
+            raise corruption_error(sst, "the object is missing") from error
         except OSError as error:
             raise Unavailable(f"cannot read SST {path}: {error}") from error
         return path
 
     def _copy(self, store: ObjectStore, sst: Sst, name: str) -> Path:
         path = self._folder.path / name
-        may_keep = not _is_pattern(path)
+        may_keep = not _is_glob(path)
         if may_keep and self._pin(name):
             try:
                 _check_file(path, sst)
@@ -127,18 +127,18 @@ def _check_file(path: Path, sst: Sst) -> None:
         check_bytes(source.read_buffer(), sst)
 
 
-def _is_pattern(path: Path) -> bool:
+def _is_glob(path: Path) -> bool:
     return any(character in str(path) for character in "*?[")
 
 
-_ARROW = ".arrow"
+_ARROW_SUFFIX = ".arrow"
 _MAX_OPEN = 1024
 _MAX_COUNTED = 10_000
 _TOUCH_S = 60.0
-_REFUSED_S = 60.0
+_RETRY_REFUSED_S = 60.0
 _MEMORY_BYTES = 256 << 20
 """Memory limit for SSTs while the cache folder is unusable; `open` may exceed it for a larger SST."""
-_WHOLE_BYTES = 64 << 20
+_MAX_WHOLE_FETCH_BYTES = 64 << 20
 """Size above which SSTs are fetched into the cache by ranges, which bounds memory."""
 
 
@@ -151,34 +151,34 @@ class SstCache:
         self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
         # Keyed by the SST's file name.
-        self._mapped: LRUCache[str, Mapped] = LRUCache(_MAX_OPEN)
+        self._mapped: LRUCache[str, MappedSst] = LRUCache(_MAX_OPEN)
         self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
-        self._in_memory: LRUCache[str, Mapped] = LRUCache(
+        self._in_memory: LRUCache[str, MappedSst] = LRUCache(
             _MEMORY_BYTES, getsizeof=lambda rows: min(rows.memory_bytes, _MEMORY_BYTES)
         )
         self._dropped_s = time.monotonic()
         self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
-        self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _REFUSED_S)
+        self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _RETRY_REFUSED_S)
 
-    def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
+    def open(self, store: ObjectStore, sst: Sst, table: Table) -> MappedSst:
         """Return the SST's rows, from the local cache or the store.
 
         Rows that the cache cannot hold are read into process memory; `fetch_rows` avoids that. Raises `Corruption`.
         """
-        mapped = self.bring(store, sst, table, Reads())
-        return mapped or self._hold(sst, table, list(decode(fetch(store, sst), sst, table)))
+        mapped = self.fetch_rows(store, sst, table, ReadCounters())
+        return mapped or self._keep_in_memory(sst, table, list(decode(fetch(store, sst), sst, table)))
 
-    def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
+    def fetch_rows(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters) -> MappedSst | None:
         """Return the SST's rows, fetched if needed; None if neither the folder nor the memory limit can hold them.
 
         `reads` counts the requests. Raises `Corruption`.
         """
-        mapped = self.peek(sst, table)
+        mapped = self.cached_rows(sst, table)
         with self._lock:
             if mapped is not None or file_name(sst) in self._refused:
                 return mapped
-        data = self._fetch(store, sst, table, reads)
-        mapped = self.peek(sst, table)
+        data = self._fetch_into_folder(store, sst, table, reads)
+        mapped = self.cached_rows(sst, table)
         if mapped is None and data is not None:
             batches, memory_bytes = [], 0
             for rows in decode(data, sst, table):
@@ -187,7 +187,7 @@ class SstCache:
                     break
                 batches.append(rows)
             else:
-                return self._hold(sst, table, batches)
+                return self._keep_in_memory(sst, table, batches)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
@@ -195,12 +195,12 @@ class SstCache:
 
     def prefetch(self, store: ObjectStore, sst: Sst, table: Table) -> None:
         if not self.has(sst):
-            self._fetch(store, sst, table, Reads())
+            self._fetch_into_folder(store, sst, table, ReadCounters())
 
-    def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
-        if sst.bytes > _WHOLE_BYTES:
+    def _fetch_into_folder(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters) -> bytes | None:
+        if sst.bytes > _MAX_WHOLE_FETCH_BYTES:
             ranged = RangedSst(store, sst, table, reads)
-            parts = ranged.having(HASH, sst.hash_min, sst.hash_max)
+            parts = ranged.find_values(HASH, sst.hash_min, sst.hash_max)
             self._write(sst, (block.stored for block in ranged.read(parts)))
             return None
         data = fetch(store, sst)
@@ -210,7 +210,7 @@ class SstCache:
         self.add_encoded(sst, table, data)
         return data
 
-    def peek(self, sst: Sst, table: Table) -> Mapped | None:
+    def cached_rows(self, sst: Sst, table: Table) -> MappedSst | None:
         """Return the SST's rows if they are cached on this machine, or None. Makes no request."""
         name = file_name(sst)
         with self._lock:
@@ -218,7 +218,7 @@ class SstCache:
             mapped = cached.get(name)
             if cached is self._mapped and name not in self._touched:
                 self._touched[name] = None
-                self._folder.touch(name + _ARROW)
+                self._folder.touch(name + _ARROW_SUFFIX)
         if mapped is None:
             return self._map(name, sst, table)
         current = mapped.read_as(table, sst)
@@ -232,10 +232,10 @@ class SstCache:
         with self._lock:
             if name in self._mapped or name in self._in_memory:
                 return True
-        return self._folder.has(name + _ARROW)
+        return self._folder.has(name + _ARROW_SUFFIX)
 
     def size_of(self, sst: Sst) -> int:
-        return self._folder.size_of(file_name(sst) + _ARROW)
+        return self._folder.size_of(file_name(sst) + _ARROW_SUFFIX)
 
     def ranged_bytes(self, sst: Sst) -> int:
         with self._lock:
@@ -291,30 +291,30 @@ class SstCache:
         self._parquet.close()
 
     def _write(self, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-        self._folder.put(file_name(sst) + _ARROW, lambda path: write_file(path, sst, batches))
+        self._folder.put(file_name(sst) + _ARROW_SUFFIX, lambda path: write_file(path, sst, batches))
 
-    def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
-        if not self._folder.touch(name + _ARROW):
+    def _map(self, name: str, sst: Sst, table: Table) -> MappedSst | None:
+        if not self._folder.touch(name + _ARROW_SUFFIX):
             return None
         try:
-            mapped = map_file(self._folder.path / (name + _ARROW), sst, table)
+            mapped = map_file(self._folder.path / (name + _ARROW_SUFFIX), sst, table)
         except (Corruption, pa.ArrowException, OSError):
-            self._folder.remove(name + _ARROW)
+            self._folder.remove(name + _ARROW_SUFFIX)
             return None
         now_s = time.monotonic()
         with self._lock:
             if now_s - self._dropped_s > _TOUCH_S:
                 # Once in a while, because evicted files keep their disk space while they are mapped.
                 self._dropped_s = now_s
-                for evicted in [file for file in self._mapped if not self._folder.has(file + _ARROW)]:
+                for evicted in [file for file in self._mapped if not self._folder.has(file + _ARROW_SUFFIX)]:
                     del self._mapped[evicted]
             self._mapped[name] = mapped
             self._touched[name] = None
             self._ranged.pop(name, None)
         return mapped
 
-    def _hold(self, sst: Sst, table: Table, batches: Sequence[pa.RecordBatch]) -> Mapped:
-        mapped = Mapped.of(batches, sst, table, sum(rows.nbytes for rows in batches))
+    def _keep_in_memory(self, sst: Sst, table: Table, batches: Sequence[pa.RecordBatch]) -> MappedSst:
+        mapped = MappedSst.from_batches(batches, sst, table, sum(rows.nbytes for rows in batches))
         with self._lock:
             self._in_memory[file_name(sst)] = mapped
             self._ranged.pop(file_name(sst), None)

@@ -23,16 +23,16 @@ from uuid import uuid4
 import pyarrow as pa
 import xxhash
 
-from ..sst.schema import Reading
+from ..sst.schema import ColumnConversion
 from ..versions.manifest import Sst, Table
-from .decode import Block, Cells, check_shape
-from .fetch import corrupt, file_name
+from .decode import Block, Cells, check_columns
+from .fetch import corruption_error, file_name
 
 _log = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"
 _STALE_S = 3600
-_SLACK = 0.1
+_EVICTED_SHARE = 0.1
 """Share of the limit that eviction frees, and that this process may write before it measures the folder again."""
 
 
@@ -47,7 +47,7 @@ class CacheFolder:
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
         self._unmeasured_bytes = max_bytes
-        self._complained = False
+        self._has_warned = False
 
     def put(self, name: str, write: Callable[[Path], object]) -> bool:
         """Let `write` fill a temporary file, and rename it to `name`. Returns True if the file exists now.
@@ -66,8 +66,8 @@ class CacheFolder:
             if not (self.path / name).exists():
                 temporary.replace(self.path / name)
         except OSError as error:
-            if not self._complained:
-                self._complained = True
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning("cannot use cache folder %s (%s): continuing without it", self.path, error)
             return False
         finally:
@@ -123,7 +123,7 @@ class CacheFolder:
 
     def _make_room(self, size: int) -> None:
         fits = self._known_bytes + size <= self.max_bytes
-        if fits and self._unmeasured_bytes < self.max_bytes * _SLACK:
+        if fits and self._unmeasured_bytes < self.max_bytes * _EVICTED_SHARE:
             return
         entries = []
         with os.scandir(self.path) as listing:
@@ -137,7 +137,7 @@ class CacheFolder:
         total = sum(file_bytes for _, file_bytes, _ in entries)
         if total + size > self.max_bytes:
             for _, file_bytes, name in sorted(entries):
-                if total + size <= self.max_bytes * (1 - _SLACK):
+                if total + size <= self.max_bytes * (1 - _EVICTED_SHARE):
                     break
                 if self._evict(name):
                     total -= file_bytes
@@ -166,7 +166,7 @@ _TRAILER_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Mapped:
+class MappedSst:
     """Rows of one SST, ready for look-ups. The memory stays valid while this object is referenced."""
 
     blocks: tuple[Block, ...]
@@ -174,21 +174,21 @@ class Mapped:
     table: Table
 
     @staticmethod
-    def of(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "Mapped":
+    def from_batches(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "MappedSst":
         """Build an SST's entry from its rows. Raises `Corruption` if the table never had their columns."""
-        reading = check_shape(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
-        return Mapped(tuple(Block.of(batch, reading) for batch in rows), memory_bytes, table)
+        reading = check_columns(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
+        return MappedSst(tuple(Block.from_rows(batch, reading) for batch in rows), memory_bytes, table)
 
-    def read_as(self, table: Table, sst: Sst) -> "Mapped":
+    def read_as(self, table: Table, sst: Sst) -> "MappedSst":
         """Return the rows under another version's table definition. Raises `Corruption` if it lacks their columns."""
         if table == self.table or not self.blocks:
             return self
-        reading = check_shape(sst, table, self.blocks[0].stored.schema, sst.rows)
-        return Mapped(tuple(replace(block, reading=reading) for block in self.blocks), self.memory_bytes, table)
+        reading = check_columns(sst, table, self.blocks[0].stored.schema, sst.rows)
+        return MappedSst(tuple(replace(block, conversion=reading) for block in self.blocks), self.memory_bytes, table)
 
     @property
-    def reading(self) -> Reading | None:
-        return self.blocks[0].reading if self.blocks else None
+    def conversion(self) -> ColumnConversion | None:
+        return self.blocks[0].conversion if self.blocks else None
 
     @cached_property
     def stored(self) -> pa.Table:
@@ -204,7 +204,7 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:
-        raise corrupt(sst, "it has no rows")
+        raise corruption_error(sst, "it has no rows")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, first.schema) as writer:
         for batch in chain([first], remaining):
             writer.write_batch(batch)
@@ -214,7 +214,7 @@ def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
         file.write(digest)
 
 
-def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
+def map_file(path: Path, sst: Sst, table: Table) -> MappedSst:
     """Map a file from `write_file`. The map stays valid if the file is unlinked or replaced.
 
     Raises `Corruption`, `ArrowException` or `OSError` for a damaged file.
@@ -222,9 +222,9 @@ def map_file(path: Path, sst: Sst, table: Table) -> Mapped:
     data = pa.memory_map(str(path)).read_buffer()
     content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
     if _digest(content, sst) != data[content.size :].to_pybytes():
-        raise corrupt(sst, "its copy in the cache is damaged")
+        raise corruption_error(sst, "its copy in the cache is damaged")
     reader = pa.ipc.open_file(content)
-    return Mapped.of([reader.get_batch(i) for i in range(reader.num_record_batches)], sst, table)
+    return MappedSst.from_batches([reader.get_batch(i) for i in range(reader.num_record_batches)], sst, table)
 
 
 def _digest(content: pa.Buffer, sst: Sst) -> bytes:

@@ -7,7 +7,7 @@ from threading import Lock
 import xxhash
 
 from ...errors import Corruption, ObjectExists, ObjectNotFound
-from ..objects.many import do_all
+from ..objects.many import for_each_concurrently
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from ..versions.manifest import Sst
 from .fetch import fetch
@@ -28,7 +28,7 @@ class Copier:
     _sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def ssts(self, ssts: Iterable[Sst], *, may_be_gone: bool) -> None:
+    def copy_ssts(self, ssts: Iterable[Sst], *, may_be_missing: bool) -> None:
         """Copy the SSTs that the target lacks, each verified against its manifest entry.
 
         With `may_be_missing`, skips SSTs that the source lacks. Raises `Corruption` for a damaged or missing SST.
@@ -39,29 +39,29 @@ class Copier:
             try:
                 data = fetch(self.source, sst)
             except Corruption:
-                if may_be_gone and not exists(self.source, sst.object):
+                if may_be_missing and not exists(self.source, sst.object):
                     return
                 raise
             self._put(sst.object, data)
 
-        do_all(copy, missing.values(), self.workers)
+        for_each_concurrently(copy, missing.values(), self.workers)
 
-    def sst_as(self, sst: Sst, key: str) -> None:
+    def copy_sst_to(self, sst: Sst, key: str) -> None:
         """Copy an SST to a key, unless the target has these bytes there. Raises `Corruption`."""
         if not (self._has(key, sst.bytes) and xxhash.xxh3_128_hexdigest(self.target.get(key)) == sst.checksum):
             self._put(key, fetch(self.source, sst))
 
-    def listed(self, infos: Iterable[ObjectInfo]) -> None:
+    def copy_listed(self, infos: Iterable[ObjectInfo]) -> None:
         """Copy the objects that the target lacks or has with a different length. Skips deleted objects."""
-        do_all(lambda info: self.one(info.key), self.missing(infos), self.workers)
+        for_each_concurrently(lambda info: self.copy_object(info.key), self.missing(infos), self.workers)
 
     def missing(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         return [info for info in infos if not self._has(info.key, info.size_bytes)]
 
-    def changed(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    def different(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
 
-    def one(self, key: str) -> bool:
+    def copy_object(self, key: str) -> bool:
         try:
             data = self.source.get(key)
         except ObjectNotFound:
@@ -69,7 +69,7 @@ class Copier:
         self._put(key, data)
         return True
 
-    def put(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key: str, data: bytes) -> bool:
         """Create an object in the target. Returns True if the target then has these bytes under the key."""
         try:
             self.target.put_if_absent(key, data)
@@ -78,7 +78,7 @@ class Copier:
         self._count(key, data)
         return True
 
-    def forget(self, key: str) -> None:
+    def record_deletion(self, key: str) -> None:
         self._sizes.get(_folder(key), {}).pop(key, None)
 
     def _put(self, key: str, data: bytes) -> None:

@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 
 from ..sst.arrow_types import python_value
 from ..sst.hashing import same_keys
-from ..sst.schema import EXPIRES, HASH, Reading, reading
+from ..sst.schema import EXPIRES, HASH, ColumnConversion, column_conversion
 from ..versions.manifest import Sst, Table
-from .fetch import corrupt
+from .fetch import corruption_error
 
-_SPARSE = 64
+_SPARSE_STEP = 64
 _CACHED_ROWS = 1 << 17
-_FEW = 16
+_SMALL_SEARCH = 16
 BLOCK_ROWS = 1 << 20
 
 
@@ -40,23 +40,25 @@ class Block:
     hashes: npt.NDArray[np.int64]
     sparse: npt.NDArray[np.int64]
     """Copy of every 64th hash, which fits into a core's cache; empty for a small block."""
-    reading: Reading | None = None
+    conversion: ColumnConversion | None = None
 
     @staticmethod
-    def of(rows: pa.RecordBatch, reading: Reading | None = None) -> "Block":
+    def from_rows(rows: pa.RecordBatch, reading: ColumnConversion | None = None) -> "Block":
         hashes = np.asarray(rows.column(HASH))
-        sparse = hashes[:: _SPARSE if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy()
+        sparse = hashes[:: _SPARSE_STEP if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy()
         return Block(rows, hashes, sparse, reading)
 
     def rows(self, names: Sequence[str], start: int = 0, count: int | None = None) -> pa.RecordBatch:
         stored = self.stored if not start and count is None else self.stored.slice(start, count)
-        return stored.select(names) if self.reading is None else self.reading.read(stored, names)
+        return stored.select(names) if self.conversion is None else self.conversion.convert(stored, names)
 
     def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
         """Return these columns of the rows at these positions; converts no other rows."""
-        if self.reading is None:
+        if self.conversion is None:
             return self.stored.select(names).take(pa.array(at))
-        return self.reading.read(self.stored.select(self.reading.stored_names(names)).take(pa.array(at)), names)
+        return self.conversion.convert(
+            self.stored.select(self.conversion.stored_names(names)).take(pa.array(at)), names
+        )
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the positions of ascending hashes in the block, as by `numpy.searchsorted` from the left.
@@ -64,11 +66,11 @@ class Block:
         In a large block, each step of a binary search waits for memory. Here all hashes take a step together, so that
         the waits overlap: half the time for 20,000 hashes in 2.5 M.
         """
-        if not self.sparse.size or hashes.size <= _FEW:
+        if not self.sparse.size or hashes.size <= _SMALL_SEARCH:
             return self.hashes.searchsorted(hashes)
         # The last sampled row below each hash, or the block's first row.
-        at = np.searchsorted(self.sparse, hashes) * _SPARSE
-        step = _SPARSE // 2
+        at = np.searchsorted(self.sparse, hashes) * _SPARSE_STEP
+        step = _SPARSE_STEP // 2
         while step:
             further = np.minimum(at + step, len(self.hashes) - 1)
             at = np.where(self.hashes[further] < hashes, further, at)
@@ -91,7 +93,7 @@ class Block:
         if not self.hashes.size:
             return
         hashes = hashes[positions]
-        if hashes.size > _FEW:
+        if hashes.size > _SMALL_SEARCH:
             low = hashes.searchsorted(self.hashes[0])
             high = hashes.searchsorted(self.hashes[-1], side="right")
             positions, hashes = positions[low:high], hashes[low:high]
@@ -108,18 +110,18 @@ class Block:
             positions, hashes, at = positions[~same], hashes[~same], at[~same] + 1
 
 
-def check_shape(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> Reading | None:
+def check_columns(sst: Sst, table: Table, stored: pa.Schema, rows: int) -> ColumnConversion | None:
     """Return the conversion of a file's columns to the table's; None if the columns are equal.
 
     Raises `Corruption` if the table never had these columns, or if the row count differs from the manifest's. The file
     may have `_expires_at` or lack it.
     """
     try:
-        conversion = reading(stored, table)
+        conversion = column_conversion(stored, table)
     except (ValueError, pa.ArrowException) as error:
-        raise corrupt(sst, str(error)) from error
+        raise corruption_error(sst, str(error)) from error
     if rows != sst.rows:
-        raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")
+        raise corruption_error(sst, f"expected {sst.rows} rows, found {rows}")
     return conversion
 
 
@@ -130,10 +132,10 @@ def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        check_shape(sst, table, file.schema_arrow, file.metadata.num_rows)
+        check_columns(sst, table, file.schema_arrow, file.metadata.num_rows)
         yield from file.iter_batches(batch_size=BLOCK_ROWS)
     except (pa.ArrowException, OSError) as error:
-        raise corrupt(sst, f"it cannot be decoded ({error})") from error
+        raise corruption_error(sst, f"it cannot be decoded ({error})") from error
 
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
@@ -172,19 +174,19 @@ class Cells(dict[str, Callable[[int], object]]):
 
     def _column(self, name: str) -> Callable[[int], object]:
         block = self._block
-        source = block.reading.sources.get(name) if block.reading is not None else None
+        source = block.conversion.sources.get(name) if block.conversion is not None else None
         if source is None:
-            return _values(block.stored.column(name))
+            return _value_accessor(block.stored.column(name))
         if source.name is None:
             default = python_value(source.default)
             return lambda _at: default
         column, kind = block.stored.column(source.name), source.type
-        if source.stored == kind:
-            return _values(column)
+        if source.stored_type == kind:
+            return _value_accessor(column)
         return lambda at: python_value(column.slice(at, 1).cast(kind)[0])
 
 
-def _values(column: pa.Array) -> Callable[[int], object]:
+def _value_accessor(column: pa.Array) -> Callable[[int], object]:
     types, kind = pa.types, column.type
     is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)
     if is_number and not column.null_count:

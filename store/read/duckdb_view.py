@@ -31,15 +31,15 @@ from cachetools import LRUCache
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
-from ..sst.schema import EXPIRES, OP, SEQ, Reading, sst_schema, visible_columns
+from ..sst.schema import EXPIRES, OP, SEQ, ColumnConversion, sst_schema, visible_columns
 from ..sst.sorted_runs import newer_than
-from ..sst.ttl import may_have_expired
+from ..sst.ttl import has_expired_rows
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .cache_folder import Mapped
-from .decode import check_shape
-from .fetch import corrupt, file_name
-from .visible_rows import Hiding, hidden_rows
+from .cache_folder import MappedSst
+from .decode import check_columns
+from .fetch import corruption_error, file_name
+from .visible_rows import HiddenRowFinder, find_hidden_rows
 
 _BITMAP_ROWS = 1 << 30
 """Largest number of rows of SSTs that share a bitmap: DuckDB indexes bits by 32-bit integers."""
@@ -50,7 +50,7 @@ _MAX_SCHEMAS = 10_000
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
 
 
-def register(
+def register_table(
     con: duckdb.DuckDBPyConnection,
     name: str,
     store: ObjectStore,
@@ -74,21 +74,23 @@ def register(
     if not manifest.ssts:
         con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
         return frozenset()
-    mapped = {sst: rows for sst in manifest.ssts if not sst.unshowable and (rows := cache.peek(sst, table)) is not None}
+    mapped = {
+        sst: rows for sst in manifest.ssts if not sst.unshowable and (rows := cache.cached_rows(sst, table)) is not None
+    }
     paths = {sst.object: cache.sql_path(store, sst) for sst in manifest.ssts if sst not in mapped}
-    hidden = hidden_rows(store, cache, manifest.ssts, table)
+    hidden = find_hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
     unexpired = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     parts: list[duckdb.DuckDBPyRelation] = []
     selects: list[str] = []
     # Expired rows are filtered only when their SST is read, because they still hide older rows.
     for prefix, expires, condition in (("a", False, "true"), ("b", True, unexpired)):
-        ssts = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms) == expires]
+        ssts = [sst for sst in manifest.ssts if has_expired_rows(sst, clock_ms) == expires]
         parts += _mapped_rows(
             con, [(mapped[sst], hidden.get(sst)) for sst in ssts if sst in mapped], columns, condition
         )
         unmapped = [sst for sst in ssts if sst not in mapped]
-        for number, group in enumerate(alike(unmapped, paths, table)):
+        for number, group in enumerate(group_by_columns(unmapped, paths, table)):
             selects += _newest_rows(
                 con,
                 f"{name}_{prefix}{number}",
@@ -107,14 +109,14 @@ def register(
 
 def _mapped_rows(
     con: duckdb.DuckDBPyConnection,
-    rows: Sequence[tuple[Mapped, npt.NDArray[np.int64] | None]],
+    rows: Sequence[tuple[MappedSst, npt.NDArray[np.int64] | None]],
     columns: Sequence[str],
     condition: str,
 ) -> Iterator[duckdb.DuckDBPyRelation]:
-    groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[MappedSst, npt.NDArray[np.int64] | None]]] = {}
     for mapped, hidden in rows:
         fields = tuple((field.name, field.type, field.nullable) for field in mapped.stored.schema)
-        groups.setdefault((id(mapped.reading), hidden is None, fields), []).append((mapped, hidden))
+        groups.setdefault((id(mapped.conversion), hidden is None, fields), []).append((mapped, hidden))
     for (_, all_visible, _), group in groups.items():
         batches: list[pa.RecordBatch] = []
         for mapped, hidden in group:
@@ -127,7 +129,7 @@ def _mapped_rows(
             # DuckDB's threads each process one batch at a time.
             batches += table.to_batches(max_chunksize=_BATCH_ROWS)
         relation = con.from_arrow(pa.Table.from_batches(batches))
-        layout = Alike((), group[0][0].reading, EXPIRES in group[0][0].stored.schema.names)
+        layout = SstGroup((), group[0][0].conversion, EXPIRES in group[0][0].stored.schema.names)
         yield relation.filter(condition if all_visible else f"NOT {OP} AND {condition}").project(
             layout.select(con, columns)
         )
@@ -145,7 +147,7 @@ def _newest_rows(
 ) -> Iterator[str]:
     all_visible = [path for sst, path in ssts if sst not in hidden]
     if all_visible:
-        yield f"SELECT {selected} FROM {from_files(all_visible, by_name=by_name)} WHERE {condition}"
+        yield f"SELECT {selected} FROM {from_clause(all_visible, by_name=by_name)} WHERE {condition}"
     partly_hidden = [(sst, path) for sst, path in ssts if sst in hidden]
     offsets = accumulate((sst.rows for sst, _ in partly_hidden), initial=0)
     for number, group in groupby(zip(partly_hidden, offsets, strict=False), key=lambda item: item[1] // _BITMAP_ROWS):
@@ -156,21 +158,23 @@ def _newest_rows(
         for (sst, _), start in zip(chunk, starts, strict=True):
             bits[start + hidden[sst]] = True
         variable = f"_hidden_{number}_{name}"
-        con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
+        con.execute(
+            f"SET VARIABLE {quote_identifier(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()}
+        )
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         yield (
-            f"SELECT {selected} FROM {from_files([path for _, path in chunk], by_name=by_name)}"
-            f" WHERE CASE WHEN getvariable({literal(variable)}) IS NULL THEN error({literal(_NO_CURSOR)})"
-            f" ELSE get_bit(getvariable({literal(variable)}), {position}) = 0 END AND {condition}"
+            f"SELECT {selected} FROM {from_clause([path for _, path in chunk], by_name=by_name)}"
+            f" WHERE CASE WHEN getvariable({quote_literal(variable)}) IS NULL THEN error({quote_literal(_NO_CURSOR)})"
+            f" ELSE get_bit(getvariable({quote_literal(variable)}), {position}) = 0 END AND {condition}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SstGroup:
     """SSTs with equal columns."""
 
     positions: tuple[int, ...]
-    reading: Reading | None = None
+    conversion: ColumnConversion | None = None
     expires: bool | None = None
     """True if the SSTs have `_expires_at`, False if they lack it, None if some may have it."""
 
@@ -178,53 +182,53 @@ class Alike:
         return ", ".join(self._expression(con, name) for name in names)
 
     def _expression(self, con: duckdb.DuckDBPyConnection, name: str) -> str:
-        source = self.reading.sources.get(name) if self.reading is not None else None
+        source = self.conversion.sources.get(name) if self.conversion is not None else None
         if source is None:
-            return f"NULL::BIGINT AS {EXPIRES}" if name == EXPIRES and self.expires is False else quoted(name)
-        if source.name is not None and source.stored == source.type:
-            return f"{quoted(source.name)} AS {quoted(name)}"
+            return f"NULL::BIGINT AS {EXPIRES}" if name == EXPIRES and self.expires is False else quote_identifier(name)
+        if source.name is not None and source.stored_type == source.type:
+            return f"{quote_identifier(source.name)} AS {quote_identifier(name)}"
         if source.name is not None:
-            value = quoted(source.name)
+            value = quote_identifier(source.name)
         else:
-            value = literal(str(source.default.cast(pa.string()).as_py())) if source.default.is_valid else "NULL"
+            value = quote_literal(str(source.default.cast(pa.string()).as_py())) if source.default.is_valid else "NULL"
         kind = con.from_arrow(pa.schema([("kind", source.type)]).empty_table()).types[0]
-        return f"CAST({value} AS {kind}) AS {quoted(name)}"
+        return f"CAST({value} AS {kind}) AS {quote_identifier(name)}"
 
 
-def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[Alike, ...]:
+def group_by_columns(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[SstGroup, ...]:
     """Group the SSTs by their columns, in order. `paths` has their files by object key.
 
     Opens no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
     """
     if not table.schema:
-        return (Alike(tuple(range(len(ssts)))),) if ssts else ()
-    groups: dict[tuple[int, bool], tuple[Reading | None, list[int]]] = {}
+        return (SstGroup(tuple(range(len(ssts)))),) if ssts else ()
+    groups: dict[tuple[int, bool], tuple[ColumnConversion | None, list[int]]] = {}
     for position, sst in enumerate(ssts):
         name = file_name(sst)
         if name not in _schemas:
             try:
                 _schemas[name] = pq.read_schema(paths[sst.object])
             except (pa.ArrowException, OSError) as error:
-                raise corrupt(sst, f"it cannot be decoded ({error})") from error
+                raise corruption_error(sst, f"it cannot be decoded ({error})") from error
         schema = _schemas[name]
-        reading = check_shape(sst, table, schema, sst.rows)
+        reading = check_columns(sst, table, schema, sst.rows)
         groups.setdefault((id(reading), EXPIRES in schema.names), (reading, []))[1].append(position)
-    return tuple(Alike(tuple(positions), reading, expires) for (_, expires), (reading, positions) in groups.items())
+    return tuple(SstGroup(tuple(positions), reading, expires) for (_, expires), (reading, positions) in groups.items())
 
 
-def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
+def from_clause(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
     """Return a FROM clause over files. Use `by_name` if some may lack a column, `filename` to add the path."""
-    files = ", ".join(literal(str(path)) for path in paths)
+    files = ", ".join(quote_literal(str(path)) for path in paths)
     # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -233,7 +237,7 @@ _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 @dataclass(slots=True)
-class _Stay:
+class _SstLifespan:
     """Consecutive versions that have an SST, with the SSTs that may hide its rows. Versions are positions from 0."""
 
     sst: Sst
@@ -255,7 +259,7 @@ def register_versions(
     table = manifests[-1].table
     if table is None:
         raise Usage(f"stage {manifests[-1].stage!r} keeps no state, so there is no table to query")
-    stays = _stays([manifest.ssts for manifest in manifests])
+    stays = _sst_lifespans([manifest.ssts for manifest in manifests])
     versions = {
         "place": np.arange(len(manifests)),
         "_version": [manifest.version for manifest in manifests],
@@ -269,37 +273,39 @@ def register_versions(
     }
     con.register(f"{name} versions", pa.table(versions))
     con.register(f"{name} stays", pa.table(spans))
-    con.register(f"{name} spans", _spans(store, cache, stays, table))
+    con.register(f"{name} spans", _visible_spans(store, cache, stays, table))
     columns = [column.name for column in visible_columns(table)]
-    expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
+    expires = any(has_expired_rows(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
     scanned = [*columns, *([EXPIRES] if expires else [])]
-    shown = ", ".join(f"seen.{quoted(column)}" for column in columns)
+    shown = ", ".join(f"seen.{quote_identifier(column)}" for column in columns)
     # SSTs from before the table got a ttl lack the column.
     by_name = expires or table.ttl is not None
     paths = {stay.sst.object: cache.sql_path(store, stay.sst) for stay in stays}
     rows = " UNION ALL ".join(
         f"SELECT {group.select(con, scanned)}, {list(group.positions)}[file_index::BIGINT + 1] AS file_index, "
-        f"file_row_number FROM {from_files([paths[stays[i].sst.object] for i in group.positions], by_name=by_name)}"
-        for group in alike([stay.sst for stay in stays], paths, table)
+        f"file_row_number FROM {from_clause([paths[stays[i].sst.object] for i in group.positions], by_name=by_name)}"
+        for group in group_by_columns([stay.sst for stay in stays], paths, table)
     )
     # No table column has a reserved name.
     seen = (
         f"SELECT stored.*, "
         f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
-        f"FROM ({rows}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
-        f"LEFT JOIN {quoted(f'{name} spans')} span USING (file_index, file_row_number)"
+        f"FROM ({rows}) stored JOIN {quote_identifier(f'{name} stays')} stay USING (file_index) "
+        f"LEFT JOIN {quote_identifier(f'{name} spans')} span USING (file_index, file_row_number)"
     )
     unexpired = f" WHERE seen.{EXPIRES} IS NULL OR seen.{EXPIRES} > version.clock_ms" if expires else ""
     con.execute(
-        f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS SELECT {shown}, version._version, version._committed_at "
-        f"FROM ({seen}) seen JOIN {quoted(f'{name} versions')} version ON version.place = seen.{SEQ}{unexpired}"
+        f"CREATE OR REPLACE TEMP VIEW {quote_identifier(name)} AS SELECT {shown}, version._version, "
+        f"version._committed_at "
+        f"FROM ({seen}) seen JOIN {quote_identifier(f'{name} versions')} version ON version.place = "
+        f"seen.{SEQ}{unexpired}"
     )
     return frozenset(paths.values())
 
 
-def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
-    stays: list[_Stay] = []
-    open_stays: dict[Sst, _Stay] = {}
+def _sst_lifespans(versions: Sequence[Sequence[Sst]]) -> list[_SstLifespan]:
+    stays: list[_SstLifespan] = []
+    open_stays: dict[Sst, _SstLifespan] = {}
     for position, ssts in enumerate(versions):
         current = dict.fromkeys(ssts)
         added = [sst for sst in current if sst not in open_stays]
@@ -312,17 +318,17 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
             if hiding or unhiding:
                 stay.changes.append((position, hiding, unhiding))
         for sst in added:
-            open_stays[sst] = _Stay(sst, position, position, [(position, newer_than(sst, current), [])])
+            open_stays[sst] = _SstLifespan(sst, position, position, [(position, newer_than(sst, current), [])])
             stays.append(open_stays[sst])
     return stays
 
 
-def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:
+def _visible_spans(store: ObjectStore, cache: SstCache, stays: Sequence[_SstLifespan], table: Table) -> pa.Table:
     columns: list[list[npt.NDArray[np.int64]]] = [[], [], [], []]
-    hiding = Hiding(store, cache, table)
+    hiding = HiddenRowFinder(store, cache, table)
     for number, stay in enumerate(stays):
         newer = dict.fromkeys(sst for _, entered, _ in stay.changes for sst in entered)
-        hidden = hiding.by(stay.sst, list(newer))
+        hidden = hiding.find_hidden(stay.sst, list(newer))
         if any(positions.size for positions in hidden.values()):
             for rows, first, last in _row_spans(stay, hidden):
                 for column, part in zip(columns, (np.full(rows.size, number), rows, first, last), strict=True):
@@ -331,7 +337,7 @@ def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: T
     return pa.table([np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns], [*names])
 
 
-def _row_spans(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
+def _row_spans(stay: _SstLifespan, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
     # Number of SSTs that hide each row, and the position since which the row is visible; -1 while it is hidden.
     hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
     changed = np.zeros(stay.sst.rows, np.bool_)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import Corruption, ObjectNotFound
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
 
@@ -28,20 +28,20 @@ def fetch(store: ObjectStore, sst: Sst) -> bytes:
     try:
         data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
-        raise corrupt(sst, "the object is missing") from error
+        raise corruption_error(sst, "the object is missing") from error
     check_bytes(data, sst)
     return data
 
 
 def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
     if len(data) != sst.bytes:
-        raise corrupt(sst, f"expected {sst.bytes} bytes, found {len(data)}")
+        raise corruption_error(sst, f"expected {sst.bytes} bytes, found {len(data)}")
     actual = xxhash.xxh3_128_hexdigest(data)
     if actual != sst.checksum:
-        raise corrupt(sst, f"expected checksum {sst.checksum}, found {actual}")
+        raise corruption_error(sst, f"expected checksum {sst.checksum}, found {actual}")
 
 
-def corrupt(sst: Sst, reason: str) -> Corruption:
+def corruption_error(sst: Sst, reason: str) -> Corruption:
     return Corruption(
         f"SST {sst.object} is damaged: {reason}",
         object_key=sst.object,
@@ -53,44 +53,44 @@ _SMALL_GAP_BYTES = 4_096
 _MAX_GAP_BYTES = 65_536
 _MAX_GAP_SHARE = 16
 """A gap between both sizes is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
-_LARGEST_BYTES = 8 << 20
+_MAX_REQUEST_BYTES = 8 << 20
 """Size above which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
-_AT_ONCE = 32
+_MAX_REQUESTS = 32
 
 
 @cache
-def at_once() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="slackwater-read")
+def request_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MAX_REQUESTS, thread_name_prefix="slackwater-read")
 
 
 # Spark forks its workers, and threads do not survive a fork.
-os.register_at_fork(after_in_child=at_once.cache_clear)
+os.register_at_fork(after_in_child=request_pool.cache_clear)
 
 
 class RangeReader:
     """Reads ranges of an SST's object, and counts requests and bytes."""
 
-    def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
+    def __init__(self, store: ObjectStore, sst: Sst, reads: ReadCounters) -> None:
         self._store, self._sst, self.reads = store.at(sst.root), sst, reads
 
-    def one(self, start: int, end: int) -> bytes:
+    def read_counted(self, start: int, end: int) -> bytes:
         self.reads.requests += 1
         self.reads.round_trips += 1
         self.reads.bytes += end - start
-        return self.get(start, end - start)
+        return self.read(start, end - start)
 
-    def get(self, start: int, length: int) -> bytes:
+    def read(self, start: int, length: int) -> bytes:
         try:
             data = self._store.get_range(self._sst.object, start, length)
         except ObjectNotFound as error:
-            raise corrupt(self._sst, "the object is missing") from error
+            raise corruption_error(self._sst, "the object is missing") from error
         if len(data) != length:
-            raise corrupt(self._sst, f"expected {length} bytes from {start} on, found {len(data)}")
+            raise corruption_error(self._sst, f"expected {length} bytes from {start} on, found {len(data)}")
         return data
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ByteRanges:
     """Some byte ranges of a file."""
 
     ranges: Sequence[tuple[int, bytes]]
@@ -100,13 +100,13 @@ class Pieces:
         return data[start - at : end - at]
 
 
-def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[Pieces]:
+def read_ranges(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) -> list[ByteRanges]:
     """Return the bytes of ascending ranges of several SSTs, in one round trip. Raises `Corruption`."""
     parts = [
-        (number, reader, start, at, min(_LARGEST_BYTES, end - at))
+        (number, reader, start, at, min(_MAX_REQUEST_BYTES, end - at))
         for number, (reader, ranges) in enumerate(requests)
-        for start, end in _joined(ranges)
-        for at in range(start, end, _LARGEST_BYTES)
+        for start, end in _join_ranges(ranges)
+        for at in range(start, end, _MAX_REQUEST_BYTES)
     ]
     for _, reader, _, _, length in parts:
         reader.reads.requests += 1
@@ -115,16 +115,16 @@ def read_all(requests: Sequence[tuple[RangeReader, Sequence[tuple[int, int]]]]) 
         parts[0][1].reads.round_trips += 1
     chunks_by_reader: list[dict[int, list[bytes]]] = [{} for _ in requests]
     # If one request fails, those not started yet are cancelled.
-    run = at_once().map if len(parts) > 1 else map
-    for (number, _, start, _, _), data in zip(parts, run(lambda part: part[1].get(*part[3:]), parts), strict=True):
+    run = request_pool().map if len(parts) > 1 else map
+    for (number, _, start, _, _), data in zip(parts, run(lambda part: part[1].read(*part[3:]), parts), strict=True):
         chunks_by_reader[number].setdefault(start, []).append(data)
     return [
-        Pieces([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in chunks.items()])
+        ByteRanges([(start, data[0] if len(data) == 1 else b"".join(data)) for start, data in chunks.items()])
         for chunks in chunks_by_reader
     ]
 
 
-def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _join_ranges(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     if not ranges:
         return
     start, end = ranges[0]

@@ -11,31 +11,31 @@ import pyarrow.parquet as pq
 import xxhash
 from cachetools import LRUCache
 
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.parquet_index import (
     CHUNK_BYTES,
-    MALFORMED,
+    DECODE_ERRORS,
     ColumnIndex,
     FileMetaData,
     OffsetIndex,
     RowGroup,
-    bits_of,
-    bounds,
-    decoded,
+    decode_struct,
+    filter_bits_range,
     index_ranges,
+    page_value_ranges,
 )
-from ..sst.schema import HASH, Reading
+from ..sst.schema import HASH, ColumnConversion
 from ..sst.writer import ROW_GROUP_ROWS, page_rows
 from ..versions.manifest import Sst, Table
-from .decode import check_shape
-from .fetch import RangeReader, corrupt, file_name, read_all
+from .decode import check_columns
+from .fetch import RangeReader, corruption_error, file_name, read_ranges
 
 _CHECKSUM_BYTES = 8
 CHUNK_CHECKSUM_BYTES = 4
 _MAX_BYTES = 64 << 20
 _CHUNK_OBJECTS_BYTES = 1_000
-_OWN_COLUMNS, _PLACE_BYTES = 5, 24
+_INTERNAL_COLUMNS, _PAGE_ENTRY_BYTES = 5, 24
 """Number of internal columns of an SST; estimated bytes of an index for a page of a column."""
 
 
@@ -46,25 +46,28 @@ class Footer:
     metadata: pq.FileMetaData
     schema: pa.Schema
     table: Table
-    reading: Reading | None
+    conversion: ColumnConversion | None
     groups: Sequence[RowGroup]
     hash_min: npt.NDArray[np.int64]
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     end: npt.NDArray[np.int64]
-    checks: npt.NDArray[np.int64]
+    filter_checksums_start: npt.NDArray[np.int64]
     """Start offset of each row group's filter checksums, followed by the end of the last."""
     checksums: bytes
 
-    def filter_at(self, group: int, chunk: int) -> tuple[int, int]:
-        start, end = bits_of(self.groups[group].columns[0].meta_data)
+    def filter_chunk_range(self, group: int, chunk: int) -> tuple[int, int]:
+        start, end = filter_bits_range(self.groups[group].columns[0].meta_data)
         return start + chunk * CHUNK_BYTES, min(start + (chunk + 1) * CHUNK_BYTES, end)
 
-    def index_at(self, group: int) -> list[tuple[int, int]]:
-        return [*index_ranges(self.groups[group]), (int(self.checks[group]), int(self.checks[group + 1]))]
+    def index_ranges_of(self, group: int) -> list[tuple[int, int]]:
+        return [
+            *index_ranges(self.groups[group]),
+            (int(self.filter_checksums_start[group]), int(self.filter_checksums_start[group + 1])),
+        ]
 
     def filter_bytes(self, group: int) -> int:
-        start, end = bits_of(self.groups[group].columns[0].meta_data)
+        start, end = filter_bits_range(self.groups[group].columns[0].meta_data)
         return end - start
 
 
@@ -94,7 +97,7 @@ _chunks: LRUCache[tuple[str, int, int], bytes] = LRUCache(_MAX_BYTES, getsizeof=
 _lock = Lock()
 
 
-def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
+def load_footer(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") -> Footer:
     """Return the SST's footer: cached, decoded from `tail` (the object's last bytes), or read now."""
     name = file_name(sst)
     with _lock:
@@ -102,11 +105,11 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") ->
     if footer is not None and footer.table == table:
         return footer
     if footer is None:
-        footer = decode_footer(tail or reader.one(_footer_start(sst), sst.bytes), sst, table)
+        footer = decode_footer(tail or reader.read_counted(_footer_start(sst), sst.bytes), sst, table)
     else:
         # At another version, the table may have other columns.
-        reading = check_shape(sst, table, footer.schema, footer.metadata.num_rows)
-        footer = replace(footer, table=table, reading=reading)
+        reading = check_columns(sst, table, footer.schema, footer.metadata.num_rows)
+        footer = replace(footer, table=table, conversion=reading)
     with _lock:
         _footers[name] = footer
     return footer
@@ -115,7 +118,7 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table, tail: bytes = b"") ->
 def _footer_start(sst: Sst) -> int:
     first = sst.bytes - sst.footer_bytes
     if sst.footer_bytes <= 0 or first < 0:
-        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
+        raise corruption_error(sst, f"{sst.bytes} bytes cannot end with {sst.footer_bytes} of a footer")
     return first
 
 
@@ -124,23 +127,23 @@ def decode_footer(data: bytes, sst: Sst, table: Table) -> Footer:
     actual = xxhash.xxh3_128_hexdigest(end)
     # Checked first, because some malformed footers crash Arrow.
     if actual != sst.footer_checksum:
-        raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {actual}")
+        raise corruption_error(sst, f"expected checksum {sst.footer_checksum} of its footer, found {actual}")
     try:
         return _decode_footer(end, sst, table)
-    except MALFORMED as error:
-        raise corrupt(sst, f"its footer cannot be decoded ({error})") from error
+    except DECODE_ERRORS as error:
+        raise corruption_error(sst, f"its footer cannot be decoded ({error})") from error
 
 
 def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
     metadata = pq.read_metadata(pa.BufferReader(end))
     schema = metadata.schema.to_arrow_schema()
-    groups = decoded(FileMetaData, end[-8 - int.from_bytes(end[-8:-4], "little") : -8]).row_groups
+    groups = decode_struct(FileMetaData, end[-8 - int.from_bytes(end[-8:-4], "little") : -8]).row_groups
     hash_column = metadata.schema.names.index(HASH)
     statistics = [metadata.row_group(i).column(hash_column).statistics for i in range(len(groups))]
-    reading = check_shape(sst, table, schema, metadata.num_rows)
+    reading = check_columns(sst, table, schema, metadata.num_rows)
     if any(chunk.offset_index_offset is None for group in groups for chunk in group.columns):
         raise ValueError("it has no page index")
-    filters = [bits_of(group.columns[0].meta_data) for group in groups]
+    filters = [filter_bits_range(group.columns[0].meta_data) for group in groups]
     sizes = [-(-(stop - start) // CHUNK_BYTES) * CHUNK_CHECKSUM_BYTES for start, stop in filters]
     return Footer(
         metadata,
@@ -158,7 +161,7 @@ def _decode_footer(end: bytes, sst: Sst, table: Table) -> Footer:
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LoadedIndexes:
     """Page indexes and filter chunks that a reader of an SST has loaded, besides the footer."""
 
     sst: Sst
@@ -167,7 +170,7 @@ class Located:
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
-    def unknown(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+    def missing_ranges(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
         """Return the ascending offset ranges to read for the required indexes and filter chunks.
 
         `required` has chunk numbers by row group. Parts that this process has cached are not read again.
@@ -182,12 +185,12 @@ class Located:
                     number: data for number in numbers if (data := _chunks.get((name, group, number))) is not None
                 }
             if group not in self.indexes:
-                ranges += self.footer.index_at(group)
-            ranges += [self.footer.filter_at(group, number) for number in numbers if number not in chunks]
+                ranges += self.footer.index_ranges_of(group)
+            ranges += [self.footer.filter_chunk_range(group, number) for number in numbers if number not in chunks]
         tail_start = self.sst.bytes - len(self.tail)
         return sorted(span for span in ranges if span[0] < tail_start)
 
-    def learn(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
+    def decode_parts(self, required: Mapping[int, Sequence[int]], read: Callable[[int, int], bytes]) -> None:
         """Decode the required parts. `read` returns the bytes between two offsets of a range from `missing_ranges`.
 
         Raises `Corruption`.
@@ -204,7 +207,7 @@ class Located:
             chunks = self.chunks[group]
             for number in numbers:
                 if number not in chunks:
-                    chunks[number] = at(*self.footer.filter_at(group, number))
+                    chunks[number] = at(*self.footer.filter_chunk_range(group, number))
                     check_chunk(chunks[number], number, self.sst, index, group)
             with _lock:
                 _indexes[name, group] = index
@@ -215,18 +218,18 @@ class Located:
 def check_chunk(data: bytes, number: int, sst: Sst, index: PageIndex, group: int) -> None:
     at = number * CHUNK_CHECKSUM_BYTES
     if xxhash.xxh32_digest(data) != index.checksums[at : at + CHUNK_CHECKSUM_BYTES]:
-        raise corrupt(sst, f"the filter of row group {group} does not match its checksum")
+        raise corruption_error(sst, f"the filter of row group {group} does not match its checksum")
 
 
 def decode_index(read: Callable[[int, int], bytes], sst: Sst, footer: Footer, group: int) -> PageIndex:
-    parts = [read(start, end) for start, end in footer.index_at(group)]
+    parts = [read(start, end) for start, end in footer.index_ranges_of(group)]
     expected = footer.checksums[group * _CHECKSUM_BYTES : (group + 1) * _CHECKSUM_BYTES]
     if xxhash.xxh3_64_digest(b"".join(parts)) != expected:
-        raise corrupt(sst, f"the page index of row group {group} does not match its checksum")
+        raise corruption_error(sst, f"the page index of row group {group} does not match its checksum")
     try:
         return _decode_index(parts, footer.groups[group])
-    except MALFORMED as error:
-        raise corrupt(sst, f"the page index of row group {group} cannot be decoded ({error})") from error
+    except DECODE_ERRORS as error:
+        raise corruption_error(sst, f"the page index of row group {group} cannot be decoded ({error})") from error
 
 
 def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
@@ -236,10 +239,10 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
         if chunk.column_index_offset is not None:
             at = chunk.column_index_offset - first_column
             data = parts[0][at : at + chunk.column_index_length]
-            ranges[b".".join(chunk.meta_data.path).decode()] = bounds(decoded(ColumnIndex, data))
+            ranges[b".".join(chunk.meta_data.path).decode()] = page_value_ranges(decode_struct(ColumnIndex, data))
         assert chunk.offset_index_offset is not None  # noqa: S101  no footer lacks one
         at = chunk.offset_index_offset - first_offset
-        pages.append(decoded(OffsetIndex, parts[1][at : at + chunk.offset_index_length]).pages)
+        pages.append(decode_struct(OffsetIndex, parts[1][at : at + chunk.offset_index_length]).pages)
     start = np.array([[page.offset for page in column] for column in pages], np.int64)
     size = np.array([[page.size for page in column] for column in pages], np.int64)
     begins = {tuple(page.first_row for page in column) for column in pages}
@@ -249,26 +252,28 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
     return PageIndex(first_row, start, start + size, ranges, parts[2])
 
 
-def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Reads, most_bytes: int) -> list[bytes]:
+def fetch_tails(
+    store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: ReadCounters, max_index_bytes: int
+) -> list[bytes]:
     """Return the last bytes of each SST with its footer, in one round trip; empty if the footer is cached.
 
     Includes the page index before the footer if it has at most `max_index_bytes`. Raises `Corruption`.
     """
     with _lock:
         absent = [sst for sst in ssts if file_name(sst) not in _footers]
-    ranges = [(_footer_start(sst) - _index_bytes(sst, table, most_bytes), sst.bytes) for sst in absent]
+    ranges = [(_footer_start(sst) - _index_bytes(sst, table, max_index_bytes), sst.bytes) for sst in absent]
     readers = [RangeReader(store, sst, reads) for sst in absent]
-    pieces = read_all([(reader, [span]) for reader, span in zip(readers, ranges, strict=True)])
+    pieces = read_ranges([(reader, [span]) for reader, span in zip(readers, ranges, strict=True)])
     tails = {sst: piece.bytes_at(*span) for sst, piece, span in zip(absent, pieces, ranges, strict=True)}
     return [tails.get(sst, b"") for sst in ssts]
 
 
-def _index_bytes(sst: Sst, table: Table, most_bytes: int) -> int:
+def _index_bytes(sst: Sst, table: Table, max_index_bytes: int) -> int:
     """Return the estimated bytes of page indexes and checksums before the footer; 0 if over `max_index_bytes`.
 
     An underestimated index, because of wide rows or nested columns, is completed by a later read.
     """
     pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
-    size = pages * (len(table.key) + len(table.values) + _OWN_COLUMNS) * _PLACE_BYTES
+    size = pages * (len(table.key) + len(table.values) + _INTERNAL_COLUMNS) * _PAGE_ENTRY_BYTES
     size += sst.filter_bytes * CHUNK_CHECKSUM_BYTES // CHUNK_BYTES
-    return min(size, sst.filter_bytes) if size <= most_bytes else 0
+    return min(size, sst.filter_bytes) if size <= max_index_bytes else 0

@@ -19,17 +19,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.hashing import normalise_keys
-from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired
+from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
-from .cache_folder import Mapped
+from .cache_folder import MappedSst
 from .decode import Block
-from .fetch import at_once
+from .fetch import request_pool
 from .footers import fetch_tails
-from .remote_sst import SMALL_BYTES, RangedSst, locate, read_together
+from .remote_sst import SMALL_BYTES, RangedSst, load_indexes, read_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class DueRows:
     next_ms: int | None
 
 
-def falling_due(
+def find_due_rows(
     store: ObjectStore,
     cache: SstCache,
     table: Table,
     ssts: Sequence[Sst],
-    reads: Reads,
+    reads: ReadCounters,
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
@@ -75,20 +75,20 @@ def falling_due(
 
 
 def _blocks(
-    store: ObjectStore, cache: SstCache, table: Table, sst: Sst, reads: Reads, span: tuple[int, int]
+    store: ObjectStore, cache: SstCache, table: Table, sst: Sst, reads: ReadCounters, span: tuple[int, int]
 ) -> tuple[Iterable[Block], int | None]:
-    mapped = cache.peek(sst, table)
+    mapped = cache.cached_rows(sst, table)
     if mapped is None and sst.bytes <= SMALL_BYTES:
-        mapped = cache.bring(store, sst, table, reads)
+        mapped = cache.fetch_rows(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks, None
     # Repeated reads do not fetch the SST whole, because few pages have due times.
     ranged = RangedSst(store, sst, table, reads)
-    parts = ranged.having(DUE, *span)
-    return ranged.read(parts), ranged.next_after(DUE, span[1])
+    parts = ranged.find_values(DUE, *span)
+    return ranged.read(parts), ranged.next_value_after(DUE, span[1])
 
 
-_SPARED = 1 / 6
+_MIN_SAVED_SHARE = 1 / 6
 """Smallest share of an SST's bytes that range reads must save. A look-up then reads at most 1.2 times its needs."""
 
 
@@ -100,7 +100,7 @@ class ReadAhead:
     """Size up to which an SST is fetched whole, into the cache, in one round trip."""
     index_bytes: int = 0
     """Size up to which a page index is fetched together with the footer."""
-    unfiltered: int = 0
+    max_unfiltered_probes: int = 0
     """Number of probes up to which pages are read without reading the filter."""
     ahead_bytes: int = 128 << 10
     """Size up to which pages of several runs are read together."""
@@ -110,7 +110,7 @@ DEFAULT_READ_AHEAD = ReadAhead()
 
 
 @dataclass(frozen=True, slots=True)
-class LookUps:
+class TableLookUps:
     """Looks up rows of a table at one version, by key or by due time."""
 
     store: ObjectStore
@@ -118,9 +118,9 @@ class LookUps:
     table: Table
     ssts: Sequence[Sst]
     clock_ms: int
-    reads: Reads = field(default_factory=Reads)
+    reads: ReadCounters = field(default_factory=ReadCounters)
 
-    def of_keys(
+    def get_rows(
         self, hashes: npt.NDArray[np.int64], keys: pa.Table
     ) -> tuple[pa.Table, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
         """Return the value columns of each key, a mask of present keys, and each row's `_seq` (0 if absent).
@@ -133,14 +133,14 @@ class LookUps:
         )
         return values, present, seqs
 
-    def due(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
+    def get_due_rows(self, span: tuple[int, int], hashes: tuple[int, int]) -> DueRows:
         """Return the visible rows that fall due in a period. For the arguments see `find_due_rows`.
 
         Each candidate is looked up again, because a newer SST may have its key.
         """
-        candidates, next_ms = falling_due(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
+        candidates, next_ms = find_due_rows(self.store, self.cache, self.table, self.ssts, self.reads, span, hashes)
         keys = candidates.drop_columns([SEQ])
-        values, present, seqs = self.of_keys(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
+        values, present, seqs = self.get_rows(keys[HASH].to_numpy(), keys.drop_columns([HASH]))
         newest = present & (seqs == candidates[SEQ].to_numpy())
         mask = pa.array(newest)
         return DueRows(keys.filter(mask), values.filter(mask), seqs[newest], next_ms)
@@ -153,7 +153,7 @@ def multi_get(
     table: Table,
     hashes: npt.NDArray[np.int64],
     keys: pa.Table,
-    reads: Reads | None = None,
+    reads: ReadCounters | None = None,
     *,
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
@@ -187,25 +187,27 @@ def multi_get(
     """
     if table.ttl is not None and clock_ms is None:
         raise ValueError("rows of this table expire: expected clock_ms, found None")
-    search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
-    search.look_in(newer, np.arange(len(hashes)))
+    search = _Search(
+        table, hashes, keys, ReadCounters() if reads is None else reads, clock_ms, with_seqs=seqs is not None
+    )
+    search.search_blocks(newer, np.arange(len(hashes)))
     cold = None
-    for sst, positions in search.over(ssts):
-        mapped = cache.peek(sst, table) if cache is not None else None
+    for sst, positions in search.iter_ssts(ssts):
+        mapped = cache.cached_rows(sst, table) if cache is not None else None
         search.reads.searched += positions.size
         search.reads.cache_hits += mapped is not None
         search.reads.cache_misses += mapped is None
         if mapped is not None:
-            search.look_in(mapped.blocks, positions)
+            search.search_blocks(mapped.blocks, positions)
             continue
-        cold = cold or _Cold(store, cache, ssts, search, read_ahead)
-        search.look_in(cold.read(sst, positions), positions)
+        cold = cold or _UncachedReader(store, cache, ssts, search, read_ahead)
+        search.search_blocks(cold.read(sst, positions), positions)
     if seqs is not None:
         seqs[search.order] = search.seqs
     return search.result()
 
 
-class _Cold:
+class _UncachedReader:
     """Reads uncached SSTs for one look-up."""
 
     def __init__(
@@ -216,12 +218,12 @@ class _Cold:
         Takes two round trips for all SSTs together, or one with `read_ahead.index_bytes`.
         """
         self._store, self._cache, self._ssts, self._search, self._limits = store, cache, ssts, search, read_ahead
-        absent = [(sst, positions) for sst, positions in search.over(ssts) if cache is None or not cache.has(sst)]
+        absent = [(sst, positions) for sst, positions in search.iter_ssts(ssts) if cache is None or not cache.has(sst)]
         by_ranges = [item for item in absent if not self._is_better_whole(item[0])]
         batched = cache is not None and len(absent) > 1
         small = [sst for sst, _ in absent if batched and sst.bytes <= read_ahead.whole_bytes]
-        counted = [Reads() for _ in small]
-        futures = [at_once().submit(self._whole, *item) for item in zip(small, counted, strict=True)]
+        counted = [ReadCounters() for _ in small]
+        futures = [request_pool().submit(self._fetch_whole, *item) for item in zip(small, counted, strict=True)]
         tails = fetch_tails(store, [sst for sst, _ in by_ranges], search.table, search.reads, read_ahead.index_bytes)
         self._ranged = {
             sst: RangedSst(store, sst, search.table, search.reads, tail)
@@ -231,9 +233,9 @@ class _Cold:
             future.result()
             search.reads.add(replace(reads, round_trips=0))
         search.reads.round_trips += bool(small and not by_ranges)
-        self._is_filtered = sum(positions.size for _, positions in by_ranges) > read_ahead.unfiltered
+        self._is_filtered = sum(positions.size for _, positions in by_ranges) > read_ahead.max_unfiltered_probes
         probes = [(self._ranged[sst], search.hashes[positions]) for sst, positions in by_ranges]
-        locate(probes, filtered=self._is_filtered)
+        load_indexes(probes, filtered=self._is_filtered)
         self._ahead: dict[Sst, list[Block]] = {}
 
     def _is_better_whole(self, sst: Sst) -> bool:
@@ -242,19 +244,22 @@ class _Cold:
 
     def read(self, sst: Sst, positions: npt.NDArray[np.int64]) -> Iterable[Block]:
         search, cache = self._search, self._cache
-        if self._is_better_whole(sst) and (mapped := self._whole(sst, search.reads)) is not None:
+        if self._is_better_whole(sst) and (mapped := self._fetch_whole(sst, search.reads)) is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
             return mapped.blocks
         ranged = self._ranged.get(sst)
         if ranged is None:
             ranged = self._ranged[sst] = RangedSst(self._store, sst, search.table, search.reads)
         hashes = search.hashes[positions]
-        passing, parts = ranged.find(hashes, filtered=self._is_filtered)
+        passing, parts = ranged.find_hashes(hashes, filtered=self._is_filtered)
         search.reads.touched_bytes += ranged.touched_bytes(hashes)
         search.reads.filtered += int((~passing).sum())
         size = ranged.bytes_of(parts)
         if cache is not None:
-            if size > sst.bytes * (1 - _SPARED) and (mapped := self._whole(sst, search.reads)) is not None:
+            if (
+                size > sst.bytes * (1 - _MIN_SAVED_SHARE)
+                and (mapped := self._fetch_whole(sst, search.reads)) is not None
+            ):
                 return mapped.blocks
             cache.count_ranged(sst, size)
         if sst not in self._ahead:
@@ -263,15 +268,15 @@ class _Cold:
             self._read_ahead(sst)
         return self._ahead.pop(sst)
 
-    def _whole(self, sst: Sst, reads: Reads) -> Mapped | None:
+    def _fetch_whole(self, sst: Sst, reads: ReadCounters) -> MappedSst | None:
         cache = self._cache
-        return None if cache is None else cache.bring(self._store, sst, self._search.table, reads)
+        return None if cache is None else cache.fetch_rows(self._store, sst, self._search.table, reads)
 
     def _read_ahead(self, sst: Sst) -> None:
         parts_of, size = {}, 0
-        for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.over(self._ssts)):
+        for other, positions in dropwhile(lambda item: item[0] is not sst, self._search.iter_ssts(self._ssts)):
             if other in self._ranged and other not in self._ahead:
-                _, parts = self._ranged[other].find(self._search.hashes[positions], filtered=self._is_filtered)
+                _, parts = self._ranged[other].find_hashes(self._search.hashes[positions], filtered=self._is_filtered)
                 size += self._ranged[other].bytes_of(parts)
                 if size > self._limits.ahead_bytes:
                     break
@@ -288,7 +293,7 @@ class _Search:
         table: Table,
         hashes: npt.NDArray[np.int64],
         keys: pa.Table,
-        reads: Reads,
+        reads: ReadCounters,
         clock_ms: int | None,
         *,
         with_seqs: bool,
@@ -304,10 +309,10 @@ class _Search:
         self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self.order)).combine_chunks()
         self.seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
         self._missing = np.ones(len(hashes), np.bool_)
-        self._taken: list[pa.RecordBatch] = []
-        self._taken_for: list[npt.NDArray[np.int64]] = []
+        self._found_rows: list[pa.RecordBatch] = []
+        self._found_positions: list[npt.NDArray[np.int64]] = []
 
-    def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
+    def iter_ssts(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
         """Yield the SSTs to search, newest first, each with the positions of missing keys that it may have.
 
         Lazy: keys found in one SST are not missing for the next.
@@ -320,35 +325,35 @@ class _Search:
             if low < high and (positions := low + self._missing[low:high].nonzero()[0]).size:
                 yield sst, positions
 
-    def look_in(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
+    def search_blocks(self, blocks: Iterable[Block], candidates: npt.NDArray[np.int64]) -> None:
         for block in blocks:
             expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
             for positions, _, rows, same in block.match(
                 self.hashes, self._keys, candidates, self._taken_columns + expires
             ):
-                self._take(rows, positions, same)
+                self._keep_rows(rows, positions, same)
 
-    def _take(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
+    def _keep_rows(self, rows: pa.RecordBatch, positions: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         self._missing[positions[same]] = False  # also for a tombstone or an expired row, which hides older rows
         if self.seqs.size:
             self.seqs[positions[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
-        gone = expired(rows, self._clock_ms)
+        gone = expired_mask(rows, self._clock_ms)
         if gone is not None:
             live &= ~gone
         values = rows.select(self._schema.names)
         if live.all():
-            self._taken.append(values)
-            self._taken_for.append(positions)
+            self._found_rows.append(values)
+            self._found_positions.append(positions)
         elif live.any():
-            self._taken.append(values.filter(pa.array(live)))
-            self._taken_for.append(positions[live])
+            self._found_rows.append(values.filter(pa.array(live)))
+            self._found_positions.append(positions[live])
 
     def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         source = np.full(len(self.hashes), -1)
-        if self._taken_for:
-            taken_for = self.order[np.concatenate(self._taken_for)]
+        if self._found_positions:
+            taken_for = self.order[np.concatenate(self._found_positions)]
             source[taken_for] = np.arange(len(taken_for))
         present = source >= 0
-        rows = pa.Table.from_batches(self._taken, self._schema).combine_chunks()
+        rows = pa.Table.from_batches(self._found_rows, self._schema).combine_chunks()
         return rows.take(pa.array(source, mask=~present)), present

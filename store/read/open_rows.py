@@ -8,27 +8,27 @@ a look-up costs about 300 µs and each further key 1 µs; here each key costs ab
 from collections.abc import Collection, Iterable, Sequence
 
 from ..sst.schema import EXPIRES, OP, TOMBSTONE
-from ..sst.sorted_runs import of_hash, touched
+from ..sst.sorted_runs import overlapped_partitions, partition_of_hash
 from ..versions.manifest import Sst, Table
-from .cache_folder import Mapped
+from .cache_folder import MappedSst
 from .decode import Cells
 
 
 class OpenRows:
     """Some state partitions of a table at one version. Keeps all their SSTs mapped while it exists. Thread-safe."""
 
-    def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, Mapped]]) -> None:
+    def __init__(self, table: Table, partitions: Collection[int], opened: Iterable[tuple[Sst, MappedSst]]) -> None:
         self.table = table
         self.partitions = frozenset(partitions)
         self._key = tuple(column.name for column in table.key)
         self._runs: dict[int, list[tuple[int, int, Cells]]] = {partition: [] for partition in self.partitions}
         for sst, mapped in sorted(opened, key=lambda item: item[0].seq_max, reverse=True):
             runs = [(cells.hashes[0], cells.hashes[-1], cells) for cells in mapped.cells]
-            for partition in self.partitions.intersection(touched(sst, table.partitions)):
+            for partition in self.partitions.intersection(overlapped_partitions(sst, table.partitions)):
                 self._runs[partition] += runs
 
-    def has(self, hash_: int) -> bool:
-        return of_hash(hash_, self.table.partitions) in self.partitions
+    def has_hash(self, hash_: int) -> bool:
+        return partition_of_hash(hash_, self.table.partitions) in self.partitions
 
     def row(
         self, hash_: int, key: tuple[object, ...], names: Sequence[str], clock_ms: int | None
@@ -41,7 +41,7 @@ class OpenRows:
             names: key and value columns.
             clock_ms: rows that expire at this time or before are absent; None only for a table without a ttl.
         """
-        for low, high, cells in self._runs[of_hash(hash_, self.table.partitions)]:
+        for low, high, cells in self._runs[partition_of_hash(hash_, self.table.partitions)]:
             if low <= hash_ <= high:
                 at, hashes = int(cells.find(hash_)), cells.hashes
                 while at < len(hashes) and hashes[at] == hash_:

@@ -17,17 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..objects.counting import Reads
+from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..sst.parquet_index import HIGHEST, LOWEST, MALFORMED, chunks_of, file_of_pages, may_have
+from ..sst.parquet_index import DECODE_ERRORS, MAX_INT64, MIN_INT64, build_file_of_pages, probe_filter, probed_chunks
 from ..sst.schema import HASH
 from ..sst.writer import PAGE_ROWS
 from ..versions.manifest import Sst, Table
 from .decode import Block, read_groups
-from .fetch import Pieces, RangeReader, corrupt, read_all
-from .footers import Located, footer_of
+from .fetch import ByteRanges, RangeReader, corruption_error, read_ranges
+from .footers import LoadedIndexes, load_footer
 
-_KEYS_A_PAGE = 16
+_MAX_KEYS_PER_PAGE = 16
 """Largest number of keys per page for which a row group's index and filter are read.
 
 A filter has 1/20 of the bytes, and rules out 16 absent keys together with probability 0.6.
@@ -37,7 +37,7 @@ _WINDOW_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PageSelection:
     """Pages of a row group."""
 
     group: int
@@ -47,53 +47,55 @@ class Part:
 class RangedSst:
     """One SST in the store, read by ranges."""
 
-    def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads, tail: bytes = b"") -> None:
+    def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: ReadCounters, tail: bytes = b"") -> None:
         """Reads the footer, unless `tail` (from `fetch_tails`) has it or it is cached. `reads` counts requests."""
         self._sst, self._reads = sst, reads
         self._reader = RangeReader(store, sst, reads)
-        self._footer = footer_of(self._reader, sst, table, tail)
-        self._located = Located(sst, self._footer, tail)
+        self._footer = load_footer(self._reader, sst, table, tail)
+        self._indexes = LoadedIndexes(sst, self._footer, tail)
 
-    def find(self, hashes: npt.NDArray[np.int64], *, filtered: bool = True) -> tuple[npt.NDArray[np.bool_], list[Part]]:
+    def find_hashes(
+        self, hashes: npt.NDArray[np.int64], *, filtered: bool = True
+    ) -> tuple[npt.NDArray[np.bool_], list[PageSelection]]:
         """Return a mask of the ascending hashes that the SST may have, and the pages that may have them.
 
         `filtered=False` reads no filter. Raises `Corruption` if footer, index or filter are damaged.
         """
-        locate([(self, hashes)], filtered=filtered)
-        first, end = self._spans(hashes)
+        load_indexes([(self, hashes)], filtered=filtered)
+        first, end = self._positions_by_group(hashes)
         # A hash at the end of one row group and the start of the next passes if either filter passes it.
         passed, parts = np.zeros(len(hashes), np.bool_), []
         for group in np.flatnonzero(first < end).tolist():
             group_hashes = hashes[first[group] : end[group]]
-            index = self._located.indexes.get(group) if self._are_few(group, len(group_hashes)) else None
+            index = self._indexes.indexes.get(group) if self._is_index_worthwhile(group, len(group_hashes)) else None
             if index is None:
                 passed[first[group] : end[group]] = True
-                parts.append(Part(group, None))
+                parts.append(PageSelection(group, None))
                 continue
             passing = np.ones(len(group_hashes), np.bool_)
             if filtered:
-                passing = may_have(self._located.chunks[group], group_hashes, self._footer.filter_bytes(group))
+                passing = probe_filter(self._indexes.chunks[group], group_hashes, self._footer.filter_bytes(group))
             passed[first[group] : end[group]] |= passing
             least, most = index.ranges[HASH]
             inside = np.searchsorted(group_hashes[passing], least) < np.searchsorted(
                 group_hashes[passing], most, side="right"
             )
             pages = np.flatnonzero(inside)
-            parts += [Part(group, pages)] if pages.size else []
+            parts += [PageSelection(group, pages)] if pages.size else []
         return passed, parts
 
-    def _are_few(self, group: int, num_keys: int) -> bool:
-        return num_keys <= _KEYS_A_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
+    def _is_index_worthwhile(self, group: int, num_keys: int) -> bool:
+        return num_keys <= _MAX_KEYS_PER_PAGE * (1 + self._footer.groups[group].num_rows // PAGE_ROWS)
 
-    def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _positions_by_group(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         first = np.searchsorted(hashes, self._footer.hash_min, side="left")
         return first, np.searchsorted(hashes, self._footer.hash_max, side="right")
 
     def touched_bytes(self, hashes: npt.NDArray[np.int64]) -> int:
-        first, end = self._spans(hashes)
+        first, end = self._positions_by_group(hashes)
         return int((self._footer.end - self._footer.start)[first < end].sum())
 
-    def having(self, column: str, low: int, high: int) -> list[Part]:
+    def find_values(self, column: str, low: int, high: int) -> list[PageSelection]:
         """Return the pages that may have values from `low` to `high` (inclusive) of an int64 column.
 
         Only `_hash`, `_seq`, `_expires_at` and `_due_at` have statistics; for other columns all pages are returned.
@@ -102,22 +104,22 @@ class RangedSst:
         least, most = self._ranges_of(column)
         groups = np.flatnonzero((least <= high) & (most >= low)).tolist()
         partly = [group for group in groups if not low <= least[group] <= most[group] <= high]
-        _locate([(self, {group: [] for group in partly})])
+        _load_parts([(self, {group: [] for group in partly})])
         parts = []
         for group in groups:
-            index = self._located.indexes.get(group) if group in partly else None
+            index = self._indexes.indexes.get(group) if group in partly else None
             if index is None or column not in index.ranges:
-                parts.append(Part(group, None))
+                parts.append(PageSelection(group, None))
             else:
                 least_of, most_of = index.ranges[column]
                 pages = np.flatnonzero((least_of <= high) & (most_of >= low))
-                parts += [Part(group, pages)] if pages.size else []
+                parts += [PageSelection(group, pages)] if pages.size else []
         return parts
 
-    def next_after(self, column: str, high: int) -> int | None:
+    def next_value_after(self, column: str, high: int) -> int | None:
         """Return the smallest value above `high` in the pages that `find_values` leaves out, or None."""
         ranges = [self._ranges_of(column)]
-        ranges += [index.ranges[column] for index in self._located.indexes.values() if column in index.ranges]
+        ranges += [index.ranges[column] for index in self._indexes.indexes.values() if column in index.ranges]
         # All-null row groups and pages have empty ranges.
         later = [least[(least > high) & (least <= most)] for least, most in ranges]
         return min((int(values.min()) for values in later if values.size), default=None)
@@ -135,24 +137,24 @@ class RangedSst:
             if statistics is not None and statistics.has_min_max:
                 ranges.append((int(statistics.min), int(statistics.max)))
             elif index is None or (statistics is not None and not statistics.num_values):
-                ranges.append((HIGHEST, LOWEST))
+                ranges.append((MAX_INT64, MIN_INT64))
             else:
-                ranges.append((LOWEST, HIGHEST))
+                ranges.append((MIN_INT64, MAX_INT64))
         least, most = np.array(ranges, np.int64).T
         return least, most
 
-    def bytes_of(self, parts: Sequence[Part]) -> int:
+    def bytes_of(self, parts: Sequence[PageSelection]) -> int:
         size = 0
         for part in parts:
             if part.pages is None:
                 size += int(self._footer.end[part.group] - self._footer.start[part.group])
             else:
-                index = self._located.indexes[part.group]
+                index = self._indexes.indexes[part.group]
                 size += int((index.end[:, part.pages] - index.start[:, part.pages]).sum())
         return size
 
     def read(
-        self, parts: Sequence[Part], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
+        self, parts: Sequence[PageSelection], names: Sequence[str] | None = None, *, window_bytes: int = _WINDOW_BYTES
     ) -> Iterator[Block]:
         """Yield the rows of these pages, from `find_hashes` or `find_values`, in SST order.
 
@@ -170,15 +172,15 @@ class RangedSst:
             (blocks,) = read_together([(self, window)], names)
             yield from blocks
 
-    def _stored(self, names: Sequence[str]) -> list[str]:
-        reading, schema = self._footer.reading, self._footer.schema
+    def _stored_names(self, names: Sequence[str]) -> list[str]:
+        reading, schema = self._footer.conversion, self._footer.schema
         own = [name for name in names if reading is None or (name in schema.names and name not in reading.sources)]
         converted = [] if reading is None else reading.stored_names([name for name in names if name in reading.sources])
         return [name for name in schema.names if name in {*own, *converted, HASH}]
 
-    def _pages(self, part: Part, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
+    def _page_ranges(self, part: PageSelection, names: Sequence[str] | None) -> list[list[tuple[int, int]]]:
         """Return the offset ranges of each leaf column's pages, dictionary first; empty for unneeded columns."""
-        stored = None if names is None else {name.encode() for name in self._stored(names)}
+        stored = None if names is None else {name.encode() for name in self._stored_names(names)}
         ranges: list[list[tuple[int, int]]] = []
         for number, chunk in enumerate(self._footer.groups[part.group].columns):
             column = chunk.meta_data
@@ -190,75 +192,77 @@ class RangedSst:
             if part.pages is None:
                 pages.append((at, column.end))
             else:
-                index = self._located.indexes[part.group]
+                index = self._indexes.indexes[part.group]
                 starts, ends = index.start[number, part.pages], index.end[number, part.pages]
                 pages += zip(starts.tolist(), ends.tolist(), strict=True)
             ranges.append(pages)
         return ranges
 
-    def _decode(self, parts: Sequence[Part], names: Sequence[str] | None, pieces: Pieces) -> list[Block]:
+    def _decode(self, parts: Sequence[PageSelection], names: Sequence[str] | None, pieces: ByteRanges) -> list[Block]:
         self._reads.row_groups += len(parts)
         schema, groups = self._footer.metadata.schema, [part.group for part in parts]
         nested = [schema.column(number).max_repetition_level > 0 for number in range(len(schema))]
         counts = [self._counts_and_hashes(part) for part in parts]
         chosen = [
-            (self._footer.groups[part.group], int(num_rows.sum()), self._pages(part, names))
+            (self._footer.groups[part.group], int(num_rows.sum()), self._page_ranges(part, names))
             for part, (num_rows, _, _) in zip(parts, counts, strict=True)
         ]
         try:
-            data = file_of_pages(self._footer.schema, chosen, pieces.bytes_at, nested)
+            data = build_file_of_pages(self._footer.schema, chosen, pieces.bytes_at, nested)
             file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-            rows = read_groups(file, range(len(parts)), None if names is None else self._stored(names))
-        except MALFORMED as error:
-            raise corrupt(self._sst, f"pages of row groups {groups} cannot be decoded ({error})") from error
+            rows = read_groups(file, range(len(parts)), None if names is None else self._stored_names(names))
+        except DECODE_ERRORS as error:
+            raise corruption_error(self._sst, f"pages of row groups {groups} cannot be decoded ({error})") from error
         rows = rows.combine_chunks()
         # Intact pages of another object have valid CRCs, so check that these are the expected pages.
         num_rows, least, most = (np.concatenate(arrays) for arrays in zip(*counts, strict=True))
         hashes, ends = rows.column(HASH).to_numpy(), np.cumsum(num_rows)
         if len(hashes) != ends[-1] or (hashes[ends - num_rows] != least).any() or (hashes[ends - 1] != most).any():
-            raise corrupt(self._sst, f"pages of row groups {groups} have other hashes than its footer")
-        return [Block.of(batch, self._footer.reading) for batch in rows.to_batches()]
+            raise corruption_error(self._sst, f"pages of row groups {groups} have other hashes than its footer")
+        return [Block.from_rows(batch, self._footer.conversion) for batch in rows.to_batches()]
 
-    def _counts_and_hashes(self, part: Part) -> tuple[npt.NDArray[np.int64], ...]:
+    def _counts_and_hashes(self, part: PageSelection) -> tuple[npt.NDArray[np.int64], ...]:
         group = part.group
         if part.pages is None:
             num_rows = np.array([self._footer.groups[group].num_rows])
             return num_rows, self._footer.hash_min[[group]], self._footer.hash_max[[group]]
-        index = self._located.indexes[group]
+        index = self._indexes.indexes[group]
         least, most = index.ranges[HASH]
         return np.diff(index.first_row)[part.pages], least[part.pages], most[part.pages]
 
 
-def locate(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
+def load_indexes(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
     """Load, in one round trip, the page indexes and filter chunks that finding the ascending hashes needs."""
     required: list[tuple[RangedSst, dict[int, list[int]]]] = []
     for ranged, hashes in probes:
-        first, end = ranged._spans(hashes)
+        first, end = ranged._positions_by_group(hashes)
         chunks: dict[int, list[int]] = {}
         for group in np.flatnonzero(first < end).tolist():
             group_hashes = hashes[first[group] : end[group]]
-            if ranged._are_few(group, len(group_hashes)):
+            if ranged._is_index_worthwhile(group, len(group_hashes)):
                 size = ranged._footer.filter_bytes(group)
-                chunks[group] = np.unique(chunks_of(group_hashes, size)).tolist() if filtered else []
+                chunks[group] = np.unique(probed_chunks(group_hashes, size)).tolist() if filtered else []
         required.append((ranged, chunks))
-    _locate(required)
+    _load_parts(required)
 
 
-def _locate(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
-    pieces_by_sst = read_all([(ranged._reader, ranged._located.unknown(groups)) for ranged, groups in required])
+def _load_parts(required: Sequence[tuple[RangedSst, Mapping[int, Sequence[int]]]]) -> None:
+    pieces_by_sst = read_ranges(
+        [(ranged._reader, ranged._indexes.missing_ranges(groups)) for ranged, groups in required]
+    )
     for (ranged, groups), pieces in zip(required, pieces_by_sst, strict=True):
-        ranged._located.learn(groups, pieces.bytes_at)
+        ranged._indexes.decode_parts(groups, pieces.bytes_at)
 
 
 def read_together(
-    requests: Sequence[tuple[RangedSst, Sequence[Part]]], names: Sequence[str] | None
+    requests: Sequence[tuple[RangedSst, Sequence[PageSelection]]], names: Sequence[str] | None
 ) -> list[list[Block]]:
     """Read pages of several SSTs in one round trip. Arguments and errors are those of `RangedSst.read`."""
     ranges = [
-        sorted(span for part in parts for pages in ranged._pages(part, names) for span in pages)
+        sorted(span for part in parts for pages in ranged._page_ranges(part, names) for span in pages)
         for ranged, parts in requests
     ]
-    pieces_by_sst = read_all([(ranged._reader, spans) for (ranged, _), spans in zip(requests, ranges, strict=True)])
+    pieces_by_sst = read_ranges([(ranged._reader, spans) for (ranged, _), spans in zip(requests, ranges, strict=True)])
     return [
         ranged._decode(parts, names, pieces) for (ranged, parts), pieces in zip(requests, pieces_by_sst, strict=True)
     ]

@@ -20,12 +20,12 @@ from ..sst.schema import HASH, OP, TOMBSTONE
 from ..sst.sorted_runs import newer_than
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
-from .decode import BLOCK_ROWS, Block, check_shape
-from .fetch import corrupt, file_name
+from .decode import BLOCK_ROWS, Block, check_columns
+from .fetch import corruption_error, file_name
 
 _MAX_BYTES = 64 << 20
 _ENTRY_BYTES = 512
-_AT_ONCE = 64
+_MAX_CACHED_SSTS = 64
 
 _cached: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
     _MAX_BYTES, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES
@@ -33,35 +33,35 @@ _cached: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
 _lock = Lock()
 
 
-def hidden_rows(
+def find_hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
     """Return the positions of hidden rows by SST, unsorted and perhaps repeated. `ssts` are all SSTs of a version.
 
     SSTs without hidden rows are left out. Raises `Corruption` if an SST is missing or damaged.
     """
-    hiding = Hiding(store, cache, table, at_once=len(ssts) + 1)
+    hiding = HiddenRowFinder(store, cache, table, at_once=len(ssts) + 1)
     hidden = {}
     for sst in ssts:
-        positions = [array for array in hiding.by(sst, newer_than(sst, ssts)).values() if array.size]
+        positions = [array for array in hiding.find_hidden(sst, newer_than(sst, ssts)).values() if array.size]
         if positions:
             hidden[sst] = np.concatenate(positions)
     return hidden
 
 
-class Hiding:
+class HiddenRowFinder:
     """Finds the rows of an SST that newer SSTs of the table hide.
 
     Reads hashes, keys and operations from mapped SSTs, or from Parquet files. Keeps the keys of at most `at_once` SSTs
     in memory. Raises `Corruption`.
     """
 
-    def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _AT_ONCE) -> None:
+    def __init__(self, store: ObjectStore, cache: SstCache, table: Table, *, at_once: int = _MAX_CACHED_SSTS) -> None:
         self.key = [column.name for column in table.key]
         self._store, self._cache, self._table, self._at_once = store, cache, table, at_once
-        self._kept: LRUCache[Sst, list[Block]] = LRUCache(at_once)
+        self._block_cache: LRUCache[Sst, list[Block]] = LRUCache(at_once)
 
-    def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
+    def find_hidden(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
         """Return the positions of hidden rows of `older`, by the newer SST that hides them; tombstones under None.
 
         Reads the older SST once for every `at_once` newer SSTs.
@@ -81,7 +81,7 @@ class Hiding:
             start = 0
             for block in self._blocks(older):
                 for sst, arrays in parts.items():
-                    arrays += [start + at for at in _in_block(self, block, sst)]
+                    arrays += [start + at for at in _hidden_in_block(self, block, sst)]
                 start += len(block.hashes)
             for sst, arrays in parts.items():
                 hidden[sst] = np.concatenate([np.empty(0, np.int64), *arrays])
@@ -90,13 +90,13 @@ class Hiding:
                     _cached[pairs[sst]] = hidden[sst]
         return {sst: hidden[sst] for sst in newer}
 
-    def blocks_of(self, sst: Sst) -> list[Block]:
-        if sst not in self._kept:
-            self._kept[sst] = list(self._blocks(sst))
-        return self._kept[sst]
+    def cached_blocks(self, sst: Sst) -> list[Block]:
+        if sst not in self._block_cache:
+            self._block_cache[sst] = list(self._blocks(sst))
+        return self._block_cache[sst]
 
     def _blocks(self, sst: Sst) -> Iterator[Block]:
-        mapped = self._cache.peek(sst, self._table)
+        mapped = self._cache.cached_rows(sst, self._table)
         if mapped is not None:
             yield from mapped.blocks
             return
@@ -104,20 +104,20 @@ class Hiding:
         try:
             # `parquet_path` has verified the checksum.
             with pq.ParquetFile(path, memory_map=True) as file:
-                reading = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
+                reading = check_columns(sst, self._table, file.schema_arrow, file.metadata.num_rows)
                 names = [HASH, *self.key, OP]
                 stored = names if reading is None else reading.stored_names(names)
                 for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=stored):
-                    yield Block.of(batch, reading)
+                    yield Block.from_rows(batch, reading)
         except (pa.ArrowException, OSError) as error:
-            raise corrupt(sst, f"it cannot be decoded ({error})") from error
+            raise corruption_error(sst, f"it cannot be decoded ({error})") from error
 
 
-def _in_block(hiding: Hiding, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
+def _hidden_in_block(hiding: HiddenRowFinder, block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
     if newer is None:
         yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
         return
-    for other in hiding.blocks_of(newer):
+    for other in hiding.cached_blocks(newer):
         low = np.searchsorted(other.hashes, block.hashes[0], side="left")
         high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
         keys = other.rows(hiding.key)

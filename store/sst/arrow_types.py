@@ -18,9 +18,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...common.durations import DAY_MS
-from ...common.instants import day
-from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, parse_ddl, unknown
-from .hashing import digests
+from ...common.instants import format_day
+from ..versions.column_types import (
+    ColumnType,
+    check_field_names,
+    is_plain,
+    parse_ddl,
+    parse_decimal,
+    parse_type,
+    unknown_type_error,
+)
+from .hashing import hash_values
 
 _PLAIN: dict[str, pa.DataType] = {
     **{
@@ -45,19 +53,19 @@ _TEXT = re.compile(r"(?:var)?char(?:\(\d+\))?")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
-def schema_of(ddl: str) -> pa.Schema:
+def schema_from_ddl(ddl: str) -> pa.Schema:
     return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
     """Return the Arrow type for a `Column.type`. Raises `Usage` for a type that state tables do not support."""
-    return arrow_type(parse(name))
+    return arrow_type(parse_type(name))
 
 
-def arrow_type(kind: Type) -> pa.DataType:
+def arrow_type(kind: ColumnType) -> pa.DataType:
     """Return the Arrow type of a type tree. Raises `KeyError` for an unknown plain type."""
-    inside = [arrow_type(child) for child in kind.inside]
+    inside = [arrow_type(child) for child in kind.children]
     match kind.name:
         case "struct":
             return pa.struct(list(zip(kind.fields, inside, strict=True)))
@@ -65,7 +73,7 @@ def arrow_type(kind: Type) -> pa.DataType:
             return pa.map_(*inside)
         case "list":
             return pa.list_(*inside)
-    if digits := decimal(kind.name):
+    if digits := parse_decimal(kind.name):
         return pa.decimal128(*digits)
     return pa.string() if _TEXT.fullmatch(kind.name) else _PLAIN[kind.name]
 
@@ -81,7 +89,7 @@ def from_arrow(arrow_type: pa.DataType) -> str:
     if types.is_struct(arrow_type):
         fields = [arrow_type.field(number) for number in range(arrow_type.num_fields)]
         check_field_names(str(arrow_type), [field.name for field in fields])
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {from_arrow(field.type)}' for field in fields)}>"
+        return f"struct<{', '.join(f'{_quote(field.name)}: {from_arrow(field.type)}' for field in fields)}>"
     if types.is_map(arrow_type):
         return f"map<{from_arrow(arrow_type.key_type)}, {from_arrow(arrow_type.item_type)}>"
     lists = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view, types.is_fixed_size_list)
@@ -94,11 +102,11 @@ def from_arrow(arrow_type: pa.DataType) -> str:
     if types.is_timestamp(arrow_type) and arrow_type.unit == "us" and arrow_type.tz is not None:
         return "timestamp[us, tz=UTC]"
     if not is_plain(str(arrow_type)):
-        raise unknown(str(arrow_type))
+        raise unknown_type_error(str(arrow_type))
     return str(arrow_type)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return name if _WORD.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
@@ -115,7 +123,7 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
 
 
 def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
-    if not _is_finer(column.type):
+    if not _may_exceed_python(column.type):
         try:
             return list(column.to_pylist())
         except (OverflowError, ValueError):
@@ -123,14 +131,14 @@ def python_values(column: pa.ChunkedArray | pa.Array) -> list[object]:
     return [python_value(scalar) for scalar in column]
 
 
-def hexadecimal(value: object) -> object:
+def bytes_to_hex(value: object) -> object:
     match value:
         case bytes():
             return value.hex()
         case dict():
-            return {name: hexadecimal(inner) for name, inner in value.items()}
+            return {name: bytes_to_hex(inner) for name, inner in value.items()}
         case list() | tuple():
-            return type(value)(map(hexadecimal, value))
+            return type(value)(map(bytes_to_hex, value))
         case _:
             return value
 
@@ -138,7 +146,7 @@ def hexadecimal(value: object) -> object:
 def python_value(scalar: pa.Scalar) -> object:
     if not scalar.is_valid:
         return None
-    if not _is_finer(scalar.type):
+    if not _may_exceed_python(scalar.type):
         try:
             return scalar.as_py()
         except (OverflowError, ValueError):
@@ -147,19 +155,19 @@ def python_value(scalar: pa.Scalar) -> object:
 
 
 @lru_cache(maxsize=1024)
-def _is_finer(kind: pa.DataType) -> bool:
+def _may_exceed_python(kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_nested(kind):
-        return any(_is_finer(kind.field(number).type) for number in range(kind.num_fields))
+        return any(_may_exceed_python(kind.field(number).type) for number in range(kind.num_fields))
     timed = types.is_timestamp(kind) or types.is_duration(kind)
     return (
         types.is_time(kind)
         or (timed and kind.unit == "ns")
-        or (types.is_dictionary(kind) and _is_finer(kind.value_type))
+        or (types.is_dictionary(kind) and _may_exceed_python(kind.value_type))
     )
 
 
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+TICKS_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = DAY_MS // 1_000
 
 
@@ -174,24 +182,24 @@ def _convert(scalar: pa.Scalar) -> object:
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
     if types.is_date32(kind):
-        return day(scalar.value)
+        return format_day(scalar.value)
     if types.is_date64(kind):
-        return day(scalar.value // DAY_MS)
+        return format_day(scalar.value // DAY_MS)
     if types.is_timestamp(kind):
-        return _timestamp(scalar, PER_SECOND[kind.unit])
+        return _timestamp(scalar, TICKS_PER_SECOND[kind.unit])
     if types.is_time(kind):
-        per_second = PER_SECOND[kind.unit]
+        per_second = TICKS_PER_SECOND[kind.unit]
         seconds, ticks = divmod(scalar.value, per_second)
         if not 0 <= seconds < _DAY_S:
             return f"{scalar.value} {kind.unit}"  # not a time of day
         return (
-            _clock(seconds, ticks, per_second)
+            _format_time_of_day(seconds, ticks, per_second)
             if ticks * 10**6 % per_second
-            else _time(seconds, ticks, per_second).time()
+            else _to_datetime(seconds, ticks, per_second).time()
         )
     if types.is_duration(kind):
         # Durations with nanoseconds have no Python type.
-        whole, finer = divmod(scalar.value * 10**6, PER_SECOND[kind.unit])
+        whole, finer = divmod(scalar.value * 10**6, TICKS_PER_SECOND[kind.unit])
         try:
             return f"{scalar.value} {kind.unit}" if finer else timedelta(microseconds=whole)
         except OverflowError:
@@ -213,38 +221,38 @@ def _timestamp(scalar: pa.Scalar, per_second: int) -> object:
         except (OverflowError, ValueError):
             pass
     days, seconds = divmod(seconds, _DAY_S)
-    return f"{day(days)} {_clock(seconds, ticks, per_second)}{'' if kind.tz is None else '+00:00'}"
+    return f"{format_day(days)} {_format_time_of_day(seconds, ticks, per_second)}{'' if kind.tz is None else '+00:00'}"
 
 
-def _time(seconds: int, ticks: int, per_second: int) -> datetime:
+def _to_datetime(seconds: int, ticks: int, per_second: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds, microseconds=ticks * 10**6 // per_second)
 
 
-def _clock(seconds: int, ticks: int, per_second: int) -> str:
+def _format_time_of_day(seconds: int, ticks: int, per_second: int) -> str:
     digits = 9 if ticks * 10**6 % per_second else 6
     fraction = f".{ticks * 10**digits // per_second:0{digits}}" if ticks else ""
-    return f"{_time(seconds, 0, 1):%H:%M:%S}{fraction}"
+    return f"{_to_datetime(seconds, 0, 1):%H:%M:%S}{fraction}"
 
 
-def all_showable(rows: pa.Table) -> bool:
+def is_sql_safe(rows: pa.Table) -> bool:
     """Return True if SQL can represent all values: strings are UTF-8, and no map has duplicate keys."""
-    return all(_is_showable(chunk) for column in rows.columns for chunk in column.chunks)
+    return all(_is_sql_safe(chunk) for column in rows.columns for chunk in column.chunks)
 
 
-def showable(rows: pa.Table) -> pa.Table:
+def make_sql_safe(rows: pa.Table) -> pa.Table:
     """Return the rows with invalid strings escaped, and maps with duplicate keys replaced by null."""
     return _replace_values(rows, _null_duplicates)
 
 
-def escaped(rows: pa.Table) -> pa.Table:
+def escape_invalid_text(rows: pa.Table) -> pa.Table:
     return _replace_values(rows, lambda maps: maps)
 
 
-def _replace_values(rows: pa.Table, of_map: Callable[[pa.MapArray], pa.Array]) -> pa.Table:
+def _replace_values(rows: pa.Table, change_map: Callable[[pa.MapArray], pa.Array]) -> pa.Table:
     columns = [
         column
-        if all(map(_is_showable, column.chunks))
-        else pa.chunked_array([changed_inside(chunk, _escaped, of_map) for chunk in column.chunks], column.type)
+        if all(map(_is_sql_safe, column.chunks))
+        else pa.chunked_array([map_nested(chunk, _escape_array, change_map) for chunk in column.chunks], column.type)
         for column in rows.columns
     ]
     return pa.Table.from_arrays(columns, schema=rows.schema)
@@ -257,22 +265,24 @@ def maps_as_lists(array: pa.Array) -> pa.Array:
         entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
         return pa.ListArray.from_arrays(maps.offsets, entries, mask=maps.is_null() if maps.null_count else None)
 
-    return changed_inside(array, lambda leaf: leaf, listed)
+    return map_nested(array, lambda leaf: leaf, listed)
 
 
-def changed_inside(
-    array: pa.Array, of_leaf: Callable[[pa.Array], pa.Array], of_map: Callable[[pa.MapArray], pa.Array] = lambda it: it
+def map_nested(
+    array: pa.Array,
+    change_leaf: Callable[[pa.Array], pa.Array],
+    change_map: Callable[[pa.MapArray], pa.Array] = lambda it: it,
 ) -> pa.Array:
     """Return a nested array after `change_leaf` was applied to its leaf arrays, then `change_map` to its maps."""
     kind, types = array.type, pa.types
     if not (types.is_struct(kind) or types.is_map(kind) or types.is_list(kind)):
-        return of_leaf(array)
+        return change_leaf(array)
     if array.offset:
         array = array.take(pa.array(np.arange(len(array))))  # copy, so that nulls and offsets begin at 0
     mask = array.is_null() if array.null_count else None
 
     def inside(part: pa.Array) -> pa.Array:
-        return changed_inside(part, of_leaf, of_map)
+        return map_nested(part, change_leaf, change_map)
 
     if types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
@@ -280,20 +290,20 @@ def changed_inside(
         named = [field.with_type(part.type) for field, part in zip(fields, parts, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=named, mask=mask)
     if types.is_map(kind):
-        return of_map(pa.MapArray.from_arrays(array.offsets, inside(array.keys), inside(array.items), mask=mask))
+        return change_map(pa.MapArray.from_arrays(array.offsets, inside(array.keys), inside(array.items), mask=mask))
     return pa.ListArray.from_arrays(array.offsets, inside(array.values), mask=mask)
 
 
-def _is_showable(array: pa.Array) -> bool:
+def _is_sql_safe(array: pa.Array) -> bool:
     kind, types = array.type, pa.types
     if types.is_string(kind) or types.is_large_string(kind):
         return _is_text(array)
     if types.is_struct(kind):
-        return all(map(_is_showable, array.flatten()))
+        return all(map(_is_sql_safe, array.flatten()))
     if types.is_map(kind):
         keys, items = array.keys, array.items
-        return _is_showable(keys) and _is_showable(items) and not _has_duplicate_keys(array).any()
-    return not types.is_list(kind) or _is_showable(array.flatten())
+        return _is_sql_safe(keys) and _is_sql_safe(items) and not _has_duplicate_keys(array).any()
+    return not types.is_list(kind) or _is_sql_safe(array.flatten())
 
 
 def _is_text(array: pa.Array) -> bool:
@@ -305,7 +315,7 @@ def _is_text(array: pa.Array) -> bool:
     return True
 
 
-def _escaped(array: pa.Array) -> pa.Array:
+def _escape_array(array: pa.Array) -> pa.Array:
     if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)) or _is_text(array):
         return array
     values = array.cast(pa.large_binary()).to_pylist()
@@ -316,7 +326,7 @@ def _escaped(array: pa.Array) -> pa.Array:
 def _has_duplicate_keys(maps: pa.MapArray) -> npt.NDArray[np.bool_]:
     starts = np.asarray(maps.offsets).astype(np.int64)
     owners = np.repeat(np.arange(len(maps)), np.diff(starts))
-    hashes = digests(maps.keys.slice(starts[0], starts[-1] - starts[0]))
+    hashes = hash_values(maps.keys.slice(starts[0], starts[-1] - starts[0]))
     order = np.lexsort((hashes, owners))
     owners, hashes = owners[order], hashes[order]
     duplicates = np.zeros(len(maps), bool)

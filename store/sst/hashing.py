@@ -40,13 +40,13 @@ def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.ND
     return running.view(np.int64)
 
 
-_PLAIN: Mapping[str, Callable[[Any], bytes]] = {
+_FAST_PACKERS: Mapping[str, Callable[[Any], bytes]] = {
     "string": str.encode,
     "int64": Struct("<q").pack,
     # Spark widens everything shorter to int.
     **dict.fromkeys(("int32", "int16", "int8"), Struct("<i").pack),
 }
-PLAIN = frozenset(_PLAIN)
+FAST_KEY_TYPES = frozenset(_FAST_PACKERS)
 
 
 def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def hash_key(values: Sequence[str | int | None], types: Sequence[str]) -> int:
     running = int(_SEED)
     for value, kind in zip(values, types, strict=True):
         if value is not None:
-            running = xxhash.xxh64_intdigest(_PLAIN[kind](value), running)
+            running = xxhash.xxh64_intdigest(_FAST_PACKERS[kind](value), running)
     return running - (1 << 64) if running >> 63 else running
 
 
@@ -83,7 +83,7 @@ def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
     plain = _one_array(column)
     if pa.types.is_struct(plain.type):
         return any(has_negative_zero(child) for child in plain.flatten())
-    values = _values(plain)
+    values = _fixed_width_values(plain)
     return bool(np.any((values == 0) & np.signbit(values) & np.asarray(plain.is_valid())))
 
 
@@ -96,7 +96,7 @@ def same_keys(
     """
     if not columns:
         return np.ones(left.num_rows, np.bool_)
-    return reduce(np.logical_and, (_same(left.column(name), right.column(name)) for name in columns))
+    return reduce(np.logical_and, (_equal_values(left.column(name), right.column(name)) for name in columns))
 
 
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -109,38 +109,40 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
     repeats = np.zeros(len(hashes), np.bool_)
     tied = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
     if tied.size:
-        repeats[tied] = _repeats(keys, order, tied)
+        repeats[tied] = _equals_previous(keys, order, tied)
         if not repeats[tied].all():
             # Different keys share a hash: sort their runs of equal hashes by key, too.
             members = np.union1d(tied, tied - 1)
-            parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sortable(column))
+            parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sort_columns(column))
             runs = pa.table({"hash": hashes[members], **{str(i): part for i, part in enumerate(parts)}})
             by_key = pc.sort_indices(runs, sort_keys=[(name, "ascending") for name in runs.column_names])
             order[members] = order[members[np.asarray(by_key)]]
-            repeats[tied] = _repeats(keys, order, tied)
+            repeats[tied] = _equals_previous(keys, order, tied)
     return order, repeats
 
 
-def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _equals_previous(
+    keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
     current, previous = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
     return same_keys(current, previous, keys.column_names)
 
 
-def digests(column: pa.Array | pa.ChunkedArray) -> U64:
+def hash_values(column: pa.Array | pa.ChunkedArray) -> U64:
     """Return a hash of each value of any type, lists and maps included. Not Spark's hash."""
-    return _digest(_one_array(column), np.zeros(len(column), np.uint64))
+    return _hash_values(_one_array(column), np.zeros(len(column), np.uint64))
 
 
-def _digest(column: pa.Array, seeds: U64) -> U64:
+def _hash_values(column: pa.Array, seeds: U64) -> U64:
     if pa.types.is_struct(column.type):
         # A struct of nulls differs from a null struct.
         begun = hash_u32(np.ones(len(column), np.uint32), seeds)
-        hashed = reduce(lambda running, child: _digest(child, running), column.flatten(), begun)
+        hashed = reduce(lambda running, child: _hash_values(child, running), column.flatten(), begun)
     elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
         starts = np.asarray(column.offsets).astype(np.int64)
         elements = column.values.slice(starts[0], starts[-1] - starts[0])
         positions = np.arange(len(elements)) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
-        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_digest(elements, positions.astype(np.uint64)))))
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_hash_values(elements, positions.astype(np.uint64)))))
         ends = starts - starts[0]
         hashed = hash_u64(sums[ends[1:]] - sums[ends[:-1]] + np.diff(starts).astype(np.uint64), seeds)
     elif column.null_count == len(column):
@@ -169,20 +171,20 @@ def _normalise(column: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_nan(plain), nan, plain)
 
 
-def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+def _sort_columns(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
     """Return flat columns that sort like the column: for a struct, its null flags and then its fields."""
     plain = _one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
-    return [plain.is_null(), *(part for child in plain.flatten() for part in _sortable(child))]
+    return [plain.is_null(), *(part for child in plain.flatten() for part in _sort_columns(child))]
 
 
-def _same(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+def _equal_values(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if pa.types.is_struct(left.type):
         left, right = _one_array(left), _one_array(right)
         left_valid, right_valid = np.asarray(left.is_valid()), np.asarray(right.is_valid())
         fields = zip(left.flatten(), right.flatten(), strict=True)
-        return reduce(np.logical_and, (_same(*pair) for pair in fields), left_valid == right_valid)
+        return reduce(np.logical_and, (_equal_values(*pair) for pair in fields), left_valid == right_valid)
     equal = pc.equal(left, right)
     if pa.types.is_floating(left.type):
         equal = pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
@@ -230,13 +232,13 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
     if types.is_boolean(kind):
         column, kind = column.cast(pa.uint8()), pa.uint8()
     if types.is_integer(kind) or types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us"):
-        values = _values(column)
+        values = _fixed_width_values(column)
         if values.itemsize == 8:
             return hash_u64(values.view(np.uint64), seeds)
         # Spark widens everything shorter to int, with its sign.
         return hash_u32(values.astype(np.int32).view(np.uint32), seeds)
     if types.is_float32(kind) or types.is_float64(kind):
-        floats = _values(column) + 0.0  # -0.0 + 0.0 is 0.0
+        floats = _fixed_width_values(column) + 0.0  # -0.0 + 0.0 is 0.0
         floats[np.isnan(floats)] = np.nan
         if types.is_float32(kind):
             return hash_u32(floats.view(np.uint32), seeds)
@@ -256,7 +258,7 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
     raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of this type is not supported")
 
 
-def _values(column: pa.Array) -> np.ndarray:
+def _fixed_width_values(column: pa.Array) -> np.ndarray:
     kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
     dtype = np.dtype(f"<{kind}{column.type.bit_width // 8}")
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
@@ -275,7 +277,7 @@ def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     return big_endian[np.arange(16) >= drop[:, None]], offsets
 
 
-SHARES = 10_000
+SHARE_GRANULARITY = 10_000
 """Number of equal parts of all hashes; a `KeyShare` has some of these parts."""
 
 
@@ -286,8 +288,8 @@ class KeyShare:
     columns: tuple[str, ...]
     parts: int
 
-    def of_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return np.mod(hashes, SHARES) < self.parts
+    def select_hashes(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return np.mod(hashes, SHARE_GRANULARITY) < self.parts
 
-    def of_rows(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        return self.of_hashes(hash_keys(rows, self.columns))
+    def select_rows(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        return self.select_hashes(hash_keys(rows, self.columns))

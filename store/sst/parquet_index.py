@@ -31,8 +31,8 @@ from thrift.TSerialization import deserialize, serialize
 from .xxh64 import hash_u64
 
 _COMPACT = TCompactProtocolAcceleratedFactory()
-MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
-LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+DECODE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OSError, pa.ArrowException)
+MIN_INT64, MAX_INT64 = -(1 << 63), (1 << 63) - 1
 
 
 def _field(number: int, kind: Any) -> Any:
@@ -148,7 +148,7 @@ class FileMetaData(_Struct):
 Decoded = TypeVar("Decoded", bound=_Struct)
 
 
-def decoded(kind: type[Decoded], data: bytes) -> Decoded:
+def decode_struct(kind: type[Decoded], data: bytes) -> Decoded:
     try:
         struct: Decoded = deserialize(kind(), data, _COMPACT)
     except (TException, EOFError, TypeError, OverflowError) as error:
@@ -167,19 +167,19 @@ def index_ranges(group: RowGroup) -> tuple[tuple[int, int], tuple[int, int]]:
     return (columns[0][0], columns[-1][1]), (offsets[0][0], offsets[-1][1])
 
 
-def bounds(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def page_value_ranges(index: ColumnIndex) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the least and the largest value of each page of an int64 column; an empty range if all values are null."""
     low, high = (
         np.array([missing if null else int.from_bytes(value, "little", signed=True) for null, value in pages], np.int64)
         for missing, pages in (
-            (HIGHEST, zip(index.null_pages, index.min_values, strict=True)),
-            (LOWEST, zip(index.null_pages, index.max_values, strict=True)),
+            (MAX_INT64, zip(index.null_pages, index.min_values, strict=True)),
+            (MIN_INT64, zip(index.null_pages, index.max_values, strict=True)),
         )
     )
     return low, high
 
 
-def file_of_pages(
+def build_file_of_pages(
     schema: pa.Schema,
     parts: Sequence[tuple[RowGroup, int, Sequence[Sequence[tuple[int, int]]]]],
     read: Callable[[int, int], bytes],
@@ -227,7 +227,7 @@ def file_of_pages(
 
 
 def _num_values(page: bytes) -> int:
-    header = decoded(PageHeader, page)
+    header = decode_struct(PageHeader, page)
     data = header.data or header.data_v2
     if data is None:
         raise ValueError("expected a page of values; found another")
@@ -244,21 +244,21 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
     return prefix, suffix
 
 
-FALSE_POSITIVES = 0.05
+FALSE_POSITIVE_RATE = 0.05
 """Rate requested from Arrow, which rounds the filter size up: 0.03 for a full row group."""
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
-_KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
+_HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
 """End of a filter's Thrift header: the only algorithm, hash and compression that Parquet specifies."""
 CHUNK_BYTES = 512
 """Smallest part of a filter that is read; a look-up of a key tests one block in it."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
 
 
-def chunks_in(data: bytes) -> dict[int, bytes]:
+def split_filter(data: bytes) -> dict[int, bytes]:
     """Return all chunks of a filter, by number, from its bytes in Parquet (header and bits).
 
     Raises `ValueError` for an unknown header.
@@ -270,43 +270,45 @@ def chunks_in(data: bytes) -> dict[int, bytes]:
         header.append(size & 0x7F | 0x80)
         size >>= 7
     header.append(size)
-    if data[:start] != header + _KINDS or len(data) == start:
+    if data[:start] != header + _HEADER_END or len(data) == start:
         raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
     starts = range(start, len(data), CHUNK_BYTES)
     return {number: data[at : at + CHUNK_BYTES] for number, at in enumerate(starts)}
 
 
-def bits_of(column: ColumnMetaData) -> tuple[int, int]:
+def filter_bits_range(column: ColumnMetaData) -> tuple[int, int]:
     """Return the start and end offset of the bits of a column's filter; equal offsets if it has no filter."""
     start, size = column.bloom_filter_offset or 0, column.bloom_filter_length or 0
     # The header before them is shorter than a block.
     return start + size % _BLOCK_BYTES, start + size
 
 
-def chunks_of(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
+def probed_chunks(hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.int64]:
     """Return the number of the filter chunk that each `_hash` probes; `num_bytes` is the size of the bits."""
-    return (_block_of(_hashed(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(np.int64)
+    return (_block_numbers(_filter_hashes(hashes), num_bytes // _BLOCK_BYTES) // np.uint64(_CHUNK_BLOCKS)).astype(
+        np.int64
+    )
 
 
-def may_have(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
+def probe_filter(chunks: Mapping[int, bytes], hashes: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the hashes that the filter passes; the row group certainly lacks the others.
 
     `chunks` has, by number, at least the chunks that `probed_chunks` returns. `num_bytes` is the size of the bits.
     """
     numbers = np.array(sorted(chunks), np.int64)
     data = b"".join(chunks[number].ljust(CHUNK_BYTES, b"\0") for number in numbers.tolist())
-    hashed = _hashed(hashes)
-    within = _block_of(hashed, num_bytes // _BLOCK_BYTES).astype(np.int64) % _CHUNK_BLOCKS
-    at = np.searchsorted(numbers, chunks_of(hashes, num_bytes)) * _CHUNK_BLOCKS + within
+    hashed = _filter_hashes(hashes)
+    within = _block_numbers(hashed, num_bytes // _BLOCK_BYTES).astype(np.int64) % _CHUNK_BLOCKS
+    at = np.searchsorted(numbers, probed_chunks(hashes, num_bytes)) * _CHUNK_BLOCKS + within
     blocks = np.frombuffer(data, "<u4").reshape(-1, _BLOCK_BYTES // 4)[at]
     bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
     matches: npt.NDArray[np.bool_] = ((blocks & bits) == bits).all(axis=1)
     return matches
 
 
-def _hashed(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def _filter_hashes(hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     return hash_u64(hashes.view(np.uint64), np.zeros(len(hashes), np.uint64))
 
 
-def _block_of(hashed: npt.NDArray[np.uint64], num_blocks: int) -> npt.NDArray[np.uint64]:
+def _block_numbers(hashed: npt.NDArray[np.uint64], num_blocks: int) -> npt.NDArray[np.uint64]:
     return ((hashed >> np.uint64(32)) * np.uint64(num_blocks)) >> np.uint64(32)

@@ -35,10 +35,10 @@ DUE = "_due_at"
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
-OWN_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
+INTERNAL_FIELD_IDS = {HASH: 1 << 30, SEQ: (1 << 30) + 1, OP: (1 << 30) + 2, PREV: (1 << 30) + 3, EXPIRES: (1 << 30) + 4}
 """Field ids of internal columns, which Iceberg's readers need; Iceberg reserves ids above 2^31 - 201."""
-_FIRST_INSIDE = (1 << 30) + 16
-_INSIDE = 1 << 29
+_FIRST_NESTED_ID = (1 << 30) + 16
+_NESTED_IDS = 1 << 29
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
@@ -59,23 +59,28 @@ def sst_schema(table: Table) -> pa.Schema:
     the table got a ttl lack `_expires_at` (`stored_schema`), and SSTs from before a migration have other columns
     (`ColumnConversion`). Raises `Usage` for an unsupported type.
     """
-    columns = zip(table.ids, arrow_schema(table.columns), strict=True)
+    columns = zip(table.column_ids, arrow_schema(table.columns), strict=True)
     fields = [pa.field(HASH, pa.int64(), nullable=False)]
-    fields += (with_ids(field, number) for number, field in columns)
+    fields += (with_field_ids(field, number) for number, field in columns)
     fields += [pa.field(SEQ, pa.int64(), nullable=False), pa.field(OP, pa.int8(), nullable=False)]
     fields += [pa.field(PREV, pa.int64()), *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else [])]
-    return pa.schema([with_ids(field, OWN_IDS[field.name]) if field.name in OWN_IDS else field for field in fields])
+    return pa.schema(
+        [
+            with_field_ids(field, INTERNAL_FIELD_IDS[field.name]) if field.name in INTERNAL_FIELD_IDS else field
+            for field in fields
+        ]
+    )
 
 
 def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
     """Return `schema` with `_expires_at` added or removed, as `stored` has it."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
     if has and at < 0:
-        return schema.append(with_ids(pa.field(EXPIRES, pa.int64()), OWN_IDS[EXPIRES]))
+        return schema.append(with_field_ids(pa.field(EXPIRES, pa.int64()), INTERNAL_FIELD_IDS[EXPIRES]))
     return schema.remove(at) if at >= 0 and not has else schema
 
 
-def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def add_missing_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the rows with all columns of an SST: nulls for a missing `_prev_seq` or `_expires_at`."""
     for name in (PREV, EXPIRES):
         if name in schema.names and name not in rows.column_names:
@@ -83,7 +88,7 @@ def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(schema.names)
 
 
-def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
+def with_field_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
     """Return the field with a Parquet field id, nested fields included.
 
     The id of a nested field is derived from the column's id and the path of names, which never change.
@@ -92,7 +97,7 @@ def with_ids(field: pa.Field, number: int, path: str = "") -> pa.Field:
 
     def child(nested: pa.Field, name: str = "") -> pa.Field:
         below = f"{inside}\0{name or nested.name}"
-        return with_ids(nested, _FIRST_INSIDE + zlib.crc32(below.encode()) % _INSIDE, below)
+        return with_field_ids(nested, _FIRST_NESTED_ID + zlib.crc32(below.encode()) % _NESTED_IDS, below)
 
     if types.is_struct(kind):
         kind = pa.struct([child(kind.field(place)) for place in range(kind.num_fields)])
@@ -107,11 +112,11 @@ def field_id(field: pa.Field) -> int:
     return int((field.metadata or {}).get(FIELD_ID, b"0"))
 
 
-def shape(schema: pa.Schema) -> str:
+def describe_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-_OWN = (HASH, SEQ, OP, PREV, EXPIRES)
+_INTERNAL_COLUMNS = (HASH, SEQ, OP, PREV, EXPIRES)
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
@@ -122,12 +127,12 @@ class ColumnSource:
 
     type: pa.DataType
     name: str | None
-    stored: pa.DataType
+    stored_type: pa.DataType
     default: pa.Scalar
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ColumnConversion:
     """Conversion of an SST's rows to the table's current columns."""
 
     sources: dict[str, ColumnSource]
@@ -135,23 +140,23 @@ class Reading:
     """Schema of the converted rows: the table's SST schema, with `_expires_at` if the SST has it."""
 
     def stored_names(self, names: Sequence[str]) -> list[str]:
-        stored = (name if name in _OWN else self.sources[name].name for name in names)
+        stored = (name if name in _INTERNAL_COLUMNS else self.sources[name].name for name in names)
         return [name for name in stored if name is not None]
 
-    def read(self, rows: Rows, names: Sequence[str]) -> Rows:
+    def convert(self, rows: Rows, names: Sequence[str]) -> Rows:
         columns = []
         for name in names:
-            if name in _OWN:
+            if name in _INTERNAL_COLUMNS:
                 columns.append(rows.column(name))
             elif (source := self.sources[name]).name is None:
                 columns.append(pa.repeat(source.default, rows.num_rows))
             else:
                 column = rows.column(source.name)
-                columns.append(column if source.stored == source.type else column.cast(source.type))
+                columns.append(column if source.stored_type == source.type else column.cast(source.type))
         return type(rows).from_arrays(columns, schema=pa.schema([self.schema.field(name) for name in names]))
 
 
-def reading(stored: pa.Schema, table: Table) -> Reading | None:
+def column_conversion(stored: pa.Schema, table: Table) -> ColumnConversion | None:
     """Return the conversion from an SST's columns to the table's; None if the columns are equal.
 
     Raises `ValueError` if the table never had the SST's columns.
@@ -159,36 +164,38 @@ def reading(stored: pa.Schema, table: Table) -> Reading | None:
     schema = sst_schema(table)
     if not table.schema:
         if stored != stored_schema(schema, stored):
-            raise ValueError(f"expected columns {shape(schema)}; found {shape(stored)}")
+            raise ValueError(f"expected columns {describe_schema(schema)}; found {describe_schema(stored)}")
         return None
-    return _reading(tuple((field.name, field.type, field_id(field), field.nullable) for field in stored), table)
+    return _column_conversion(
+        tuple((field.name, field.type, field_id(field), field.nullable) for field in stored), table
+    )
 
 
 @lru_cache(maxsize=256)
-def _reading(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table) -> Reading | None:
-    own = pa.schema([pa.field(name, kind, nullable) for name, kind, _, nullable in stored if name in _OWN])
+def _column_conversion(stored: tuple[tuple[str, pa.DataType, int, bool], ...], table: Table) -> ColumnConversion | None:
+    own = pa.schema([pa.field(name, kind, nullable) for name, kind, _, nullable in stored if name in _INTERNAL_COLUMNS])
     schema = stored_schema(sst_schema(table), own)
-    if own != (expected := pa.schema([field for field in schema if field.name in _OWN])):
-        raise ValueError(f"expected columns {shape(expected)}; found {shape(own)}")
-    stored_by_id = {number: (name, kind) for name, kind, number, _ in stored if name not in _OWN}
+    if own != (expected := pa.schema([field for field in schema if field.name in _INTERNAL_COLUMNS])):
+        raise ValueError(f"expected columns {describe_schema(expected)}; found {describe_schema(own)}")
+    stored_by_id = {number: (name, kind) for name, kind, number, _ in stored if name not in _INTERNAL_COLUMNS}
     sources = {}
-    for number, column in zip(table.ids, table.columns, strict=True):
+    for number, column in zip(table.column_ids, table.columns, strict=True):
         kind = to_arrow(column.type)
         name, was = stored_by_id.get(number, (None, kind))
         if name is None and column in table.key:
             raise ValueError(f"expected key column {column.name}, of id {number}; found none")
-        if not widens(was, kind):
+        if not can_widen(was, kind):
             raise ValueError(
                 f"expected column {column.name} to be {kind}, or a type that was widened to it; found {was}"
             )
-        sources[column.name] = ColumnSource(kind, name, was, default_of(column))
+        sources[column.name] = ColumnSource(kind, name, was, default_value(column))
     as_it_is = [(name, name, kind, kind) for name, kind in stored_by_id.values()]
-    if [(name, source.name, source.stored, source.type) for name, source in sources.items()] == as_it_is:
+    if [(name, source.name, source.stored_type, source.type) for name, source in sources.items()] == as_it_is:
         return None
-    return Reading(sources, schema)
+    return ColumnConversion(sources, schema)
 
 
-def default_of(column: Column) -> pa.Scalar:
+def default_value(column: Column) -> pa.Scalar:
     """Return a column's value in rows older than the column. Raises `ValueError` if it does not fit the type."""
     kind = to_arrow(column.type)
     if column.default is None:
@@ -212,16 +219,16 @@ def default_text(value: object, kind: pa.DataType) -> str:
     return str(text)
 
 
-def fits(was: pa.Schema, schema: pa.Schema) -> bool:
+def can_read_rows_of(was: pa.Schema, schema: pa.Schema) -> bool:
     """Return True if rows of the schema `was` can be read with `schema`: columns were only added, removed or widened.
 
     False if columns were both added and removed, because these may be renamed columns.
     """
     had, has = set(was.names), set(schema.names)
-    return not (had - has and has - had) and all(widens(was.field(n).type, schema.field(n).type) for n in had & has)
+    return not (had - has and has - had) and all(can_widen(was.field(n).type, schema.field(n).type) for n in had & has)
 
 
-def widens(was: pa.DataType, kind: pa.DataType) -> bool:
+def can_widen(was: pa.DataType, kind: pa.DataType) -> bool:
     """Return True if every value of the type `was` is a value of `kind`: wider integers, floats, decimals, structs.
 
     A wider struct keeps all fields and may have more, which are null in older rows.
@@ -238,15 +245,15 @@ def widens(was: pa.DataType, kind: pa.DataType) -> bool:
     if types.is_struct(was) and types.is_struct(kind):
         now = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
         fields = [was.field(place) for place in range(was.num_fields)]
-        return all(field.name in now and widens(field.type, now[field.name]) for field in fields)
+        return all(field.name in now and can_widen(field.type, now[field.name]) for field in fields)
     if types.is_list(was) and types.is_list(kind):
-        return widens(was.value_type, kind.value_type)
+        return can_widen(was.value_type, kind.value_type)
     if types.is_map(was) and types.is_map(kind):
-        return bool(was.key_type == kind.key_type) and widens(was.item_type, kind.item_type)
+        return bool(was.key_type == kind.key_type) and can_widen(was.item_type, kind.item_type)
     return False
 
 
-def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
+def expired_mask(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the expired rows; None if no row can expire."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None

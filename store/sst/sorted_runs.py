@@ -17,16 +17,16 @@ _LOWEST = -(1 << 63)
 _HALF_BITS = 32
 
 
-def bounds(partition: int, partitions: int) -> tuple[int, int]:
-    return _first(partition, partitions), _first(partition + 1, partitions) - 1
+def hash_bounds(partition: int, partitions: int) -> tuple[int, int]:
+    return _lowest_hash(partition, partitions), _lowest_hash(partition + 1, partitions) - 1
 
 
-def touched(sst: Sst, partitions: int) -> range:
-    return range(of_hash(sst.hash_min, partitions), of_hash(sst.hash_max, partitions) + 1)
+def overlapped_partitions(sst: Sst, partitions: int) -> range:
+    return range(partition_of_hash(sst.hash_min, partitions), partition_of_hash(sst.hash_max, partitions) + 1)
 
 
-def touching(ssts: Iterable[Sst], partition: int, partitions: int) -> tuple[Sst, ...]:
-    return overlapping(ssts, *bounds(partition, partitions))
+def ssts_of_partition(ssts: Iterable[Sst], partition: int, partitions: int) -> tuple[Sst, ...]:
+    return overlapping(ssts, *hash_bounds(partition, partitions))
 
 
 def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
@@ -39,7 +39,7 @@ def newer_than(older: Sst, ssts: Iterable[Sst]) -> list[Sst]:
     return [sst for sst in overlapping(ssts, older.hash_min, older.hash_max) if sst.seq_max > older.seq_max]
 
 
-def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
+def estimate_within(whole: int, sst: Sst, low: int, high: int) -> int:
     """Estimate how much of `whole` (an SST's bytes or rows) has hashes from `low` to `high`, both included.
 
     Assumes evenly spread hashes.
@@ -52,12 +52,12 @@ def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
     """Return the SSTs of each state partition, by ascending partition; partitions without SSTs are left out."""
     groups: defaultdict[int, list[Sst]] = defaultdict(list)
     for sst in ssts:
-        for partition in touched(sst, partitions):
+        for partition in overlapped_partitions(sst, partitions):
             groups[partition].append(sst)
     return dict(sorted(groups.items()))
 
 
-def l0_files(ssts: Iterable[Sst], partitions: int) -> int:
+def max_l0_files(ssts: Iterable[Sst], partitions: int) -> int:
     """Return the largest number of level-0 SSTs in a state partition, all of which a look-up searches."""
     return max(map(len, by_partition((sst for sst in ssts if sst.level == 0), partitions).values()), default=0)
 
@@ -83,12 +83,12 @@ def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     runs: list[_GrowingRun] = []
     for group in groups:
         run = _GrowingRun(group)
-        if not runs or not runs[-1].take(run):
+        if not runs or not runs[-1].absorb(run):
             runs.append(run)
     return tuple(tuple(run.ssts) for run in runs)
 
 
-def depth(ssts: Iterable[Sst]) -> int:
+def max_overlap(ssts: Iterable[Sst]) -> int:
     """Return the largest number of these SSTs that can have one key."""
     ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
     return max(accumulate(-change for _, change in ends), default=0)
@@ -105,7 +105,7 @@ class _GrowingRun:
         if any(later[0] <= earlier[1] for earlier, later in pairwise(self.ranges)):
             self.level = 0
 
-    def take(self, older: "_GrowingRun") -> bool:
+    def absorb(self, older: "_GrowingRun") -> bool:
         if not self.level or older.level != self.level or not all(map(self._is_free, older.ranges)):
             return False
         self.ssts += older.ssts
@@ -119,13 +119,13 @@ class _GrowingRun:
         return after_the_one_before and (at == len(self.ranges) or hashes[1] < self.ranges[at][0])
 
 
-def deltas(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
+def overlapping_older(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
     """Return the SSTs that share hashes with an older SST, in the given order."""
-    newer = {newer for newer, _ in meeting(ssts)}
+    newer = {newer for newer, _ in overlapping_pairs(ssts)}
     return tuple(sst for sst in ssts if sst in newer)
 
 
-def meeting(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
+def overlapping_pairs(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
     reached: list[Sst] = []
     for sst in sorted(ssts, key=lambda sst: sst.hash_min):
         reached = [other for other in reached if other.hash_max >= sst.hash_min]
@@ -134,11 +134,11 @@ def meeting(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
         reached.append(sst)
 
 
-def of_hash(hashed: int, partitions: int) -> int:
+def partition_of_hash(hashed: int, partitions: int) -> int:
     """Return the state partition of one hash: `hashing.partition_of` without numpy."""
     return ((hashed - _LOWEST >> _HALF_BITS) * partitions) >> _HALF_BITS
 
 
-def _first(partition: int, partitions: int) -> int:
+def _lowest_hash(partition: int, partitions: int) -> int:
     upper_half = -(-(partition << _HALF_BITS) // partitions)
     return (upper_half << _HALF_BITS) + _LOWEST

@@ -18,16 +18,16 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ..versions.manifest import Manifest, Sst, Table, Ttl
-from .sorted_runs import touched
+from .sorted_runs import overlapped_partitions
 
-BEFORE_ALL_MS = -(1 << 63)
+BEFORE_FIRST_EVENT_MS = -(1 << 63)
 """Clock of a table that expires by event time, before its first event."""
 
-_MOSTLY = 0.5
+_MIN_EXPIRED_SHARE = 0.5
 """Smallest share of expired bytes at which runs are rewritten, so that a rewrite frees at least what it writes."""
 
 
-def by_write_time(ttl: Ttl | None) -> bool:
+def expires_by_write_time(ttl: Ttl | None) -> bool:
     return ttl is not None and ttl.ms > 0 and not ttl.column
 
 
@@ -36,20 +36,20 @@ def batch_clock_ms(head: Manifest, now_ms: int) -> int:
 
     `now_ms` is the wall clock at the batch's start. To repeat an earlier batch, pass the `clock_ms` of its version.
     """
-    if head.table is not None and by_write_time(head.table.ttl):
+    if head.table is not None and expires_by_write_time(head.table.ttl):
         return max(now_ms, head.clock_ms)
     return head.clock_ms
 
 
-def first_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -> int:
+def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -> int:
     """Return the clock of a claim: the head's `clock_ms`, or `BEFORE_FIRST_EVENT_MS` if event-time expiry is new."""
     had = previous is not None and previous.ttl is not None
     if had or table is None or table.ttl is None:
         return clock_ms
-    return BEFORE_ALL_MS if table.ttl.column else clock_ms
+    return BEFORE_FIRST_EVENT_MS if table.ttl.column else clock_ms
 
 
-def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
+def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
     """Return the clock for reading a version as it was visible at `at_ms`, while it was the newest.
 
     With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
@@ -58,7 +58,7 @@ def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
     return batch_clock_ms(manifest, at_ms) if at_ms else manifest.clock_ms
 
 
-def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
+def reconcile_ttl(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
     """Return the time to live of a table after the program turned it on or off or changed its length.
 
     Raises `Refused` if stored rows expire by another clock than the declared one.
@@ -84,18 +84,18 @@ def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
     return declared
 
 
-def may_have_expired(sst: Sst, clock_ms: int) -> bool:
+def has_expired_rows(sst: Sst, clock_ms: int) -> bool:
     return sst.expiring > 0 and sst.expires_min <= clock_ms
 
 
-def shows_nothing(sst: Sst, clock_ms: int) -> bool:
+def has_no_visible_rows(sst: Sst, clock_ms: int) -> bool:
     expired = not sst.expiring or sst.expires_max <= clock_ms
     return expired and sst.expiring + sst.tombstones >= sst.rows
 
 
-def shown_rows(sst: Sst, clock_ms: int) -> tuple[str, int]:
+def visible_rows_key(sst: Sst, clock_ms: int) -> tuple[str, int]:
     """Return a key that identifies an SST's visible rows at a clock: equal keys mean equal rows."""
-    if not may_have_expired(sst, clock_ms):
+    if not has_expired_rows(sst, clock_ms):
         return sst.object, 0
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
 
@@ -110,23 +110,27 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
     for position in reversed(range(len(runs))):
         for sst in runs[position]:
             total += sst.bytes
-            if may_have_expired(sst, clock_ms):
+            if has_expired_rows(sst, clock_ms):
                 # Assumes evenly spread expiry times.
                 span = sst.expires_max - sst.expires_min
                 reached = 1.0 if clock_ms >= sst.expires_max else (clock_ms - sst.expires_min) / span
                 expired += sst.bytes * (reached * sst.expiring / sst.rows)
-        if expired >= _MOSTLY * total:
+        if expired >= _MIN_EXPIRED_SHARE * total:
             start = position
     return start
 
 
-def without_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
+def drop_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
     """Return the inputs of a merge that must be read; `inputs` are newest first and include the oldest run.
 
     The oldest inputs without visible rows are skipped, because no older run is left whose rows they could hide. An
     input that reaches into other partitions is always read.
     """
     end = len(inputs)
-    while end and shows_nothing(inputs[end - 1], clock_ms) and len(touched(inputs[end - 1], partitions)) == 1:
+    while (
+        end
+        and has_no_visible_rows(inputs[end - 1], clock_ms)
+        and len(overlapped_partitions(inputs[end - 1], partitions)) == 1
+    ):
         end -= 1
     return tuple(inputs[:end])

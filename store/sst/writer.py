@@ -26,28 +26,35 @@ from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
-from .arrow_types import all_showable, python_rows
+from .arrow_types import is_sql_safe, python_rows
 from .hashing import normalise_keys, partition_of, sort_keys
-from .parquet_index import CHUNK_BYTES, FALSE_POSITIVES, FileMetaData, bits_of, decoded, index_ranges
-from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
+from .parquet_index import (
+    CHUNK_BYTES,
+    FALSE_POSITIVE_RATE,
+    FileMetaData,
+    decode_struct,
+    filter_bits_range,
+    index_ranges,
+)
+from .schema import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, add_missing_columns, describe_schema, sst_schema
 
 ROW_GROUP_ROWS = 131_072
 """Largest number of rows in a row group. Each cold look-up reads the footer, which grows with row groups."""
 ROW_GROUP_BYTES = 32 << 20
-_ROW_GROUP_LEAST = 16_384
+_MIN_ROW_GROUP_ROWS = 16_384
 PAGE_ROWS = 2_176
 """Largest number of rows in a page. A look-up reads a page of each column; smaller pages slow down scans."""
-_PAGES = 14
-_SMALL_PAGE_ROWS = 512
+_SMALL_SST_PAGES = 14
+_MIN_NARROW_PAGE_ROWS = 512
 _PAGE_BYTES = 128 << 10
-_PAGE_LEAST = 64
+_MIN_WIDE_PAGE_ROWS = 64
 _DICTIONARY_BYTES = 64 << 10
 _SAMPLE_ROWS = 4_096
-_ENDLESS = 1 << 30
+_NO_LIMIT = 1 << 30
 
 
 def page_rows(rows: int) -> int:
-    return min(PAGE_ROWS, max(_SMALL_PAGE_ROWS, rows // _PAGES))
+    return min(PAGE_ROWS, max(_MIN_NARROW_PAGE_ROWS, rows // _SMALL_SST_PAGES))
 
 
 class SstWriter:
@@ -61,7 +68,7 @@ class SstWriter:
         self.num_rows = self._num_tombstones = self._num_expiring = self._hash_min = self._hash_max = 0
         self._seqs: list[int] = []
         self._expires: list[int] = []
-        self._showable = True
+        self._is_sql_safe = True
 
     @property
     def num_bytes(self) -> int:
@@ -80,19 +87,19 @@ class SstWriter:
         self.num_rows += rows.num_rows
         self._seqs += _min_and_max(rows.column(SEQ))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
-        self._showable = self._showable and all_showable(rows)
-        self._writer = self._writer or self._begin(rows)
+        self._is_sql_safe = self._is_sql_safe and is_sql_safe(rows)
+        self._writer = self._writer or self._create_writer(rows)
         # With several chunks, Arrow would end pages at chunk ends, which differ by column.
         self._writer.write_table(rows.combine_chunks(), row_group_size=self._row_group_rows)
 
-    def _begin(self, rows: pa.Table) -> pq.ParquetWriter:
+    def _create_writer(self, rows: pa.Table) -> pq.ParquetWriter:
         row_bytes = rows.nbytes / rows.num_rows
         widest = max(column.nbytes for column in rows.columns) / rows.num_rows
-        least = min(_ROW_GROUP_LEAST, ROW_GROUP_ROWS)
+        least = min(_MIN_ROW_GROUP_ROWS, ROW_GROUP_ROWS)
         self._row_group_rows = max(least, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / row_bytes)))
         # Arrow ends pages between its write batches.
         narrow = page_rows(rows.num_rows)
-        wide = max(min(_PAGE_LEAST, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
+        wide = max(min(_MIN_WIDE_PAGE_ROWS, narrow), min(narrow, int(_PAGE_BYTES / max(widest, 1))))
         sample = rows.slice(0, _SAMPLE_ROWS)
         text = (field.name for field in sample.schema if _is_text(field.type))
         repeating = (name for name in text if 2 * pc.count_distinct(sample[name]).as_py() <= sample.num_rows)
@@ -106,11 +113,11 @@ class SstWriter:
             write_page_index=True,
             # Limited by rows alone, so that the pages of all columns begin at the same rows.
             max_rows_per_page=wide,
-            data_page_size=_ENDLESS,
+            data_page_size=_NO_LIMIT,
             # A dictionary that grows too large ends a page after a batch, whose size counts values, not rows.
-            write_batch_size=_ENDLESS if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
+            write_batch_size=_NO_LIMIT if any(pa.types.is_nested(kind) for kind in self._schema.types) else wide,
             # Sized for a full row group; Arrow folds the filter of a smaller one.
-            bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
+            bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVE_RATE}},
         )
 
     def put(
@@ -161,7 +168,7 @@ class SstWriter:
             expiring=self._num_expiring,
             expires_min=min(self._expires, default=0),
             expires_max=max(self._expires, default=0),
-            unshowable=not self._showable,
+            unshowable=not self._is_sql_safe,
         )
         return sst, data
 
@@ -170,7 +177,7 @@ def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
     return list(pc.min_max(numbers).as_py().values()) if len(numbers) else []
 
 
-def prepare(rows: pa.Table, table: Table) -> pa.Table:
+def prepare_rows(rows: pa.Table, table: Table) -> pa.Table:
     """Return the rows as an SST stores them: its columns and types, normalised keys, sorted by (`_hash`, key).
 
     `rows` has `_hash`, the table's columns, `_seq`, `_op`, optionally `_prev_seq`, and `_expires_at` if the table has a
@@ -180,10 +187,11 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     schema = sst_schema(table)
     if rows.schema != schema:
         try:
-            rows = completed(rows, schema).cast(schema)
+            rows = add_missing_columns(rows, schema).cast(schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Refused(
-                f"rows do not fit the table: expected columns {shape(schema)}; found {shape(rows.schema)} ({error})"
+                f"rows do not fit the table: expected columns {describe_schema(schema)}; found "
+                f"{describe_schema(rows.schema)} ({error})"
             ) from error
     key_names = [column.name for column in table.key]
     rows = normalise_keys(rows, key_names)
@@ -209,7 +217,7 @@ class RowsCache(Protocol):
         """Decode the SST and cache its rows."""
 
 
-def write(
+def write_sst(
     store: ObjectStore,
     cache: RowsCache | None,
     *,
@@ -225,7 +233,7 @@ def write(
     Raises `Refused` if rows do not fit the table, repeat a key or belong to another state partition, and `ValueError`
     if there are no rows.
     """
-    rows = prepare(rows, table)
+    rows = prepare_rows(rows, table)
     writer = SstWriter(table)
     writer.append(rows)
     ends = partition_of(rows.column(HASH).to_numpy()[[0, -1] if rows.num_rows else []], table.ranges)
@@ -253,7 +261,7 @@ def write_partitions(
     """Put one SST for each state partition of these rows. Raises `Refused` if rows do not fit the table."""
     numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
-    put = partial(write, store, cache, app=app, stage=stage, table=table, level=level)
+    put = partial(write_sst, store, cache, app=app, stage=stage, table=table, level=level)
     return tuple(put(partition=partition, rows=part) for partition, part in parts)
 
 
@@ -300,10 +308,10 @@ def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes
-    groups = decoded(FileMetaData, data[end:-8].to_pybytes()).row_groups
+    groups = decode_struct(FileMetaData, data[end:-8].to_pybytes()).row_groups
     chunks, digests = [], []
     for group in groups:
-        start, stop = bits_of(group.columns[0].meta_data)
+        start, stop = filter_bits_range(group.columns[0].meta_data)
         pieces = (data[at : min(at + CHUNK_BYTES, stop)] for at in range(start, stop, CHUNK_BYTES))
         chunks.append(b"".join(map(xxhash.xxh32_digest, pieces)))
         digests.append(xxhash.xxh3_64_digest(b"".join((*(data[a:b] for a, b in index_ranges(group)), chunks[-1]))))

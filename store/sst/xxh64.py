@@ -23,7 +23,7 @@ _MINUS_P1 = np.uint64(2**64 - int(_P1))
 
 _BLOCK_ROWS = 16_384
 """Values hashed at once: their intermediate arrays (128 KiB each) fit into a core's own cache."""
-_FEW = 16
+_SMALL_COUNT = 16
 _LONG_BYTES = 512
 """Length above which the xxhash package hashes single values: their bytes cost more than the call."""
 
@@ -43,7 +43,7 @@ def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed
 
     String i is `data[offsets[i]:offsets[i + 1]]`: there is one offset more than there are strings.
     """
-    if len(seeds) <= _FEW:
+    if len(seeds) <= _SMALL_COUNT:
         ends, numbered, digest = offsets.tolist(), enumerate(seeds.tolist()), xxhash.xxh64_intdigest
         return np.array([digest(data[ends[at] : ends[at + 1]].data, seed) for at, seed in numbered], np.uint64)
     out = np.empty(len(seeds), np.uint64)
@@ -67,7 +67,7 @@ def _hash_block(
     out = seeds + _P5
     long = np.flatnonzero(lengths >= 32)
     if long.size:
-        out[long] = _stripes(windows, starts[long], lengths[long], seeds[long])
+        out[long] = _hash_stripes(windows, starts[long], lengths[long], seeds[long])
     out += lengths.astype(np.uint64)
 
     at = starts + (lengths & ~31)
@@ -103,7 +103,7 @@ def _hash_block(
     return out
 
 
-def _stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
+def _hash_stripes(windows: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
     """Return the accumulators after all whole stripes of 32 bytes. Every length is at least 32."""
     stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
     # Longest first, so that the unfinished strings are always a prefix.

@@ -21,7 +21,7 @@ from .kinds import KINDS, VersionKind
 from .manifest import Manifest
 from .side_tables import all_ssts
 
-_identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
+_identity_of = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 _ATTEMPTS = 100
 
 
@@ -58,7 +58,7 @@ class Amended(NamedTuple):
 
 def amend(
     store: ObjectStore,
-    of: Manifest | tuple[str, str],
+    target: Manifest | tuple[str, str],
     change: Amendment,
     *,
     by: str,
@@ -83,13 +83,13 @@ def amend(
         Unavailable: storage did not answer; the version may have been committed.
         ValueError: `update` changed the version's identity, or made a version that could not be read again.
     """
-    head, (app, stage) = (of, (of.app, of.stage)) if isinstance(of, Manifest) else (None, of)
+    head, (app, stage) = (target, (target.app, target.stage)) if isinstance(target, Manifest) else (None, target)
     keys.check_name("app", app)
     keys.check_name("stage", stage)
     writer, spent, attempt = writer or str(ULID()), change.cost, 1
     while True:
         if attempt > 1 or not change.epoch:
-            head = newest(store, app, stage, head)
+            head = read_base(store, app, stage, head)
         if head is None and not KINDS[change.kind].may_begin:
             head = history.read(store, app, stage, 1)  # raises with the existing names
         if head is not None and not change.requires(head):
@@ -101,10 +101,10 @@ def amend(
             epoch = change.epoch or head.epoch + KINDS[change.kind].fences
             draft = commit.successor(head, kind=change.kind, epoch=epoch, writer=writer, by=by, now_ms=time_ms)
         new = change.update(draft)
-        if _identity(new) != _identity(draft):
+        if _identity_of(new) != _identity_of(draft):
             raise ValueError(
-                f"an update may change a version's content, not its identity: expected {_identity(draft)}, "
-                f"found {_identity(new)}"
+                f"an update may change a version's content, not its identity: expected {_identity_of(draft)}, "
+                f"found {_identity_of(new)}"
             )
         if take_stats is not None and head is not None:
             spent += take_stats()
@@ -119,7 +119,7 @@ def amend(
             return Amended(head, new)
 
 
-def begin(store: ObjectStore, first: Manifest) -> bool:
+def commit_first(store: ObjectStore, first: Manifest) -> bool:
     """Commit a stage's first version, unless one of that kind exists. Returns True if this call committed it.
 
     Raises the errors of `commit.commit`.
@@ -135,7 +135,7 @@ def begin(store: ObjectStore, first: Manifest) -> bool:
     return True
 
 
-def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
+def read_base(store: ObjectStore, app: str, stage: str, previous: Manifest | None = None) -> Manifest | None:
     """Return a stage's newest version as the base of the next; None if there is none.
 
     `previous` is a version that was the newest within the last half hour. Raises `Fenced` if the stage, or its history
@@ -151,8 +151,8 @@ def newest(store: ObjectStore, app: str, stage: str, previous: Manifest | None =
         head = previous
         if not freshness.is_fresh(app, stage, head.version + 1):
             # After a suspension the number may be free because the whole history is gone.
-            commit.check_there(store, head, head.version)
-    freshness.saw_free(app, stage, head.version + 1 if head else 1, began)
+            commit.check_version_exists(store, head, head.version)
+    freshness.record_free(app, stage, head.version + 1 if head else 1, began)
     return head
 
 

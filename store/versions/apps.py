@@ -14,11 +14,11 @@ from msgspec import Struct
 from ...errors import Corruption, NotFound, ObjectExists, Refused, Usage
 from ..objects.protocol import ObjectStore, exists
 from . import checks, codec, keys, limits
-from .codec import Notes
+from .codec import JsonFolder
 from .manifest import AppInfo, Promotion
 
 
-class NameNote(Struct, frozen=True):
+class PromotionOutcome(Struct, frozen=True):
     """Outcome of a promotion. Created by put-if-absent, so the first outcome is final."""
 
     name: limits.Name
@@ -26,7 +26,7 @@ class NameNote(Struct, frozen=True):
     folder: limits.Name
     over: limits.Name
     """Folder of the app that had the name before; equal to `folder` if the promotion was withdrawn."""
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
     back: bool = False
     """True if the promotion gave the name back to its previous app."""
@@ -36,8 +36,10 @@ class NameNote(Struct, frozen=True):
         return self.folder == self.over
 
 
-NAMES = Notes(NameNote, keys.names, lambda note: note.number, app=lambda note: note.name)
-_EARLIER = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
+PROMOTION_OUTCOMES = JsonFolder(
+    PromotionOutcome, keys.promotion_outcomes, lambda note: note.number, owner_of=lambda note: note.name
+)
+_NAME_PATTERN = re.compile(rf"({keys.NAME})(?:~([0-9]{{1,6}}))?")
 
 
 def folder_of(store: ObjectStore, name: str) -> str:
@@ -51,13 +53,13 @@ def folder_of(store: ObjectStore, name: str) -> str:
 
 def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
     """Return the folder of the app that has a name now (`folder_of`), then those of earlier owners, newest first."""
-    match = _EARLIER.fullmatch(name)
+    match = _NAME_PATTERN.fullmatch(name)
     if match is None:
         raise Usage(
             f"app name {name!r} is not usable: expected {keys.NAME_IN_WORDS}; or NAME~1 for the one before a promotion"
         )
     called, ago = match[1], int(match[2] or 0)
-    folders = promoted(store, called)
+    folders = owner_folders(store, called)
     if ago >= len(folders):
         raise NotFound(
             "app", name, found=f"{called!r} was promoted to another app {len(folders) - 1} times", hint=f"say {called}"
@@ -65,7 +67,7 @@ def folders_of(store: ObjectStore, name: str) -> tuple[str, ...]:
     return folders[ago:]
 
 
-def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
+def owner_folders(store: ObjectStore, name: str) -> tuple[str, ...]:
     """Return the folders of all apps that have had a name, newest first; the last is the folder with that name.
 
     After a promotion back, a folder appears again. Costs one request for a name without promotions. Raises `Usage` or
@@ -74,14 +76,14 @@ def promoted(store: ObjectStore, name: str) -> tuple[str, ...]:
     return (*(note.folder for note in reversed(promotions(store, name))), name)
 
 
-def promotions(store: ObjectStore, name: str) -> tuple[NameNote, ...]:
+def promotions(store: ObjectStore, name: str) -> tuple[PromotionOutcome, ...]:
     """Return a name's promotions that were not withdrawn, oldest first. One request for a name without promotions."""
-    if NAMES.find(store, 1, name) is None:
+    if PROMOTION_OUTCOMES.find(store, 1, name) is None:
         return ()
-    return tuple(note for note in NAMES.all(store, name) if not note.withdrawn)
+    return tuple(note for note in PROMOTION_OUTCOMES.all(store, name) if not note.withdrawn)
 
 
-def called(store: ObjectStore) -> dict[str, str]:
+def promoted_names(store: ObjectStore) -> dict[str, str]:
     """Return, by folder, the names that apps have by promotions: another app's name, or `NAME~1` for a lost name.
 
     Apps that returned a name, or have their own name, are left out. Costs one listing, and for each promoted name twice
@@ -89,7 +91,7 @@ def called(store: ObjectStore) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     for name in store.list_folders(f"{keys.NAMES}/"):
-        done, had = promotions(store, name), promoted(store, name)
+        done, had = promotions(store, name), owner_folders(store, name)
         newest = {folder: note for note in done for folder in (note.over, note.folder)}
         stay = (folder for folder, note in newest.items() if folder == note.folder or not note.back)
         names |= {folder: f"{name}~{ago}" if (ago := had.index(folder)) else name for folder in stay}
@@ -98,18 +100,18 @@ def called(store: ObjectStore) -> dict[str, str]:
     return names
 
 
-def name_of(store: ObjectStore, folder: str) -> str:
+def find_promoted_name(store: ObjectStore, folder: str) -> str:
     """Return the other app's name that an app has by a promotion; empty if it has none."""
-    return name_in(called(store), folder)
+    return promoted_name(promoted_names(store), folder)
 
 
-def name_in(names: Mapping[str, str], folder: str) -> str:
+def promoted_name(names: Mapping[str, str], folder: str) -> str:
     """Return a folder's name in the result of `promoted_names`, unless it is a lost name; empty if it has none."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
 
-def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
+def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
     """Return the folder of the app that now has the name which the given folder's app had at `time_ms`.
 
     Returns the given folder if its name was never moved, or was already lost by then. Reads all promotion outcomes.
@@ -121,12 +123,12 @@ def means_now(store: ObjectStore, folder: str, time_ms: int) -> str:
     return folder
 
 
-def taken_back(name: str, folder: str) -> str:
+def take_back_command(name: str, folder: str) -> str:
     """Return the command that gives a name back to the app that lost it last."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
-def check_free(store: ObjectStore, name: str) -> None:
+def check_name_free(store: ObjectStore, name: str) -> None:
     """Raise `Refused` if a promotion moved a name, so that no new app can have it. Reads all promotion outcomes."""
     for over in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, over)
@@ -139,22 +141,22 @@ def check_free(store: ObjectStore, name: str) -> None:
         )
 
 
-def in_folder(store: ObjectStore, text: str) -> str:
+def replace_name_by_folder(store: ObjectStore, text: str) -> str:
     """Return a ref, or `APP/STAGE`, with the app's name replaced by its folder; unchanged for an invalid name.
 
     Raises `NotFound` if the name had fewer promotions than `NAME~N` says.
     """
     called = re.split("[@/]", text, maxsplit=1)[0]
-    return folder_of(store, called) + text[len(called) :] if _EARLIER.fullmatch(called) else text
+    return folder_of(store, called) + text[len(called) :] if _NAME_PATTERN.fullmatch(called) else text
 
 
-def outcome(store: ObjectStore, promotion: Promotion) -> bool | None:
+def is_promotion_decided(store: ObjectStore, promotion: Promotion) -> bool | None:
     """Return True if a promotion was decided, False if it was withdrawn, None while it is open. Costs one request."""
-    note = NAMES.find(store, promotion.number, promotion.name)
+    note = PROMOTION_OUTCOMES.find(store, promotion.number, promotion.name)
     return None if note is None else note.folder == promotion.to
 
 
-def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
+def published_sinks(store: ObjectStore, info: AppInfo | None, promotion: Promotion | None) -> Mapping[str, str] | None:
     """Return the sinks that an app publishes, with their topics; None for all sinks, as declared.
 
     A clone publishes the sinks in its origin; an app that took part in a promotion publishes the sinks that the
@@ -162,10 +164,10 @@ def publishes(store: ObjectStore, info: AppInfo | None, promotion: Promotion | N
     """
     if promotion is None:
         return info.origin.sinks if info is not None and info.origin is not None else None
-    return promotion.before if outcome(store, promotion) is False else promotion.sinks
+    return promotion.before if is_promotion_decided(store, promotion) is False else promotion.sinks
 
 
-def ancestors(store: ObjectStore, app: str) -> Iterator[str]:
+def iter_clone_sources(store: ObjectStore, app: str) -> Iterator[str]:
     """Yield the app, then the app in this root that it was cloned from, and so on. Costs one request for each."""
     seen: set[str] = set()
     while app and app not in seen:
@@ -176,25 +178,25 @@ def ancestors(store: ObjectStore, app: str) -> Iterator[str]:
         app = origin.app if origin is not None and origin.root == store.url else ""
 
 
-class Cloning(Struct, frozen=True):
+class CloneJournal(Struct, frozen=True):
     """Journal of an unfinished clone, with all that a retry needs."""
 
     info: AppInfo
-    root: limits.Line
+    root: limits.ShortText
     snapshot: limits.NameOrNone
-    salt: limits.Line = ""
+    salt: limits.ShortText = ""
     """Salt of masked values; deleted together with the journal."""
     deep: bool = False
     adopts: limits.NameOrNone = ""
     """Stage that an adopted Spark query becomes; empty for a clone."""
 
 
-@checks.relations.register
-def _(value: Cloning) -> Iterator[checks.Wrong]:
-    yield from checks.relations(value.info)
-    yield from checks.root_is_wrong("root", value.root)
+@checks.find_violations.register
+def _(value: CloneJournal) -> Iterator[checks.Violation]:
+    yield from checks.find_violations(value.info)
+    yield from checks.root_violations("root", value.root)
     if (value.info.origin is None) != bool(value.adopts):
-        yield checks.Wrong("info.origin", value.info.origin, "the source of a clone, or none for an adoption")
+        yield checks.Violation("info.origin", value.info.origin, "the source of a clone, or none for an adoption")
 
 
 def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> None:
@@ -205,7 +207,7 @@ def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> No
         Refused: an app of this name exists, or is being removed, or the storage ignores conditional puts.
         Unavailable: storage did not answer; the app may have been created.
     """
-    if _create(store, info, cloned=cloned) != info:
+    if _create_identity(store, info, cloned=cloned) != info:
         raise Refused(
             f"app {info.name!r} exists already under {store.url}",
             hint="choose another name, or another store root",
@@ -214,39 +216,39 @@ def create_app(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> No
 
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
     """Return the stored identity of `info.name`, or write `info`. Raises the errors of `create_app`."""
-    return existing if (existing := find_app(store, info.name)) is not None else _create(store, info)
+    return existing if (existing := find_app(store, info.name)) is not None else _create_identity(store, info)
 
 
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:
     key = keys.app_info(keys.check_name("app", name))
-    return codec.find(store, key, AppInfo, under=lambda info: keys.app_info(info.name))
+    return codec.find(store, key, AppInfo, key_of=lambda info: keys.app_info(info.name))
 
 
-def find_cloning(store: ObjectStore, name: str) -> Cloning | None:
+def find_clone_journal(store: ObjectStore, name: str) -> CloneJournal | None:
     """Return the journal of an unfinished clone, or None. Costs one request. Raises `Usage`."""
-    key = keys.cloning(keys.check_name("app", name))
-    return codec.find(store, key, Cloning, under=lambda note: keys.cloning(note.info.name))
+    key = keys.clone_journal(keys.check_name("app", name))
+    return codec.find(store, key, CloneJournal, key_of=lambda note: keys.clone_journal(note.info.name))
 
 
-def find_begun(store: ObjectStore, name: str) -> tuple[AppInfo | None, Cloning | None]:
+def find_app_and_journal(store: ObjectStore, name: str) -> tuple[AppInfo | None, CloneJournal | None]:
     """Return an app's identity, or None, and its journal if it is an unfinished clone. Raises `Usage`."""
-    note = find_cloning(store, name)
+    note = find_clone_journal(store, name)
     return (note.info if note is not None else find_app(store, name)), note
 
 
-def begin_clone(store: ObjectStore, note: Cloning) -> None:
+def begin_clone(store: ObjectStore, note: CloneJournal) -> None:
     """Write the journal of a clone or an adoption, which reserves the name.
 
     Raises `Refused` if an app or a journal of that name exists, or the storage ignores conditional puts.
     """
-    name, key = note.info.name, keys.cloning(note.info.name)
-    if codec.add(store, key, note, under=lambda existing: keys.cloning(existing.info.name)) != note:
+    name, key = note.info.name, keys.clone_journal(note.info.name)
+    if codec.add(store, key, note, key_of=lambda existing: keys.clone_journal(existing.info.name)) != note:
         raise Refused(
             f"app {name!r} is being created by another process",
             hint="run it again: if both are the same, it continues what the other began",
         )
     try:
-        try_storage(store, key, note)
+        check_conditional_puts(store, key, note)
         if find_app(store, name) is not None:
             raise Refused(f"app {name!r} exists already under {store.url}", hint="choose another name")
     except Refused:
@@ -260,8 +262,8 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
     Raises `NotFound`, with similar names, `Refused` for an unfinished clone, and `Usage`.
     """
     if (info := find_app(store, name)) is None:
-        if exists(store, keys.cloning(name)):
-            raise being_cloned(name)
+        if exists(store, keys.clone_journal(name)):
+            raise clone_in_progress(name)
         raise NotFound("app", name, list_apps(store), hint=f"looked under {store.url}")
     return info
 
@@ -272,7 +274,7 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
 
-_LEVELS = 4
+_MAX_PARENTS = 4
 
 
 def check_root(store: ObjectStore) -> None:
@@ -281,7 +283,7 @@ def check_root(store: ObjectStore) -> None:
     Costs one request for each parent folder, up to four, on S3 within the bucket.
     """
     parent, _, folder = store.url.rpartition("/")
-    for _ in range(_LEVELS):
+    for _ in range(_MAX_PARENTS):
         if not folder or parent == "s3:/" or folder == store.url:  # the last condition is for a store in memory
             return
         outer, info = store.at(parent or "/"), None
@@ -296,8 +298,8 @@ def check_root(store: ObjectStore) -> None:
         parent, _, folder = parent.rpartition("/")
 
 
-def list_cloning(store: ObjectStore) -> tuple[str, ...]:
-    return tuple(name for name in store.list_folders("") if exists(store, keys.cloning(name)))
+def list_unfinished_clones(store: ObjectStore) -> tuple[str, ...]:
+    return tuple(name for name in store.list_folders("") if exists(store, keys.clone_journal(name)))
 
 
 def free_name(store: ObjectStore, name: str) -> str:
@@ -308,14 +310,14 @@ def free_name(store: ObjectStore, name: str) -> str:
     )
 
 
-def being_removed(app: str) -> Refused:
+def removal_in_progress(app: str) -> Refused:
     return Refused(
         f"app {app!r} is being removed: the removal is running, or was interrupted",
         hint=f"`slackwater app rm {app}` finishes the removal and frees the name",
     )
 
 
-def being_cloned(app: str) -> Refused:
+def clone_in_progress(app: str) -> Refused:
     return Refused(
         f"app {app!r} is incomplete: its clone or adoption is running, or was interrupted",
         hint="run the same `slackwater clone` or `slackwater adopt` again to finish it; "
@@ -323,36 +325,36 @@ def being_cloned(app: str) -> Refused:
     )
 
 
-def check_whole(app: str, folders: Container[str]) -> None:
+def check_complete(app: str, folders: Container[str]) -> None:
     if keys.REMOVING in folders:
-        raise being_removed(app)
+        raise removal_in_progress(app)
     if keys.CLONING in folders:
-        raise being_cloned(app)
+        raise clone_in_progress(app)
 
 
-def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
+def _create_identity(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppInfo:
     key = keys.app_info(keys.check_name("app", info.name))
     if not cloned:  # otherwise checked before the note was written
         check_root(store)
-        check_free(store, info.name)
+        check_name_free(store, info.name)
 
     def check() -> None:
-        check_whole(info.name, tuple(store.list_folders(keys.stages(info.name))))
+        check_complete(info.name, tuple(store.list_folders(keys.stages(info.name))))
 
     if not cloned:
         check()
-    elif (noted := find_cloning(store, info.name)) is None or noted.info != info:
+    elif (noted := find_clone_journal(store, info.name)) is None or noted.info != info:
         if find_app(store, info.name) == info:
             return info  # a concurrent call has just completed it
         raise Refused(
             f"clone {info.name!r} was removed by another process while it was being created", hint="say it again"
         )
-    stored = codec.add(store, key, info, under=lambda stored: keys.app_info(stored.name))
+    stored = codec.add(store, key, info, key_of=lambda stored: keys.app_info(stored.name))
     if stored != info or cloned:
         return stored
     try:
         check()  # a clone begun meanwhile checks for an identity after writing its note
-        try_storage(store, key, info)
+        check_conditional_puts(store, key, info)
     except Refused:
         # Otherwise the next call would find the identity, and assume that the storage was tested.
         store.delete(key)
@@ -360,7 +362,7 @@ def _create(store: ObjectStore, info: AppInfo, *, cloned: bool = False) -> AppIn
     return info
 
 
-def try_storage(store: ObjectStore, key: str, info: Struct) -> None:
+def check_conditional_puts(store: ObjectStore, key: str, info: Struct) -> None:
     """Raise `Refused` if storage ignores put-if-absent for an object that was just put. Costs one request."""
     # All guarantees depend on conditional puts, and some S3 servers accept the header and overwrite anyway. Writing
     # the same bytes again is harmless, and reveals such a server before the first commit.

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Column, Followed, Input, Lost, Manifest, Output, Sst, Table
+from .manifest import AppInfo, Column, FollowedQuery, Input, LostRecords, Manifest, Output, Sst, Table
 
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 
-class Wrong(NamedTuple):
+class Violation(NamedTuple):
     """A field whose value contradicts other fields of its object."""
 
     field: str
@@ -26,162 +26,162 @@ class Wrong(NamedTuple):
 
 
 @singledispatch
-def relations(value: Any) -> Iterator[Wrong]:
+def find_violations(value: Any) -> Iterator[Violation]:
     """Yield the fields of a stored value that contradict other fields."""
     return iter(())
 
 
-def _of_a_query(field: str, query: Followed | None) -> Iterator[Wrong]:
+def _query_violations(field: str, query: FollowedQuery | None) -> Iterator[Violation]:
     if query is not None and query.batches > query.next_batch:
-        yield Wrong(f"{field}.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
+        yield Violation(f"{field}.batches", query.batches, f"at most those before next_batch, {query.next_batch}")
 
 
-@relations.register
-def _(value: Manifest) -> Iterator[Wrong]:
+@find_violations.register
+def _(value: Manifest) -> Iterator[Violation]:
     if value.seq > value.version:
-        yield Wrong("seq", value.seq, f"at most the version, {value.version}")
+        yield Violation("seq", value.seq, f"at most the version, {value.version}")
     for field in ("inputs", "stopped"):
         for name, source in getattr(value, field).items():
-            yield from input_is_wrong(f"{field}[{name!r}]", source, value.stage)
+            yield from input_violations(f"{field}[{name!r}]", source, value.stage)
             versions = tuple(rewind.version for rewind in source.resets)
             if list(versions) != sorted({*versions}) or versions[-1:] > (value.version,):
-                yield Wrong(f"{field}[{name!r}].resets", versions, f"ascending versions, at most {value.version}")
+                yield Violation(f"{field}[{name!r}].resets", versions, f"ascending versions, at most {value.version}")
     for name, output in value.outputs.items():
-        yield from _output(f"outputs[{name!r}]", output)
+        yield from _output_violations(f"outputs[{name!r}]", output)
     for name, sink in value.sinks.items():
         if sink.since > value.version:
-            yield Wrong(f"sinks[{name!r}].since", sink.since, f"at most the version, {value.version}")
+            yield Violation(f"sinks[{name!r}].since", sink.since, f"at most the version, {value.version}")
         if sink.rows > sink.sent:
-            yield Wrong(f"sinks[{name!r}].rows", sink.rows, f"at most all rows sent, {sink.sent}")
+            yield Violation(f"sinks[{name!r}].rows", sink.rows, f"at most all rows sent, {sink.sent}")
     for name, lost in value.lost.items():
-        yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
+        yield from _lost_violations(f"lost[{name!r}]", lost, value.inputs.get(name))
     if value.table is not None:
-        yield from table_is_wrong("table", value.table)
-    yield from _names(value)
+        yield from table_violations("table", value.table)
+    yield from _name_violations(value)
     names = (value.stage, *(rewind.stage for rewind in value.formerly))
-    yield from _ssts("ssts", value.ssts, names, value.version)
+    yield from _all_sst_violations("ssts", value.ssts, names, value.version)
     for name, side in value.side_tables.items():
         at = f"side_tables[{name!r}]"
-        yield from table_is_wrong(f"{at}.table", side.table)
-        yield from _ssts(f"{at}.ssts", side.ssts, names, value.version)
+        yield from table_violations(f"{at}.table", side.table)
+        yield from _all_sst_violations(f"{at}.ssts", side.ssts, names, value.version)
         if side.total < max(side.rows, side.waiting):
-            yield Wrong(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
-    yield from _of_a_query("attached", value.attached)
-    yield from _of_a_query("adopted", value.adopted)
-    yield from _snapshots(value)
+            yield Violation(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
+    yield from _query_violations("attached", value.attached)
+    yield from _query_violations("adopted", value.adopted)
+    yield from _snapshot_violations(value)
     previous = 0
     for number, rewind in enumerate(value.rewinds):
         at = f"rewinds[{number}]"
         if not previous < rewind.version <= value.version:
-            yield Wrong(f"{at}.version", rewind.version, f"above {previous}, at most the version, {value.version}")
+            yield Violation(f"{at}.version", rewind.version, f"above {previous}, at most the version, {value.version}")
         if rewind.to >= rewind.version:
-            yield Wrong(f"{at}.to", rewind.to, f"less than its version, {rewind.version}")
+            yield Violation(f"{at}.to", rewind.to, f"less than its version, {rewind.version}")
         previous = rewind.version
 
 
-def _snapshots(value: Manifest) -> Iterator[Wrong]:
+def _snapshot_violations(value: Manifest) -> Iterator[Violation]:
     for snapshot, version in value.recorded.items():
         if version > value.version:
-            yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
+            yield Violation(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
     for field in ("awaited", "captured"):
         for snapshot, recordings in getattr(value, field).items():
             if snapshot not in value.recorded:
-                yield Wrong(f"{field}[{snapshot!r}]", recordings, "nothing, because the snapshot is not recorded")
+                yield Violation(f"{field}[{snapshot!r}]", recordings, "nothing, because the snapshot is not recorded")
     for snapshot, spans in value.captured.items():
         for channel, span in spans.items():
             if span.after > span.up_to:
                 at = f"captured[{snapshot!r}][{channel!r}].up_to"
-                yield Wrong(at, span.up_to, f"not below after, {span.after}")
+                yield Violation(at, span.up_to, f"not below after, {span.after}")
 
 
-@relations.register
-def _(value: AppInfo) -> Iterator[Wrong]:
+@find_violations.register
+def _(value: AppInfo) -> Iterator[Violation]:
     if value.origin is not None:
-        yield from root_is_wrong("origin.root", value.origin.root)
+        yield from root_violations("origin.root", value.origin.root)
 
 
-def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
+def root_violations(field: str, root: str) -> Iterator[Violation]:
     """Yield a violation if a field is no valid store root; an empty root is valid."""
     try:
         check_root(root)
     except Usage:
-        yield Wrong(field, root, "a store root: s3://bucket/prefix or an absolute folder")
+        yield Violation(field, root, "a store root: s3://bucket/prefix or an absolute folder")
 
 
-def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
+def input_violations(at: str, source: Input, stage: str) -> Iterator[Violation]:
     if source.upstream == stage:
-        yield Wrong(f"{at}.upstream", stage, "another stage than itself")
+        yield Violation(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
-        yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
+        yield Violation(f"{at}.version", source.version, "0, since no stage writes this topic")
     for number, reset in enumerate(source.resets):
         # A re-created topic may have another number of partitions.
         is_last = number == len(source.resets) - 1
         if source.upstream or (is_last and len(reset.ends) > len(source.offsets)):
             expected = f"of a user's topic, with an offset for each of {len(source.offsets)} partitions at most"
-            yield Wrong(f"{at}.resets[{number}]", reset.ends, expected)
+            yield Violation(f"{at}.resets[{number}]", reset.ends, expected)
     for field, counts in (("consumed", source.consumed), ("lost", source.lost)):
         if counts and len(counts) != len(source.offsets):
-            yield Wrong(f"{at}.{field}", counts, f"as many numbers as offsets, {len(source.offsets)}, or none")
+            yield Violation(f"{at}.{field}", counts, f"as many numbers as offsets, {len(source.offsets)}, or none")
 
 
-def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
+def _lost_violations(at: str, lost: LostRecords, source: Input | None) -> Iterator[Violation]:
     if source is None:
-        yield Wrong(at, lost.topic, "only inputs of the stage")
+        yield Violation(at, lost.topic, "only inputs of the stage")
         return
     partitions = len(source.offsets)
     if not len(lost.starts) == len(lost.ends) == partitions:
-        yield Wrong(f"{at}.ends", lost.ends, f"as many numbers as offsets, {partitions}, like starts")
+        yield Violation(f"{at}.ends", lost.ends, f"as many numbers as offsets, {partitions}, like starts")
     elif not (source.upstream or all(map(int.__le__, lost.starts, lost.ends))):
         # A re-created repartition topic has new offsets.
-        yield Wrong(f"{at}.ends", lost.ends, f"offsets not below starts, {lost.starts}")
+        yield Violation(f"{at}.ends", lost.ends, f"offsets not below starts, {lost.starts}")
     if lost.rows and len(lost.rows) != partitions:
-        yield Wrong(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")
+        yield Violation(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")
     if lost.after > lost.up_to:
-        yield Wrong(f"{at}.up_to", lost.up_to, f"not below after, {lost.after}")
+        yield Violation(f"{at}.up_to", lost.up_to, f"not below after, {lost.after}")
 
 
-def _output(at: str, output: Output) -> Iterator[Wrong]:
+def _output_violations(at: str, output: Output) -> Iterator[Violation]:
     if len(output.sent) != len(output.ends):
-        yield Wrong(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}")
+        yield Violation(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}")
     for snapshot, offsets in output.markers.items():
         if len(offsets) != len(output.ends) or not all(map(int.__le__, offsets, output.ends)):
-            yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
+            yield Violation(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
     if output.schema:
         try:
             column_types.parse_ddl(output.schema)
         except ValueError:
-            yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
+            yield Violation(f"{at}.schema", output.schema, "a Spark DDL string")
 
 
-def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
+def table_violations(at: str, table: Table) -> Iterator[Violation]:
     seen: set[str] = set()
     for group, columns in (("key", table.key), ("values", table.values)):
         for number, column in enumerate(columns):
-            yield from _column(f"{at}.{group}[{number}]", column, seen)
-    if len(set(table.ids)) < len(table.columns):
-        yield Wrong(f"{at}.values", table.ids, "columns with distinct ids")
+            yield from _column_violations(f"{at}.{group}[{number}]", column, seen)
+    if len(set(table.column_ids)) < len(table.columns):
+        yield Violation(f"{at}.values", table.column_ids, "columns with distinct ids")
     if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
-        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, and all ids above 0")
+        yield Violation(f"{at}.next_id", table.next_id, "more than each column's id, and all ids above 0")
     if table.ttl is not None and table.ttl.gone and (table.ttl.ms or table.ttl.column):
-        yield Wrong(f"{at}.ttl.gone", True, "false while rows expire or the column exists")
+        yield Violation(f"{at}.ttl.gone", True, "false while rows expire or the column exists")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {column.name for column in table.values}:
-        yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
+        yield Violation(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 
 
-def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
+def _column_violations(at: str, column: Column, seen: set[str]) -> Iterator[Violation]:
     folded = column.name.casefold()
     if folded in keys.RESERVED_COLUMNS:
-        yield Wrong(f"{at}.name", column.name, "a name that is not reserved")
+        yield Violation(f"{at}.name", column.name, "a name that is not reserved")
     if folded in seen:
-        yield Wrong(f"{at}.name", column.name, "a name that differs from all others in more than case")
+        yield Violation(f"{at}.name", column.name, "a name that differs from all others in more than case")
     seen.add(folded)
     try:
-        column_types.parse(column.type)
+        column_types.parse_type(column.type)
     except Usage:
-        yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
+        yield Violation(f"{at}.type", column.type, "the name of a type that columns can have")
 
 
-def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
+def _all_sst_violations(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Violation]:
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
@@ -199,14 +199,14 @@ def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) ->
     ):
         seen: set[str] = set()
         for number, sst in enumerate(ssts):
-            yield from _sst(f"{at}[{number}]", sst, names, version, seen)
+            yield from _sst_violations(f"{at}[{number}]", sst, names, version, seen)
             seen.add(sst.object)
     for root in {sst.root for sst in ssts} - {""}:
         number = next(number for number, sst in enumerate(ssts) if sst.root == root)
-        yield from root_is_wrong(f"{at}[{number}].root", root)
+        yield from root_violations(f"{at}[{number}].root", root)
 
 
-def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Wrong]:
+def _sst_violations(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Violation]:
     counter = "tombstones" if sst.tombstones > sst.rows else "expiring"
     is_key = keys.sst_pattern(*names).fullmatch(f"{sst.object}\n")
     tail_bytes = sst.footer_bytes + sst.filter_bytes
@@ -222,31 +222,31 @@ def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]
         (sst.object not in seen, "object", "an object that is named once"),
     ):
         if not right:
-            yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
-    yield from checksum_is_wrong(f"{at}.checksum", sst.checksum)
-    yield from checksum_is_wrong(f"{at}.footer_checksum", sst.footer_checksum)
+            yield Violation(f"{at}.{field}", getattr(sst, field), expected)
+    yield from checksum_violations(f"{at}.checksum", sst.checksum)
+    yield from checksum_violations(f"{at}.footer_checksum", sst.footer_checksum)
 
 
 def _is_hexadecimal(text: str) -> bool:
     return not text.encode(errors="replace").translate(None, _HEXADECIMAL)
 
 
-def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
+def checksum_violations(field: str, checksum: str) -> Iterator[Violation]:
     """Yield a violation if a checksum, which becomes part of file names, is not hexadecimal."""
     if not _is_hexadecimal(checksum):
-        yield Wrong(field, checksum, "a checksum of hexadecimal digits")
+        yield Violation(field, checksum, "a checksum of hexadecimal digits")
 
 
-def _names(value: Manifest) -> Iterator[Wrong]:
+def _name_violations(value: Manifest) -> Iterator[Violation]:
     if value.called and (not value.retired or value.called == value.stage):
-        yield Wrong("called", value.called, "empty, or the new name of a retired stage")
+        yield Violation("called", value.called, "empty, or the new name of a retired stage")
     if value.traits.begins == "renamed" and (not value.formerly or value.formerly[-1].version != value.version):
-        yield Wrong("formerly", value.formerly, "the stage's name before this version, which renames it")
+        yield Violation("formerly", value.formerly, "the stage's name before this version, which renames it")
     names, version = {value.stage}, 0
     for number, former in enumerate(value.formerly):
         if former.stage in names:
-            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that appears once")
+            yield Violation(f"formerly[{number}].stage", former.stage, "a name that appears once")
         if not version < former.version <= value.version:
-            yield Wrong(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
+            yield Violation(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
         names.add(former.stage)
         version = former.version

@@ -27,7 +27,7 @@ import xxhash
 from msgspec import Struct
 
 from ...errors import Corruption, ObjectExists, ObjectNotFound, Unstorable
-from ..objects.protocol import ObjectInfo, ObjectStore, documents
+from ..objects.protocol import ObjectInfo, ObjectStore, list_json
 from . import checks, keys
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
@@ -35,31 +35,31 @@ FORMAT = 1
 
 T = TypeVar("T", bound=msgspec.Struct)
 Kind = TypeVar("Kind")
-_learning = Lock()
+_registration_lock = Lock()
 _registered: set[object] = set()
 
 # "deterministic" sorts dicts, so equal values give equal bytes.
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
-_MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
-_MOST_BEFORE = 100
-_MOST_SHOWN = 60
+_SIZE_LIMITS = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
+_MAX_HEADER_BYTES = 100
+_MAX_SHOWN_CHARACTERS = 60
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Header(msgspec.Struct):
     format: int
 
 
-def learned(kind: Kind) -> Kind:
+def register_type(kind: Kind) -> Kind:
     """Register the type and its nested types with msgspec, one at a time, and return the type.
 
     msgspec 0.22 crashes if two threads register types concurrently.
     """
     if kind not in _registered:
-        with _learning:
+        with _registration_lock:
             msgspec.json.Decoder(kind)
         _registered.add(kind)
     return kind
@@ -67,7 +67,7 @@ def learned(kind: Kind) -> Kind:
 
 @cache
 def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    return msgspec.json.Decoder(learned(kind))
+    return msgspec.json.Decoder(register_type(kind))
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -78,25 +78,25 @@ def encode(value: msgspec.Struct) -> bytes:
     """
     name, failure = f"this {type(value).__name__}", "could not be read again"
     body = _encoder.encode(value)
-    if len(body) > MAX_OBJECT_BYTES - _MOST_BEFORE or _values(body) > MAX_OBJECT_VALUES:
+    if len(body) > MAX_OBJECT_BYTES - _MAX_HEADER_BYTES or _count_values(body) > MAX_OBJECT_VALUES:
         raise Unstorable(
-            f"{name} {failure}: it has {len(body):,} bytes; expected at most {_MOST}",
+            f"{name} {failure}: it has {len(body):,} bytes; expected at most {_SIZE_LIMITS}",
             hint="a table of fewer state partitions (`slackwater rescale`) or fewer SSTs (`slackwater compact`) has "
             "smaller manifests",
         )
     try:
         same = _decoder(type(value)).decode(body) == value
     except msgspec.DecodeError as error:
-        raise Unstorable(f"{name} {failure}: {_explained(body, type(value), error)}") from error
+        raise Unstorable(f"{name} {failure}: {_explain(body, type(value), error)}") from error
     if not same:
         raise Unstorable(f"{name} would not be read back as the same value")
-    for wrong in checks.relations(value):
-        raise Unstorable(f"{name} {failure}: {_shown(wrong)}")
+    for wrong in checks.find_violations(value):
+        raise Unstorable(f"{name} {failure}: {_describe(wrong)}")
     fields = body[1:] if body == b"{}" else b"," + body[1:]
     return b'{"format":%d,"xxh3_128":"%b"' % (FORMAT, xxhash.xxh3_128_hexdigest(fields).encode()) + fields
 
 
-def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T], str] | None = None) -> T:
+def read(store: ObjectStore, key: str, as_type: type[T], *, key_of: Callable[[T], str] | None = None) -> T:
     """Read the value stored under a key. `key_of` returns the key at which a value belongs, by its content.
 
     Raises:
@@ -105,22 +105,24 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T],
         Unavailable: storage did not answer.
     """
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
-    if len(data) > MAX_OBJECT_BYTES or _values(data) > MAX_OBJECT_VALUES:
-        raise damaged(key, f"is not a readable {as_type.__name__}: it is too large; expected at most {_MOST}")
+    if len(data) > MAX_OBJECT_BYTES or _count_values(data) > MAX_OBJECT_VALUES:
+        raise corruption_error(
+            key, f"is not a readable {as_type.__name__}: it is too large; expected at most {_SIZE_LIMITS}"
+        )
     value = decode(data, as_type, key=key)
-    if under is not None and (its_own := under(value)) != key:
-        raise damaged(key, f"has the content of another object, {its_own!r}")
+    if key_of is not None and (its_own := key_of(value)) != key:
+        raise corruption_error(key, f"has the content of another object, {its_own!r}")
     return value
 
 
-def damaged(key: str, reason: str) -> Corruption:
+def corruption_error(key: str, reason: str) -> Corruption:
     """Return the error for a damaged object. `reason` continues a sentence that starts with the key."""
     return Corruption(
         f"object {key!r} {reason}", object_key=key, hint="restore the object from a backup or an older object version"
     )
 
 
-def _values(data: bytes) -> int:
+def _count_values(data: bytes) -> int:
     return data.count(b",") if len(data) > MAX_OBJECT_VALUES else 0
 
 
@@ -139,15 +141,15 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
             hint="a newer slackwater wrote it: upgrade this one",
         )
     if number < 1:
-        raise damaged(key, f"has format {number}; formats are counted from 1")
+        raise corruption_error(key, f"has format {number}; formats are counted from 1")
     if start is None:
-        raise damaged(key, f"({len(data)} bytes) was changed: it does not begin with a checksum")
+        raise corruption_error(key, f"({len(data)} bytes) was changed: it does not begin with a checksum")
     if xxhash.xxh3_128_hexdigest(data[start.end() :]) != (checksum := start[2].decode()):
         _parse(data, _Header, as_type, key)  # reports text that is not JSON
-        raise damaged(key, f"({len(data)} bytes) was changed: it does not match its checksum {checksum}")
+        raise corruption_error(key, f"({len(data)} bytes) was changed: it does not match its checksum {checksum}")
     value = _parse(data, as_type, as_type, key)
-    for wrong in checks.relations(value):
-        raise damaged(key, f"is not a readable {as_type.__name__}: {_shown(wrong)}")
+    for wrong in checks.find_violations(value):
+        raise corruption_error(key, f"is not a readable {as_type.__name__}: {_describe(wrong)}")
     return value
 
 
@@ -156,40 +158,40 @@ def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) 
     try:
         value: T = _decoder(part).decode(data)
     except msgspec.ValidationError as error:
-        raise damaged(key, f"{failure}: {_explained(data, as_type, error)}") from error
-    except _UNREADABLE as error:
-        raise damaged(key, f"({len(data)} bytes) {failure}: {error}") from error
+        raise corruption_error(key, f"{failure}: {_explain(data, as_type, error)}") from error
+    except _DECODE_ERRORS as error:
+        raise corruption_error(key, f"({len(data)} bytes) {failure}: {error}") from error
     return value
 
 
-def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    return _first_wrong(msgspec.Raw(data), as_type, "") or str(error)
+def _explain(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
+    return _find_invalid_value(msgspec.Raw(data), as_type, "") or str(error)
 
 
-def _shown(wrong: checks.Wrong) -> str:
-    return f"{wrong.field} is {_short(wrong.actual)}; expected {wrong.expected}"
+def _describe(wrong: checks.Violation) -> str:
+    return f"{wrong.field} is {_shorten(wrong.actual)}; expected {wrong.expected}"
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     if isinstance(value, str):
-        return ascii(value[:_MOST_SHOWN]) + ("…" if len(value) > _MOST_SHOWN else "")
-    return _cut(ascii(value[:_MOST_SHOWN]) if isinstance(value, tuple | list) else ascii(value))
+        return ascii(value[:_MAX_SHOWN_CHARACTERS]) + ("…" if len(value) > _MAX_SHOWN_CHARACTERS else "")
+    return _truncate(ascii(value[:_MAX_SHOWN_CHARACTERS]) if isinstance(value, tuple | list) else ascii(value))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "…"
 
 
-def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
+def _find_invalid_value(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
     """Return a message about the first invalid value, with its path: `inputs['by-aircraft'].offsets[0]`.
 
     Returns "" if the object itself is invalid, and None if all values are valid.
     """
     try:
         msgspec.json.decode(raw, type=kind)
-    except _UNREADABLE as error:
+    except _DECODE_ERRORS as error:
         for below, field, inside in _children(raw, kind, path):
-            if (message := _first_wrong(below, inside, field)) is not None:
+            if (message := _find_invalid_value(below, inside, field)) is not None:
                 return message
         if not path:
             return ""
@@ -198,8 +200,10 @@ def _first_wrong(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
             meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)
         ]
         # JSON escapes ASCII control characters, but not all characters that a terminal interprets.
-        text = bytes(raw)[: 4 * _MOST_SHOWN].decode(errors="replace")
-        shown = _cut("".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text))
+        text = bytes(raw)[: 4 * _MAX_SHOWN_CHARACTERS].decode(errors="replace")
+        shown = _truncate(
+            "".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text)
+        )
         return f"{path} is {shown}; expected {[*descriptions, str(error).removeprefix('Expected ')][0]}"
     return None
 
@@ -214,28 +218,28 @@ def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.
                 yield from _children(raw, argument, path)
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind, include_extras=True)
-        for name, value in _decoded(raw, dict[str, msgspec.Raw]).items():
+        for name, value in _decode_or_empty(raw, dict[str, msgspec.Raw]).items():
             if name in hints:
                 yield value, f"{path}.{name}" if path else name, hints[name]
     elif origin is tuple:
-        for number, value in enumerate(_decoded(raw, list[msgspec.Raw])):
+        for number, value in enumerate(_decode_or_empty(raw, list[msgspec.Raw])):
             yield value, f"{path}[{number}]", arguments[0]
     elif origin is dict:
-        for name, value in _decoded(raw, dict[str, msgspec.Raw]).items():
+        for name, value in _decode_or_empty(raw, dict[str, msgspec.Raw]).items():
             yield msgspec.Raw(msgspec.json.encode(name)), f"a name in {path}", arguments[0]
-            yield value, f"{path}[{_short(name)}]", arguments[1]
+            yield value, f"{path}[{_shorten(name)}]", arguments[1]
 
 
-def _decoded(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
+def _decode_or_empty(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except _UNREADABLE:
+    except _DECODE_ERRORS:
         return kind()
 
 
-def find(store: ObjectStore, key: str, kind: type[T], *, under: Callable[[T], str] | None = None) -> T | None:
+def find(store: ObjectStore, key: str, kind: type[T], *, key_of: Callable[[T], str] | None = None) -> T | None:
     try:
-        return read(store, key, kind, under=under)
+        return read(store, key, kind, key_of=key_of)
     except ObjectNotFound:
         return None
 
@@ -244,51 +248,55 @@ def put(store: ObjectStore, key: str, note: Struct) -> None:
     store.put(key, encode(note))
 
 
-def add(store: ObjectStore, key: str, note: T, *, under: Callable[[T], str] | None = None) -> T:
+def add(store: ObjectStore, key: str, note: T, *, key_of: Callable[[T], str] | None = None) -> T:
     """Create an object unless one exists, and return the stored object. Raises `Corruption`."""
     data = encode(note)
     while True:
         try:
             store.put_if_absent(key, data)
         except ObjectExists:
-            if (existing := find(store, key, type(note), under=under)) is not None:
+            if (existing := find(store, key, type(note), key_of=key_of)) is not None:
                 return existing
         else:
             return note
 
 
 @dataclass(frozen=True, slots=True)
-class Notes(Generic[T]):
+class JsonFolder(Generic[T]):
     """A folder of small JSON objects of one type. The arguments `of` of its methods are passed to `prefix_of`."""
 
     kind: type[T]
-    folder: Callable[..., str]
+    prefix_of: Callable[..., str]
     """Function that returns the prefix of the keys, from an app or from a stage's sink."""
-    name: Callable[[T], str | int]
+    name_of: Callable[[T], str | int]
     """Function that returns an object's name in the folder. Integer names sort numerically."""
-    app: Callable[[T], str] | None = None
+    owner_of: Callable[[T], str] | None = None
 
     def key(self, note: T, *of: str) -> str:
-        return keys.note(self.folder(*((self.app(note),) if self.app is not None else of)), self.name(note))
+        return keys.json_object(
+            self.prefix_of(*((self.owner_of(note),) if self.owner_of is not None else of)), self.name_of(note)
+        )
 
     def put(self, store: ObjectStore, note: T, *of: str) -> None:
         put(store, self.key(note, *of), note)
 
     def add(self, store: ObjectStore, note: T, *of: str) -> T:
         """Create an object unless one of its name exists, and return the stored one. Costs one or two requests."""
-        return add(store, self.key(note, *of), note, under=lambda existing: self.key(existing, *of))
+        return add(store, self.key(note, *of), note, key_of=lambda existing: self.key(existing, *of))
 
     def remove(self, store: ObjectStore, name: str | int, *of: str) -> None:
-        store.delete(keys.note(self.folder(*of), name))
+        store.delete(keys.json_object(self.prefix_of(*of), name))
 
     def find(self, store: ObjectStore, name: str | int, *of: str) -> T | None:
         """Return the object of that name, or None. Costs one request. Raises `Corruption`."""
-        return find(store, keys.note(self.folder(*of), name), self.kind, under=lambda note: self.key(note, *of))
+        return find(
+            store, keys.json_object(self.prefix_of(*of), name), self.kind, key_of=lambda note: self.key(note, *of)
+        )
 
     def listed(self, store: ObjectStore, *of: str, after: str | int = "") -> tuple[ObjectInfo, ...]:
         """Return the listing of the objects, sorted by name; with `after`, only of names that sort after it."""
-        folder = self.folder(*of)
-        return tuple(documents(store, folder, keys.note(folder, after) if after else ""))
+        folder = self.prefix_of(*of)
+        return tuple(list_json(store, folder, keys.json_object(folder, after) if after else ""))
 
     def read(self, store: ObjectStore, listed: Iterable[ObjectInfo], *of: str) -> Iterator[T]:
         """Yield the listed objects in order; skips objects deleted since the listing. Costs one request for each.
@@ -297,7 +305,7 @@ class Notes(Generic[T]):
         """
         for info in listed:
             with suppress(ObjectNotFound):
-                yield read(store, info.key, self.kind, under=lambda note: self.key(note, *of))
+                yield read(store, info.key, self.kind, key_of=lambda note: self.key(note, *of))
 
     def all(self, store: ObjectStore, *of: str, since_ms: int = 0) -> tuple[T, ...]:
         """Return all objects written at `since_ms` or later, by storage's clock. A listing and one request for each."""

@@ -29,17 +29,17 @@ _MAX_CACHED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class ColumnType:
     """A column type and its nested types."""
 
     name: str
-    inside: tuple["Type", ...] = ()
+    children: tuple["ColumnType", ...] = ()
     """Types of a struct's fields, of a map's key and value, or of a list's elements."""
     fields: tuple[str, ...] = ()
 
 
 @lru_cache(maxsize=1024)
-def parse(name: str) -> Type:
+def parse_type(name: str) -> ColumnType:
     """Parse a `Column.type`. Raises `Usage` for a type that state tables do not support."""
     try:
         tokens = _Tokens(name)
@@ -47,17 +47,17 @@ def parse(name: str) -> Type:
         tokens.take("")
         _check_storable(name, kind)
     except ValueError:
-        raise unknown(name) from None
+        raise unknown_type_error(name) from None
     return kind
 
 
-def parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
+def parse_ddl(ddl: str) -> tuple[tuple[str, ColumnType], ...]:
     """Parse "`name` type, `name` type", as Spark's `simpleString` writes it. Raises `ValueError`."""
     return _parse_ddl(ddl) if len(ddl) <= _MAX_CACHED else _parse_ddl.__wrapped__(ddl)
 
 
 @lru_cache(maxsize=256)
-def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
+def _parse_ddl(ddl: str) -> tuple[tuple[str, ColumnType], ...]:
     tokens = _Tokens(ddl)
     columns = []
     while tokens.next:
@@ -67,7 +67,7 @@ def _parse_ddl(ddl: str) -> tuple[tuple[str, Type], ...]:
     return tuple(columns)
 
 
-def in_backticks(name: str) -> str:
+def quote_for_spark(name: str) -> str:
     """Return a name quoted for Spark's SQL, DDL and `F.col`, in which an unquoted dot means a field."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -76,13 +76,13 @@ class _Tokens:
     """Tokens of a text; `next` is "" at the end. Methods raise `ValueError` for an unexpected token."""
 
     def __init__(self, text: str) -> None:
-        self._rest = (match[0].strip() for match in _TOKEN.finditer(text))
-        self.next = next(self._rest, "")
+        self._remaining = (match[0].strip() for match in _TOKEN.finditer(text))
+        self.next = next(self._remaining, "")
 
     def take(self, expected: str) -> None:
         if self.next != expected:
             raise ValueError(f"expected {expected or 'the end'}, found {self.next or 'the end'}")
-        self.next = next(self._rest, "")
+        self.next = next(self._remaining, "")
 
     def word(self) -> str:
         word = self.next
@@ -103,15 +103,15 @@ class _Tokens:
             return name
         return self.name()
 
-    def type(self, depth: int) -> Type:
+    def type(self, depth: int) -> ColumnType:
         word = self.word()
         name = _NESTED.get(word)
         if name is None:
-            return Type(word)
+            return ColumnType(word)
         if depth > _MAX_DEPTH:
             raise ValueError("types within types within types")
         fields: list[str] = []
-        inside: list[Type] = []
+        inside: list[ColumnType] = []
         self.take("<")
         while self.next != ">":
             if inside:
@@ -123,23 +123,23 @@ class _Tokens:
         self.take(">")
         if len(inside) != {"list": 1, "map": 2}.get(name, len(inside)):
             raise ValueError(f"a {name} of {len(inside)} types")
-        return Type(name, tuple(inside), tuple(fields))
+        return ColumnType(name, tuple(inside), tuple(fields))
 
 
-def _check_storable(name: str, kind: Type) -> None:
+def _check_storable(name: str, kind: ColumnType) -> None:
     if kind.name == "struct":
         check_field_names(name, kind.fields)
-    elif not kind.inside and not is_plain(kind.name):
-        raise unknown(name)
-    for child in kind.inside:
+    elif not kind.children and not is_plain(kind.name):
+        raise unknown_type_error(name)
+    for child in kind.children:
         _check_storable(name, child)
 
 
 def is_plain(name: str) -> bool:
-    return name in _PLAIN or (name.startswith("decimal128") and decimal(name) is not None)
+    return name in _PLAIN or (name.startswith("decimal128") and parse_decimal(name) is not None)
 
 
-def decimal(name: str) -> tuple[int, int] | None:
+def parse_decimal(name: str) -> tuple[int, int] | None:
     """Return precision and scale of a decimal type's name; None if the name is no valid decimal type."""
     match = _DECIMAL.fullmatch(name)
     precision, scale = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -155,7 +155,7 @@ def check_field_names(type_name: str, names: Sequence[str]) -> None:
         )
 
 
-def unknown(name: str) -> Usage:
+def unknown_type_error(name: str) -> Usage:
     return Usage(
         f"type {name!r} cannot be a column of a state table: expected one of {_KNOWN}, "
         "or a struct, list or map of these"
@@ -166,13 +166,13 @@ class FieldSource(Struct, frozen=True):
     """A field of an input's records from which a column is computed."""
 
     input: limits.Topic
-    field: limits.Line = ""
+    field: limits.ShortText = ""
     """Path in a record (`snapshot.query.fields`); empty if only the program knows the field."""
-    by: Annotated[tuple[limits.Line, ...], limits.RENAMES] = ()
+    by: Annotated[tuple[limits.ShortText, ...], limits.AT_MOST_1000] = ()
     """SQL functions applied to the field's value, innermost first."""
-    format: limits.Line = ""
+    format: limits.ShortText = ""
     """Decoding of the record (`pipeline.messages.decode.described`); empty for JSON and text."""
 
 
-Lineage: TypeAlias = dict[limits.Line, tuple[FieldSource, ...]]
+Lineage: TypeAlias = dict[limits.ShortText, tuple[FieldSource, ...]]
 """Sources by column name. A column that is missing here may depend on anything."""

@@ -16,9 +16,9 @@ from msgspec.structs import fields, replace
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
-from .apps import taken_back
-from .kinds import GO_ON, KINDS, VersionKind
-from .limits import OWN
+from .apps import take_back_command
+from .kinds import CONTINUE_HINT, KINDS, VersionKind
+from .limits import ONE_VERSION
 from .manifest import Manifest
 
 _READ_AGAIN = "read the head again and build on it"
@@ -36,9 +36,9 @@ def successor(
     """
     check_epoch(head, epoch)
     if head.retired and (head.called or not KINDS[kind].follows_retiring):
-        raise is_retired(head)
+        raise retired_error(head)
     return replace(
-        carried(head),
+        without_version_fields(head),
         version=head.version + 1,
         epoch=epoch,
         writer=writer,
@@ -49,14 +49,16 @@ def successor(
     )
 
 
-def carried(value: _S) -> _S:
+def without_version_fields(value: _S) -> _S:
     """Return a manifest, or a part of one, with the fields about one version alone (`limits.OneVersion`) reset."""
-    own = _own(type(value))
-    parts = {name: _carried_value(getattr(value, name)) for name in value.__struct_fields__ if name not in own}
+    own = _version_field_defaults(type(value))
+    parts = {
+        name: _value_without_version_fields(getattr(value, name)) for name in value.__struct_fields__ if name not in own
+    }
     return replace(value, **own, **parts)
 
 
-def without_snapshots(manifest: Manifest) -> Manifest:
+def without_open_snapshots(manifest: Manifest) -> Manifest:
     return replace(manifest, recorded={}, awaited={}, captured={})
 
 
@@ -90,9 +92,9 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
             ) from None
         if existing != manifest:  # otherwise this is our own write, whose answer was lost
             check_epoch(existing, manifest.epoch)
-            raise lost_to(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
+            raise conflict_error(existing, manifest.epoch, itself=existing.writer == manifest.writer) from None
     _check_not_collected(store, manifest)
-    horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
+    horizon.freshness(store).record_free(manifest.app, manifest.stage, manifest.version + 1, began)
 
 
 def check_epoch(head: Manifest, epoch: int) -> None:
@@ -101,7 +103,7 @@ def check_epoch(head: Manifest, epoch: int) -> None:
         return
     done, hint = head.traits.fate, head.traits.next_step
     if head.promotion is not None:
-        hint = hint.format(name=head.promotion.name, back=taken_back(head.promotion.name, head.app))
+        hint = hint.format(name=head.promotion.name, back=take_back_command(head.promotion.name, head.app))
     if head.called:
         done, hint = f"renamed to {head.called}", "start the program that has that name: this one is outdated"
     raise Fenced(
@@ -112,7 +114,7 @@ def check_epoch(head: Manifest, epoch: int) -> None:
     )
 
 
-def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
+def conflict_error(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConflict:
     return CommitConflict(
         f"stage {first.app}/{first.stage}: v{first.version} was committed first by "
         f"{'this writer itself, with other content,' if itself else _author(first)} "
@@ -122,7 +124,7 @@ def lost_to(first: Manifest, epoch: int, *, itself: bool = False) -> CommitConfl
     )
 
 
-def is_retired(head: Manifest) -> Refused:
+def retired_error(head: Manifest) -> Refused:
     if head.called:
         return Refused(
             f"stage {head.app}/{head.stage} was renamed at v{head.version}: its name is {head.called} now",
@@ -135,7 +137,7 @@ def is_retired(head: Manifest) -> Refused:
     )
 
 
-def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
+def check_version_exists(store: ObjectStore, manifest: Manifest, version: int) -> None:
     """Raise `Fenced` if the version that a writer builds on was collected or removed. Costs one request."""
     if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
         raise Fenced(
@@ -157,10 +159,10 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
                 f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
                 version=manifest.version,
-                hint=f"nothing committed is lost; {GO_ON}",
+                hint=f"nothing committed is lost; {CONTINUE_HINT}",
             )
-        if manifest.version > 1 and not manifest.begins:
-            check_there(store, manifest, manifest.version - 1)
+        if manifest.version > 1 and not manifest.starts_history:
+            check_version_exists(store, manifest, manifest.version - 1)
     except Fenced:
         store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
         raise
@@ -170,20 +172,20 @@ def _author(manifest: Manifest) -> str:
     return manifest.by or f"writer {manifest.writer}"
 
 
-def _carried_value(part: Any) -> Any:
+def _value_without_version_fields(part: Any) -> Any:
     if isinstance(part, dict):
-        new: Any = {name: _carried_value(value) for name, value in part.items()}
+        new: Any = {name: _value_without_version_fields(value) for name, value in part.items()}
     else:
-        new = carried(part) if isinstance(part, Struct) else part
+        new = without_version_fields(part) if isinstance(part, Struct) else part
     # Equal values keep their identity, which caches of values derived from tables rely on.
     return part if new == part else new
 
 
 @cache
-def _own(kind: type[Struct]) -> dict[str, Any]:
+def _version_field_defaults(kind: type[Struct]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: field.default if field.default is not NODEFAULT else field.default_factory()
         for field in fields(kind)
-        if OWN in getattr(hints[field.name], "__metadata__", ())
+        if ONE_VERSION in getattr(hints[field.name], "__metadata__", ())
     }

@@ -24,13 +24,13 @@ from msgspec.structs import replace
 from ...errors import CommitConflict
 from ..objects.protocol import ObjectStore
 from . import checks, codec, keys, limits
-from .checks import Wrong
-from .codec import Notes
+from .checks import Violation
+from .codec import JsonFolder
 from .manifest import Manifest, Sst
-from .side_tables import all_ssts, each_sst
+from .side_tables import all_ssts, map_ssts
 
 
-class RecordsLeft(Struct, frozen=True):
+class RemainingRecords(Struct, frozen=True):
     """Remaining part of an object with in-flight records."""
 
     key: limits.Key | None
@@ -50,13 +50,13 @@ class ForgottenIndex(Struct, frozen=True):
     app: limits.Name
     number: limits.Version
     time_ms: limits.TimeMs
-    by: limits.Line
+    by: limits.ShortText
     ssts: dict[limits.Key, Sst | None] = {}
     """New SST by old key. Partition and level are taken from the manifest's entry of the old SST."""
-    records: dict[limits.Key, RecordsLeft] = {}
+    records: dict[limits.Key, RemainingRecords] = {}
     snapshots: dict[limits.Name, limits.TimeMs] = {}
 
-    def sst(self, sst: Sst) -> Sst | None:
+    def current_sst(self, sst: Sst) -> Sst | None:
         """Return the SST with the remaining rows of `sst`: its replacement or itself; None if no row is left."""
         if sst.object not in self.ssts:
             return sst
@@ -65,24 +65,24 @@ class ForgottenIndex(Struct, frozen=True):
         return None if now is None else replace(now, partition=sst.partition, level=sst.level)
 
     @property
-    def replaced(self) -> tuple[str, ...]:
+    def replaced_keys(self) -> tuple[str, ...]:
         """Keys of the objects to delete from this store and its copies.
 
         A copy may delete them when it has this index and the objects that the index names.
         """
         return (*self.ssts, *self.records)
 
-    def of(self, manifest: Manifest) -> Manifest:
+    def apply_to(self, manifest: Manifest) -> Manifest:
         """Return a version with replaced SSTs; the given object if none was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
-        return each_sst(manifest, self.sst)
+        return map_ssts(manifest, self.current_sst)
 
-    def names(self, objects: Iterable[str]) -> tuple[str, ...]:
+    def current_keys(self, objects: Iterable[str]) -> tuple[str, ...]:
         """Return the current keys of SST objects; objects without remaining rows are left out."""
-        return tuple(name for key in objects if (name := self._name(key)))
+        return tuple(name for key in objects if (name := self._current_key(key)))
 
-    def _name(self, name: str) -> str:
+    def _current_key(self, name: str) -> str:
         if name not in self.ssts:
             return name
         now = self.ssts[name]
@@ -91,7 +91,7 @@ class ForgottenIndex(Struct, frozen=True):
     def with_changes(
         self,
         ssts: dict[str, Sst | None],
-        records: dict[str, RecordsLeft],
+        records: dict[str, RemainingRecords],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
         """Return the index with further replacements. Entries for an object replaced now are updated."""
@@ -99,9 +99,9 @@ class ForgottenIndex(Struct, frozen=True):
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
 
-        def records_now(had: RecordsLeft) -> RecordsLeft:
+        def records_now(had: RemainingRecords) -> RemainingRecords:
             now = records.get(had.key or "", had)
-            return now if now is had else replace(now, gone=added(had.gone, now.gone))
+            return now if now is had else replace(now, gone=add_counts(had.gone, now.gone))
 
         return replace(
             self,
@@ -111,70 +111,70 @@ class ForgottenIndex(Struct, frozen=True):
         )
 
 
-def added(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
+def add_counts(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(has + more for has, more in zip_longest(first, second, fillvalue=0))
 
 
-INDEXES = Notes(ForgottenIndex, keys.forgotten, lambda index: index.number, app=lambda index: index.app)
+INDEXES = JsonFolder(ForgottenIndex, keys.forgotten, lambda index: index.number, owner_of=lambda index: index.app)
 
 
-@checks.relations.register
-def _(value: ForgottenIndex) -> Iterator[Wrong]:
+@checks.find_violations.register
+def _(value: ForgottenIndex) -> Iterator[Violation]:
     for name, sst in value.ssts.items():
         if sst is not None and sst.object in value.ssts:
-            yield Wrong(f"ssts[{name!r}].object", sst.object, "an object that is not replaced itself")
+            yield Violation(f"ssts[{name!r}].object", sst.object, "an object that is not replaced itself")
     for name, records in value.records.items():
         if records.key is not None and records.key in value.records:
-            yield Wrong(f"records[{name!r}].key", records.key, "an object that is not replaced itself")
+            yield Violation(f"records[{name!r}].key", records.key, "an object that is not replaced itself")
 
 
-def none_of(app: str) -> ForgottenIndex:
+def empty_index(app: str) -> ForgottenIndex:
     return ForgottenIndex(app, 0, 0, "")
 
 
 # Keyed by store, like the manifests in `history`.
-_cached: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
-_looked_for: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
+_indexes: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
+_required_numbers: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def newest(store: ObjectStore, app: str) -> ForgottenIndex:
     """Return an app's stored index. Costs a listing, and a read if there is an index."""
-    stored = INDEXES.newest(store, app) or none_of(app)
+    stored = INDEXES.newest(store, app) or empty_index(app)
     with _lock:
-        cached = _cached.setdefault(store, {})
+        cached = _indexes.setdefault(store, {})
         # Another thread may have read a newer one.
         if app not in cached or cached[app].number <= stored.number:
             cached[app] = stored
         return cached[app]
 
 
-def cached(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
+def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
     """Return an app's cached index, or read it if it is not cached or its number is below `at_least`.
 
     With `at_least` None, nothing is read: the result is empty if no index is cached.
     """
     with _lock:
-        cached = _cached.get(store, {}).get(app)
+        cached = _indexes.get(store, {}).get(app)
         if at_least is None:
-            return cached or none_of(app)
-        looked_for = _looked_for.setdefault(store, {})
+            return cached or empty_index(app)
+        looked_for = _required_numbers.setdefault(store, {})
         if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
             return cached
         looked_for[app] = at_least  # so that a missing index is not read again for each manifest
     return newest(store, app)
 
 
-def sweep(store: ObjectStore, app: str, before_ms: int) -> None:
+def delete_replaced(store: ObjectStore, app: str, before_ms: int) -> None:
     """Delete replaced indexes written at `before_ms` or earlier. Usually costs only a listing."""
     INDEXES.sweep(store, INDEXES.listed(store, app)[:-1], lambda info: info.modified_ms <= before_ms)
 
 
-def drop(store: ObjectStore, app: str) -> None:
+def drop_cached(store: ObjectStore, app: str) -> None:
     """Drop the cached index of a removed app: a new app of its name may reuse the numbers."""
     with _lock:
-        _cached.get(store, {}).pop(app, None)
-        _looked_for.get(store, {}).pop(app, None)
+        _indexes.get(store, {}).pop(app, None)
+        _required_numbers.get(store, {}).pop(app, None)
 
 
 _ATTEMPTS = 100
@@ -204,47 +204,47 @@ def change(
     )
 
 
-class Taken(Struct, frozen=True):
+class RewrittenObject(Struct, frozen=True):
     """An object that had forgotten keys, with the number of removed rows."""
 
-    what: limits.Line
-    """Kind of the object (`operations.erasure.held.Held.what`)."""
-    of: limits.Line
-    fields: dict[limits.Line, limits.Count]
+    what: limits.ShortText
+    """Kind of the object (`operations.erasure.held.HeldObject.what`)."""
+    of: limits.ShortText
+    fields: dict[limits.ShortText, limits.Count]
     bytes: limits.Bytes
     written_bytes: limits.Bytes
 
 
-class Forgetting(Struct, frozen=True):
+class ForgetJournal(Struct, frozen=True):
     """Journal of a forget in progress, in the app and in each app that shares its SSTs."""
 
     id: limits.Ulid
     of: limits.Name
-    by: limits.Line
+    by: limits.ShortText
     time_ms: limits.TimeMs
-    salt: limits.Line
+    salt: limits.ShortText
     digest: limits.Checksum
     """Salted digest of the keys, which recognises a repeated request. Deleted with the journal."""
-    message: limits.Line = ""
-    taken: dict[limits.Key, Taken] = {}
+    message: limits.ShortText = ""
+    taken: dict[limits.Key, RewrittenObject] = {}
     """Objects of the requested app that were or will be rewritten, by key. Contains no forgotten keys."""
 
 
-def under_way(store: ObjectStore, app: str) -> Forgetting | None:
+def find_journal(store: ObjectStore, app: str) -> ForgetJournal | None:
     """Return the journal of a forget in progress in an app, or None. Costs one request."""
-    return codec.find(store, keys.forgetting(app), Forgetting)
+    return codec.find(store, keys.forget_journal(app), ForgetJournal)
 
 
-def begin(store: ObjectStore, app: str, note: Forgetting) -> Forgetting:
+def begin_journal(store: ObjectStore, app: str, note: ForgetJournal) -> ForgetJournal:
     """Write the journal unless one exists, and return the stored one. Costs one or two requests."""
-    return codec.add(store, keys.forgetting(app), note)
+    return codec.add(store, keys.forget_journal(app), note)
 
 
-def note_taken(store: ObjectStore, app: str, rewritten: dict[str, Taken]) -> None:
+def record_rewritten(store: ObjectStore, app: str, rewritten: dict[str, RewrittenObject]) -> None:
     """Record objects in the journal before they are rewritten. Costs two requests."""
-    if rewritten and (note := under_way(store, app)) is not None and not rewritten.items() <= note.taken.items():
-        codec.put(store, keys.forgetting(app), replace(note, taken=note.taken | rewritten))
+    if rewritten and (note := find_journal(store, app)) is not None and not rewritten.items() <= note.taken.items():
+        codec.put(store, keys.forget_journal(app), replace(note, taken=note.taken | rewritten))
 
 
-def end(store: ObjectStore, app: str) -> None:
-    store.delete(keys.forgetting(app))
+def delete_journal(store: ObjectStore, app: str) -> None:
+    store.delete(keys.forget_journal(app))

@@ -22,9 +22,9 @@ from . import apps, codec, forgotten, horizon, keys
 from .manifest import Manifest
 from .side_tables import all_ssts
 
-_PAGE = 1000
-_STEPS = 4
-_RECENT = 256
+_KEYS_PER_PAGE = 1000
+_MAX_STEPS = 4
+_MAX_CACHED = 256
 
 # Keyed by store, not by URL, so that a deleted and re-created root gets a new cache with its new store object.
 _recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
@@ -40,15 +40,15 @@ def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest
     """
     low = 0
     if hint:
-        newer = tuple(islice(after(store, app, stage, hint), _STEPS))
-        if 0 < len(newer) < _STEPS:
+        newer = tuple(islice(iter_after(store, app, stage, hint), _MAX_STEPS))
+        if 0 < len(newer) < _MAX_STEPS:
             return newer[-1]
         if newer:
             low = newer[-1].version
         # If it is gone, the app was deleted since, and perhaps re-created.
         elif (manifest := find(store, app, stage, hint)) is not None:
             return manifest
-    version = _newest(store, app, stage, low)
+    version = _newest_version(store, app, stage, low)
     return read(store, app, stage, version) if version else None
 
 
@@ -80,17 +80,21 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        return _current(store, manifest or read_stored(store, app, stage, version))
+        return _without_forgotten(store, manifest or read_stored(store, app, stage, version))
     return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     """Return one version, read from storage and not from the cache. Raises `ObjectNotFound`."""
-    return _current(store, read_stored(store, app, stage, version))
+    return _without_forgotten(store, read_stored(store, app, stage, version))
 
 
-def _current(store: ObjectStore, manifest: Manifest) -> Manifest:
-    return forgotten.cached(store, manifest.app, manifest.forgotten).of(manifest) if all_ssts(manifest) else manifest
+def _without_forgotten(store: ObjectStore, manifest: Manifest) -> Manifest:
+    return (
+        forgotten.cached_index(store, manifest.app, manifest.forgotten).apply_to(manifest)
+        if all_ssts(manifest)
+        else manifest
+    )
 
 
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
@@ -102,59 +106,59 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
     manifest = codec.read(store, key, Manifest)
     actual = (manifest.app, manifest.stage, manifest.version)
     if actual != (app, stage, version):
-        raise codec.damaged(
+        raise codec.corruption_error(
             key, f"holds the manifest of {actual[0]}/{actual[1]} v{actual[2]}; expected {app}/{stage} v{version}"
         )
     with _lock:
-        _recent.setdefault(store, LRUCache(_RECENT))[key] = manifest
+        _recent.setdefault(store, LRUCache(_MAX_CACHED))[key] = manifest
     return manifest
 
 
-def forget(store: ObjectStore, app: str) -> None:
+def drop_cached(store: ObjectStore, app: str) -> None:
     """Drop a deleted app's manifests from the cache: a new app of its name may reuse the version numbers."""
     with _lock:
         if (recent := _recent.get(store)) is not None:
             for key in [key for key in recent if key.startswith(f"{app}/")]:
                 del recent[key]
-    forgotten.drop(store, app)
+    forgotten.drop_cached(store, app)
 
 
-def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
+def iter_after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
     """Yield the versions after `version`, oldest first, up to the newest. One request for each, and one more."""
     while (manifest := find(store, app, stage, version + 1)) is not None:
         yield manifest
         version += 1
 
 
-def followed(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
+def iter_base_versions(store: ObjectStore, manifest: Manifest, after: int) -> Iterator[Manifest]:
     """Yield the versions above `after` on which `manifest` is based, itself last, without versions undone by rewinds.
 
     Costs one request for each. Raises `NotFound` for a missing version.
     """
-    for versions in manifest.follows(after):
+    for versions in manifest.base_versions(after):
         for version in versions:
             is_it = version == manifest.version
             yield manifest if is_it else read(store, manifest.app, manifest.stage, version)
 
 
-def between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
+def iter_between(store: ObjectStore, app: str, stage: str, after: int, up_to: int) -> Iterator[Manifest]:
     """Yield the versions above `after` on which version `up_to` is based, itself last. One request for each."""
     if up_to > after:
-        yield from followed(store, read(store, app, stage, up_to), after)
+        yield from iter_base_versions(store, read(store, app, stage, up_to), after)
 
 
-def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
-    if manifest.version == 1 or manifest.begins:
+def previous_version(store: ObjectStore, manifest: Manifest) -> Manifest | None:
+    if manifest.version == 1 or manifest.starts_history:
         return None
     return find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
-def backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
+def iter_backwards(store: ObjectStore, manifest: Manifest) -> Iterator[Manifest]:
     """Yield this version and the versions before it, newest first, until one is missing."""
     earlier: Manifest | None = manifest
     while earlier is not None:
         yield earlier
-        earlier = before(store, earlier)
+        earlier = previous_version(store, earlier)
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
@@ -214,7 +218,7 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
     return 1 if exists(store, keys.manifest(app, stage, 1)) else next(iter(list_manifests(store, app, stage)), (0,))[0]
 
 
-def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
+def list_versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     """Return all uncollected versions, ascending. Costs one request per 1,000, and two for the boundary."""
     limit = horizon.newest(store, app)
     # A collectable version may still exist, or exist again, for a while.
@@ -234,27 +238,27 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
     Raises `Refused` if the app is being removed, or is an unfinished clone.
     """
     folders = tuple(store.list_folders(keys.stages(app)))
-    apps.check_whole(app, folders)
+    apps.check_complete(app, folders)
     return folders
 
 
-def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
+def _newest_version(store: ObjectStore, app: str, stage: str, low: int) -> int:
     # On a disk, a look-up takes microseconds, but listing a long history takes 0.2 s.
     if store.local_path(keys.manifest(app, stage, 1)) is not None:
         low = max(low, horizon.newest(store, app).first.get(stage, 1))
         if exists(store, keys.manifest(app, stage, low)):
-            return _search(store, app, stage, low, within=1)
+            return _galloping_search(store, app, stage, low, within=1)
         low = 0
     while True:
-        page = [version for version, _ in islice(list_manifests(store, app, stage, low), _PAGE)]
-        if len(page) < _PAGE:
+        page = [version for version, _ in islice(list_manifests(store, app, stage, low), _KEYS_PER_PAGE)]
+        if len(page) < _KEYS_PER_PAGE:
             return page[-1] if page else low
         # The incomplete history has gaps, at which a search would stop.
         low = max(page[-1], horizon.newest(store, app).first.get(stage, 0))
-        low = _search(store, app, stage, low, within=_PAGE)
+        low = _galloping_search(store, app, stage, low, within=_KEYS_PER_PAGE)
 
 
-def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
+def _galloping_search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
     """Return an existing version at most `within` below a missing one. `low` is an existing version or 0."""
     step = within
     while exists(store, keys.manifest(app, stage, low + step)):

@@ -23,7 +23,7 @@ from ...common.durations import HOUR_MS
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import checks, keys, limits
-from .codec import Notes
+from .codec import JsonFolder
 
 MIN_AGE_MS = HOUR_MS
 """Age, by storage's clock, below which no version is collected."""
@@ -59,7 +59,7 @@ class Boundary(Struct, frozen=True):
     """Version from which a stage's history is complete. Stages without deleted versions are left out."""
     kept: dict[limits.Name, tuple[limits.Version, ...]] = {}
     moments: tuple[KeptCut, ...] = ()
-    by: limits.Line = ""
+    by: limits.ShortText = ""
 
     def allows(self, stage: str, version: int) -> bool:
         if version >= self.first.get(stage, 0):
@@ -68,7 +68,7 @@ class Boundary(Struct, frozen=True):
         index = bisect_left(versions, version)
         return index < len(versions) and versions[index] == version
 
-    def before(self, stage: str, version: int) -> int:
+    def previous_version(self, stage: str, version: int) -> int:
         """Return the largest version below `version` that may exist; 0 if none."""
         if version > self.first.get(stage, 1):
             return version - 1
@@ -76,31 +76,33 @@ class Boundary(Struct, frozen=True):
         index = bisect_left(versions, version)
         return versions[index - 1] if index else 0
 
-    def is_whole(self, versions: Mapping[str, int]) -> bool:
+    def has_complete_history(self, versions: Mapping[str, int]) -> bool:
         """Return True if all versions of a cut are in the complete history of their stages."""
         return all(versions.get(stage, 0) >= first for stage, first in self.first.items())
 
-    def at(self, time_ms: int) -> KeptCut | None:
+    def kept_cut_at(self, time_ms: int) -> KeptCut | None:
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
 
 
-BOUNDARIES = Notes(Boundary, keys.boundaries, lambda boundary: boundary.number)
+BOUNDARIES = JsonFolder(Boundary, keys.boundaries, lambda boundary: boundary.number)
 NOTHING_COLLECTED = Boundary(0, final=True)
 
 
-@checks.relations.register
-def _(value: Boundary) -> Iterator[checks.Wrong]:
+@checks.find_violations.register
+def _(value: Boundary) -> Iterator[checks.Violation]:
     for stage, versions in value.kept.items():
         first = value.first.get(stage)
         if first is None:
-            yield checks.Wrong(f"kept[{stage!r}]", versions, "nothing, for a stage that lost nothing")
+            yield checks.Violation(f"kept[{stage!r}]", versions, "nothing, for a stage that lost nothing")
         elif any(later <= earlier for earlier, later in pairwise((*versions, first))):
-            yield checks.Wrong(f"kept[{stage!r}]", versions, f"versions ascending, below the first, {first}")
+            yield checks.Violation(f"kept[{stage!r}]", versions, f"versions ascending, below the first, {first}")
     if any(later.time_ms < earlier.time_ms for earlier, later in pairwise(value.moments)):
-        yield checks.Wrong("moments", tuple(moment.time_ms for moment in value.moments), "moments, the oldest first")
+        yield checks.Violation(
+            "moments", tuple(moment.time_ms for moment in value.moments), "moments, the oldest first"
+        )
     for number, moment in enumerate(value.moments):
         if 0 < moment.until_ms < moment.time_ms:
-            yield checks.Wrong(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
+            yield checks.Violation(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
 
 
 def newest(store: ObjectStore, app: str) -> Boundary:
@@ -108,7 +110,7 @@ def newest(store: ObjectStore, app: str) -> Boundary:
     return BOUNDARIES.newest(store, app) or NOTHING_COLLECTED
 
 
-def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
+def read_all(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
     """Return the stored boundaries in order, usually the last final one and perhaps a proposal."""
     listed = BOUNDARIES.listed(store, app)
     while len(boundaries := tuple(BOUNDARIES.read(store, listed, app))) < len(listed):
@@ -119,21 +121,21 @@ def all_of(store: ObjectStore, app: str) -> tuple[Boundary, ...]:
 def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     """Write a boundary with the next number. Raises `Refused` if another collection was first."""
     if BOUNDARIES.add(store, boundary, app) != boundary:  # equal: ours, even if the answer was lost
-        raise overtaken(app)
+        raise overtaken_error(app)
     # Numbers of deleted boundaries are free again, and a delayed put may have taken one.
     if newest(store, app).number != boundary.number:
         BOUNDARIES.remove(store, boundary.number, app)
-        raise overtaken(app)
+        raise overtaken_error(app)
 
 
-def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
+def finalise(store: ObjectStore, app: str, boundary: Boundary) -> None:
     """Write a final boundary, and delete earlier boundaries. Raises `Refused` if another collection was first."""
     propose(store, app, boundary)
     number = BOUNDARIES.key(boundary, app)
     BOUNDARIES.sweep(store, BOUNDARIES.listed(store, app), lambda info: info.key < number)
 
 
-def overtaken(app: str) -> Refused:
+def overtaken_error(app: str) -> Refused:
     return Refused(
         f"another garbage collection of {app} runs at the same time; this one stopped, and deleted nothing "
         "that is needed",
@@ -141,7 +143,7 @@ def overtaken(app: str) -> Refused:
     )
 
 
-def _seconds() -> float:
+def _boot_time_s() -> float:
     # Unlike the monotonic clock, this clock continues while the machine sleeps.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(clock) if clock is not None else time.time()
@@ -155,12 +157,12 @@ class Freshness:
     check after their create. A runner checks every few seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = _seconds) -> None:
+    def __init__(self, clock: Callable[[], float] = _boot_time_s) -> None:
         self.now = clock
         """Clock in seconds, which continues while the machine sleeps."""
         self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
-    def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
+    def record_free(self, app: str, stage: str, version: int, at: float) -> None:
         """Record that a version number was free at the time `at`."""
         self._free[app, stage] = (version, at)
 

@@ -66,18 +66,18 @@ def _in_app(path: str) -> Callable[[str], str]:
 # `census` documents each of these.
 app_info = _in_app("app.json")
 channels = _in_app("channels.json")
-cloning = _in_app(f"stages/{CLONING}/app.json")
+clone_journal = _in_app(f"stages/{CLONING}/app.json")
 collection = _in_app("gc.json")
-forgetting = _in_app("forgetting.json")
+forget_journal = _in_app("forgetting.json")
 hold = _in_app("hold.json")
-leaving = _in_app("leaving.json")
-notice = _in_app("notice.json")
+recovered_root = _in_app("leaving.json")
+request_signal = _in_app("notice.json")
 protected = _in_app("protected.json")
-recovery = _in_app("recovery.json")
-refreshing = _in_app("refreshing.json")
+recovery_journal = _in_app("recovery.json")
+refresh_journal = _in_app("refreshing.json")
 replica = _in_app("replica.json")
 removed = _in_app("removed.json")
-removing = _in_app(f"stages/{REMOVING}/app.json")
+removal_journal = _in_app(f"stages/{REMOVING}/app.json")
 boundaries = _in_app("boundaries/")
 archives = _in_app("input/")
 forgotten = _in_app("forgotten/")
@@ -93,11 +93,11 @@ snapshots = _in_app("snapshots/")
 stages = _in_app("stages/")
 
 
-def names(name: str) -> str:
+def promotion_outcomes(name: str) -> str:
     return f"{NAMES}/{name}/"
 
 
-def note(folder: str, name: str | int) -> str:
+def json_object(folder: str, name: str | int) -> str:
     """Return the key of a small JSON object in a folder; integers are padded so that keys sort numerically."""
     return f"{folder}{name:020}.json" if isinstance(name, int) else f"{folder}{name}.json"
 
@@ -107,7 +107,7 @@ def manifests(app: str, stage: str) -> str:
 
 
 def manifest(app: str, stage: str, version: int) -> str:
-    return note(manifests(app, stage), version)
+    return json_object(manifests(app, stage), version)
 
 
 def version_of(manifest_key: str) -> int:
@@ -118,7 +118,7 @@ def edit_rows(app: str, ulid: str) -> str:
     return f"{edits(app)}{ulid}.arrow"
 
 
-def published(app: str, stage: str, sink: str) -> str:
+def published_positions(app: str, stage: str, sink: str) -> str:
     """Return the prefix of a sink's published positions."""
     return f"{app}/stages/{stage}/sinks/{sink}/"
 
@@ -145,7 +145,7 @@ def snapshot_objects(app: str, name: str) -> str:
     return f"{app}/snapshots/{name}/"
 
 
-def captured(app: str, name: str, ulid: str) -> str:
+def captured_records(app: str, name: str, ulid: str) -> str:
     return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
 
 
@@ -162,7 +162,7 @@ def archive_indexes(archive: str) -> str:
     return f"{archive}index/"
 
 
-def archived(app: str, folder: str, ulid: str) -> str:
+def archive_object(app: str, folder: str, ulid: str) -> str:
     return f"{archive(app, folder)}{ulid}.parquet"
 
 

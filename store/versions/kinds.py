@@ -12,8 +12,8 @@ VersionKind = Literal[
     "edit", "promote", "demote", "forget", "recover", "reset",
 ]  # fmt: skip
 
-GO_ON = "let the newer runner continue, or stop it and start this one again"
-_FROM_THERE = "start this one again: it continues from there"
+CONTINUE_HINT = "let the newer runner continue, or stop it and start this one again"
+_RESTART_HINT = "start this one again: it continues from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Traits:
     """True if others commit the version between two batches, in the epoch of the writer, who continues."""
     fate: str = "taken over"
     """Past participle for the fenced writer's error: the stage was `fate`."""
-    next_step: str = GO_ON
+    next_step: str = CONTINUE_HINT
     """Hint for the operator of the fenced writer; `{name}` and `{back}` come from the promotion."""
 
     may_begin: bool = False
@@ -123,7 +123,7 @@ REWIND: Final = Traits(
     "a rewind",
     ("rewind",),
     fate="rewound to an earlier moment",
-    next_step=_FROM_THERE,
+    next_step=_RESTART_HINT,
     follows_retiring=True,
     ends_replays=True,
 )
@@ -132,7 +132,7 @@ RESET: Final = Traits(
     "a reset",
     ("reset",),
     fate="reset to other offsets",
-    next_step=_FROM_THERE,
+    next_step=_RESTART_HINT,
     changes_rows=False,
     sets_offsets=True,
     ends_replays=True,
@@ -142,7 +142,7 @@ RECOVER: Final = Traits(
     "a recovery from a replica",
     ("recover",),
     fate="recovered from a replica",
-    next_step=_FROM_THERE,
+    next_step=_RESTART_HINT,
     follows_retiring=True,
 )
 

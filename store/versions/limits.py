@@ -23,7 +23,7 @@ MAX_PARTITIONS = 1 << 16
 MAX_TASKS = 1 << 12
 """Most state partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
 MAX_KAFKA_PARTITIONS = 1 << 18
-MAX_LINE = 1 << 12
+MAX_SHORT_TEXT = 1 << 12
 MAX_MERGE_RUNS = 1 << 20
 MIN_FILE_BYTES = 1 << 8
 """Smallest value of policy options for the size of SSTs and levels; less would make an SST for each row."""
@@ -31,9 +31,9 @@ MAX_FILE_BYTES = 1 << 45
 """Largest SST or level; the sum over a manifest's SSTs still fits into 64 bits."""
 MAX_TTL_MS = 1_000_000 * DAY_MS
 """Longest time to live; added to any time in a column, it still fits into 64 bits."""
-FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
+MIN_FANOUT, MAX_FANOUT = 1.1, 1e6
 """A table of one TiB has about 150 levels with the minimum, and two with the maximum."""
-AMPLIFICATION_MOST = 1e18
+MAX_AMPLIFICATION = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16
 _MAX_COLUMNS = 1 << 16
@@ -42,42 +42,48 @@ _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
 YEAR_1_MS = -62_135_596_800_000
 
-OWN = "of one version alone"
+ONE_VERSION = "of one version alone"
 _T = TypeVar("_T")
-Own = Annotated[_T, OWN]
+OneVersion = Annotated[_T, ONE_VERSION]
 """Type of a field about one version alone, which the next version does not carry on (`commit.successor`)."""
 
 
-def _from(least: float, most: float, description: str) -> Meta:
+def _integer_range(least: float, most: float, description: str) -> Meta:
     return Meta(ge=least, le=most, description=description)
 
 
-Count = Annotated[int, _from(0, _COUNT, "a count from 0 to 2^53")]
-Version = Annotated[int, _from(1, _COUNT, "a version's number, from 1 to 2^53")]
-Epoch = Annotated[int, _from(1, _COUNT, "an epoch, from 1 to 2^53")]
-Seq = Annotated[int, _from(0, _COUNT, "the number of a version, from 0 to 2^53")]
-Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
-TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
-EventMs = Annotated[int, _from(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
-SpanMs = Annotated[int, _from(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
+Count = Annotated[int, _integer_range(0, _COUNT, "a count from 0 to 2^53")]
+Version = Annotated[int, _integer_range(1, _COUNT, "a version's number, from 1 to 2^53")]
+Epoch = Annotated[int, _integer_range(1, _COUNT, "an epoch, from 1 to 2^53")]
+Seq = Annotated[int, _integer_range(0, _COUNT, "the number of a version, from 0 to 2^53")]
+Offset = Annotated[int, _integer_range(0, _INT64, "an offset, from 0 to 2^63 - 1")]
+TimeMs = Annotated[int, _integer_range(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
+EventMs = Annotated[int, _integer_range(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
+AnyTimeMs = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
 """Any time that a column can hold; the minimum means that there is no time yet."""
-Hash = Annotated[int, _from(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
+Hash = Annotated[int, _integer_range(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
 
-Rows = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]
-Bytes = Annotated[int, _from(0, MAX_FILE_BYTES, f"a number of bytes from 0 to {MAX_FILE_BYTES}")]
-LevelNumber = Annotated[int, _from(0, 1 << 31, "a level from 0 to 2^31")]
-StatePartition = Annotated[int, _from(0, MAX_PARTITIONS - 1, f"a state partition from 0 to {MAX_PARTITIONS - 1}")]
-Tasks = Annotated[int, _from(0, MAX_TASKS, f"a number of tasks from 1 to {MAX_TASKS}, or 0 for none set")]
-StatePartitions = Annotated[int, _from(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")]
-KafkaPartition = Annotated[int, _from(0, MAX_KAFKA_PARTITIONS - 1, "the number of a Kafka partition, from 0 to 2^18")]
-
-MergeRuns = Annotated[int, _from(2, MAX_MERGE_RUNS, f"a number of runs from 2 to {MAX_MERGE_RUNS}")]
-FileBytes = Annotated[
-    int, _from(MIN_FILE_BYTES, MAX_FILE_BYTES, f"a number of bytes from {MIN_FILE_BYTES} to {MAX_FILE_BYTES}")
+Rows = Annotated[int, _integer_range(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]
+Bytes = Annotated[int, _integer_range(0, MAX_FILE_BYTES, f"a number of bytes from 0 to {MAX_FILE_BYTES}")]
+LevelNumber = Annotated[int, _integer_range(0, 1 << 31, "a level from 0 to 2^31")]
+StatePartition = Annotated[
+    int, _integer_range(0, MAX_PARTITIONS - 1, f"a state partition from 0 to {MAX_PARTITIONS - 1}")
 ]
-Ratio = Annotated[float, _from(0, AMPLIFICATION_MOST, f"a ratio from 0 to {AMPLIFICATION_MOST:g}")]
-Fanout = Annotated[float, _from(FANOUT_LEAST, FANOUT_MOST, f"a factor from {FANOUT_LEAST:g} to {FANOUT_MOST:g}")]
-TtlMs = Annotated[int, _from(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]
+Tasks = Annotated[int, _integer_range(0, MAX_TASKS, f"a number of tasks from 1 to {MAX_TASKS}, or 0 for none set")]
+StatePartitions = Annotated[
+    int, _integer_range(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")
+]
+KafkaPartition = Annotated[
+    int, _integer_range(0, MAX_KAFKA_PARTITIONS - 1, "the number of a Kafka partition, from 0 to 2^18")
+]
+
+MergeRuns = Annotated[int, _integer_range(2, MAX_MERGE_RUNS, f"a number of runs from 2 to {MAX_MERGE_RUNS}")]
+FileBytes = Annotated[
+    int, _integer_range(MIN_FILE_BYTES, MAX_FILE_BYTES, f"a number of bytes from {MIN_FILE_BYTES} to {MAX_FILE_BYTES}")
+]
+Ratio = Annotated[float, _integer_range(0, MAX_AMPLIFICATION, f"a ratio from 0 to {MAX_AMPLIFICATION:g}")]
+Fanout = Annotated[float, _integer_range(MIN_FANOUT, MAX_FANOUT, f"a factor from {MIN_FANOUT:g} to {MAX_FANOUT:g}")]
+TtlMs = Annotated[int, _integer_range(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]
 
 Name = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})\Z", description=keys.NAME_IN_WORDS)]
 Topic = Annotated[str, Meta(pattern=rf"\A(?:{keys.TOPIC})\Z", description=keys.TOPIC_IN_WORDS)]
@@ -97,8 +103,10 @@ Offsets = Annotated[
     tuple[Offset, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="an offset for each partition")
 ]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="a count for each partition")]
-RENAMES = Meta(max_length=1000, description="at most 1,000 names")
+AT_MOST_1000 = Meta(max_length=1000, description="at most 1,000 names")
 COLUMNS = Meta(max_length=_MAX_COLUMNS, description=f"at most {_MAX_COLUMNS:,} columns")
 SOME_COLUMNS = Meta(min_length=1, max_length=_MAX_COLUMNS, description=f"1 to {_MAX_COLUMNS:,} columns")
-Line = Annotated[str, Meta(max_length=MAX_LINE, description=f"a text of at most {MAX_LINE:,} characters")]
+ShortText = Annotated[
+    str, Meta(max_length=MAX_SHORT_TEXT, description=f"a text of at most {MAX_SHORT_TEXT:,} characters")
+]
 Text = Annotated[str, Meta(max_length=1 << 20, description="a text of at most a million characters")]

@@ -1,7 +1,7 @@
 """The manifest: the complete description of one stage at one version.
 
 Values only: `codec` encodes them, `commit` makes them durable. A manifest is immutable: the next version carries on all
-fields except those about one version alone (`Own`).
+fields except those about one version alone (`OneVersion`).
 """
 
 from itertools import zip_longest
@@ -99,12 +99,12 @@ class Table(Struct, frozen=True):
         return (*self.key, *self.values)
 
     @property
-    def added(self) -> dict[str, int]:
+    def added_columns(self) -> dict[str, int]:
         """Version that added each added column, except internal columns."""
         return {column.name: column.since for column in self.values if column.since and not is_internal(column.name)}
 
     @property
-    def ids(self) -> tuple[int, ...]:
+    def column_ids(self) -> tuple[int, ...]:
         return tuple(column.id or position for position, column in enumerate(self.columns, 1))
 
 
@@ -130,13 +130,13 @@ class Sst(Struct, frozen=True):
     filter_bytes: limits.Bytes
     """Bytes of all filters and page indexes, directly before those of `footer_bytes`."""
     tombstones: limits.Bytes = 0
-    root: limits.Line = ""
+    root: limits.ShortText = ""
     """Store root of the object if it is not the manifest's, as in a clone across roots; else empty."""
     expiring: limits.Bytes = 0
     """Number of rows with an expiry time."""
-    expires_min: limits.SpanMs = 0
+    expires_min: limits.AnyTimeMs = 0
     """Earliest expiry time of the rows, ms since 1970 UTC; 0 if no row expires."""
-    expires_max: limits.SpanMs = 0
+    expires_max: limits.AnyTimeMs = 0
     unshowable: bool = False
     """True if SQL cannot represent some values (`arrow_types.make_sql_safe`)."""
 
@@ -147,7 +147,7 @@ class Reset(Struct, frozen=True):
     version: limits.Version
     starts: limits.Offsets
     ends: limits.Offsets
-    topic_id: limits.Line = ""
+    topic_id: limits.ShortText = ""
 
 
 class Input(Struct, frozen=True):
@@ -159,7 +159,7 @@ class Input(Struct, frozen=True):
     """Stage that writes this channel; empty for a user's topic."""
     version: limits.Seq = 0
     """Last consumed version of the upstream stage; 0 before the first, and for a user's topic."""
-    rows: limits.Own[limits.Count] = 0
+    rows: limits.OneVersion[limits.Count] = 0
     """Rows (of a user's topic: records) that this version read from the input."""
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition."""
@@ -170,18 +170,18 @@ class Input(Struct, frozen=True):
 
     For a channel without a watermark of this stage, the watermark of the upstream version.
     """
-    resets: Annotated[tuple[Reset, ...], limits.RENAMES] = ()
-    topic_id: limits.Line = ""
+    resets: Annotated[tuple[Reset, ...], limits.AT_MOST_1000] = ()
+    topic_id: limits.ShortText = ""
 
     @property
-    def passed(self) -> tuple[int, ...]:
+    def rows_passed(self) -> tuple[int, ...]:
         """Number of a channel's rows, read or lost, before `offsets`, by Kafka partition. Empty if unknown."""
         if not self.consumed or not self.lost:
             return self.consumed
         return tuple(read + gone for read, gone in zip_longest(self.consumed, self.lost, fillvalue=0))
 
 
-class Lost(Struct, frozen=True):
+class LostRecords(Struct, frozen=True):
     """Records of one input that one claim skipped because Kafka had deleted them."""
 
     topic: limits.Topic
@@ -206,11 +206,11 @@ class Output(Struct, frozen=True):
     """Next offset after this version's last message, in each Kafka partition."""
     sent: limits.Counts
     """Rows written since the channel began, by Kafka partition; readers must find as many."""
-    attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
-    rows: limits.Own[limits.Count] = 0
+    attempts: limits.OneVersion[tuple[limits.Attempt, ...]] = ()
+    rows: limits.OneVersion[limits.Count] = 0
     schema: limits.Text = ""
-    markers: limits.Own[dict[limits.Id, limits.Offsets]] = {}
-    topic_id: limits.Line = ""
+    markers: limits.OneVersion[dict[limits.Id, limits.Offsets]] = {}
+    topic_id: limits.ShortText = ""
 
 
 SinkKind = Literal["topic", "function"]
@@ -224,10 +224,10 @@ class Sink(Struct, frozen=True):
     since: limits.Version
     """Version that began the sink, without rows; the publisher starts there."""
     kind: SinkKind = "topic"
-    attempts: limits.Own[tuple[limits.Attempt, ...]] = ()
-    rows: limits.Own[limits.Count] = 0
+    attempts: limits.OneVersion[tuple[limits.Attempt, ...]] = ()
+    rows: limits.OneVersion[limits.Count] = 0
     sent: limits.Count = 0
-    topic_id: limits.Line = ""
+    topic_id: limits.ShortText = ""
 
 
 class SideTable(Struct, frozen=True):
@@ -235,7 +235,7 @@ class SideTable(Struct, frozen=True):
 
     table: Table
     ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
-    rows: limits.Own[limits.Count] = 0
+    rows: limits.OneVersion[limits.Count] = 0
     total: limits.Count = 0
     waiting: limits.Count = 0
     """Rows not handled yet, such as rejected records that were not retried."""
@@ -246,33 +246,33 @@ class EventTime(Struct, frozen=True):
 
     watermark_ms: limits.EventMs | None = None
     """Smallest watermark of the inputs, ms since 1970 UTC: no earlier rows are expected. Never decreases."""
-    ahead: limits.Own[limits.Count] = 0
+    ahead: limits.OneVersion[limits.Count] = 0
     """Rows of this version too far ahead of the wall clock, which did not advance the watermark."""
     ahead_total: limits.Count = 0
-    late: limits.Own[limits.Count] = 0
+    late: limits.OneVersion[limits.Count] = 0
     """Rows of this version left out of the table: too late, or too far ahead of the wall clock."""
     late_total: limits.Count = 0
-    bound_ms: limits.Own[limits.EventMs | None] = None
+    bound_ms: limits.OneVersion[limits.EventMs | None] = None
     """Time beyond which rows of this version were too far ahead of the wall clock. None if it read no rows."""
-    due_ms: limits.SpanMs | None = None
+    due_ms: limits.AnyTimeMs | None = None
     """Time up to which rows of the table have fallen due; None if no row can have fallen due yet."""
-    next_due_ms: limits.SpanMs | None = None
+    next_due_ms: limits.AnyTimeMs | None = None
     by_clock: bool = False
     """True if rows fall due by the wall clock, False if by the watermark."""
     behind_ms: limits.TtlMs = 0
     """Largest lag of emitted times behind the watermark, for example of rows that waited in a join."""
-    wall_ms: limits.Own[limits.EventMs | None] = None
+    wall_ms: limits.OneVersion[limits.EventMs | None] = None
     """Wall clock at the batch's start, for state functions and replays, if rows of the table fall due."""
 
     @property
-    def owed(self) -> bool:
+    def has_unemitted_due_rows(self) -> bool:
         """True if rows fell due by the watermark and may not have been emitted yet."""
         if self.by_clock or self.next_due_ms is None or self.watermark_ms is None:
             return False
         return self.next_due_ms <= self.watermark_ms
 
 
-class Span(Struct, frozen=True):
+class VersionSpan(Struct, frozen=True):
     """Range of upstream versions, `after` + 1 to `up_to`, whose rows on a channel are meant."""
 
     after: limits.Seq
@@ -282,14 +282,14 @@ class Span(Struct, frozen=True):
 class Program(Struct, frozen=True):
     """File that declared a stage at a claim, on the claiming machine."""
 
-    path: limits.Line
+    path: limits.ShortText
     checksum: limits.Checksum
 
     def __str__(self) -> str:
         return f"{self.path} (xxh3_128 {self.checksum})"
 
 
-class Former(Struct, frozen=True):
+class FormerName(Struct, frozen=True):
     """A former name of a stage."""
 
     stage: limits.Name
@@ -311,7 +311,7 @@ class Edit(Struct, frozen=True):
     """A manual change of rows of the table."""
 
     id: limits.Ulid
-    by: limits.Line
+    by: limits.ShortText
     what: limits.Text
     message: limits.Text = ""
 
@@ -328,7 +328,7 @@ class Promotion(Struct, frozen=True):
     """Folder of the app that gets the name."""
     at: dict[limits.Topic, limits.Offsets]
     """Offsets of both apps at the switchover, by user topic; the new app publishes the output of later records."""
-    clock_ms: limits.SpanMs | None
+    clock_ms: limits.AnyTimeMs | None
     """Time up to which rows have fallen due by the clock in both apps; None if rows never do."""
     sinks: dict[limits.Topic, limits.Topic] | None
     """Sinks that this app publishes after the switchover, with their topics; None for all, as declared."""
@@ -336,15 +336,15 @@ class Promotion(Struct, frozen=True):
     """Sinks that this app published before the switchover; None for all, as declared."""
 
 
-class Followed(Struct, frozen=True):
+class FollowedQuery(Struct, frozen=True):
     """Progress in a Spark query whose state the stage's tables are."""
 
-    query: limits.Line
+    query: limits.ShortText
     next_batch: limits.Seq
-    batches: limits.Own[limits.Count] = 0
+    batches: limits.OneVersion[limits.Count] = 0
     """Number of batches in this version; above 1 if state was deleted before each batch could be read."""
-    checkpoint: limits.Line = ""
-    others: tuple[limits.Line, ...] = ()
+    checkpoint: limits.ShortText = ""
+    others: tuple[limits.ShortText, ...] = ()
     """Inputs that are no Kafka topics; they cannot be read again."""
 
 
@@ -355,7 +355,7 @@ class Manifest(Struct, frozen=True):
     stage: limits.Name
     version: limits.Version
     epoch: limits.Epoch
-    writer: limits.Line
+    writer: limits.ShortText
     """Author's unique id, which distinguishes a lost answer from a lost race."""
     time_ms: limits.TimeMs
     """Wall clock of the commit, ms since 1970 UTC; strictly increasing."""
@@ -364,7 +364,7 @@ class Manifest(Struct, frozen=True):
     outputs: dict[limits.Topic, Output] = {}
     sinks: dict[limits.Topic, Sink] = {}
     table: Table | None = None
-    clock_ms: limits.SpanMs = 0
+    clock_ms: limits.AnyTimeMs = 0
     """Clock of expiry (`sst.ttl`): rows that expire at or before this time are not visible.
 
     The wall clock at the batch's start, or the largest event time; 0 for a table that never had a time to live.
@@ -374,19 +374,19 @@ class Manifest(Struct, frozen=True):
     """Open snapshots by id, with this stage's version in their cut."""
     awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
     """Channels whose marker has not arrived, by recorded snapshot; snapshots without any are left out."""
-    captured: dict[limits.Id, dict[limits.Topic, Span]] = {}
+    captured: dict[limits.Id, dict[limits.Topic, VersionSpan]] = {}
     """Versions consumed after the recorded version and before the marker, by recorded snapshot and channel."""
-    lost: limits.Own[dict[limits.Topic, Lost]] = {}
+    lost: limits.OneVersion[dict[limits.Topic, LostRecords]] = {}
     """Lost records that this claim skipped, by input."""
-    duration_ms: limits.Own[limits.Count] = 0
-    by: limits.Line = ""
+    duration_ms: limits.OneVersion[limits.Count] = 0
+    by: limits.ShortText = ""
     program: Program | None = None
-    seq: limits.Own[limits.Seq] = 0
+    seq: limits.OneVersion[limits.Seq] = 0
     """`_seq` of the rows that this version wrote; 0 for the version's own number.
 
     They differ if a batch lost its number to a compaction: it is committed under a later number, with stored SSTs.
     """
-    stats: limits.Own[Stats | None] = None
+    stats: limits.OneVersion[Stats | None] = None
     totals: Stats | None = None
     """Sum of `stats` since the stage began: two manifests give the cost of all versions between them."""
     stopped: dict[limits.Topic, Input] = {}
@@ -396,13 +396,13 @@ class Manifest(Struct, frozen=True):
     side_tables: dict[limits.Name, SideTable] = {}
     called: limits.NameOrNone = ""
     """New name of a renamed stage, which is retired under the old name for good; else empty."""
-    formerly: Annotated[tuple[Former, ...], limits.RENAMES] = ()
+    formerly: Annotated[tuple[FormerName, ...], limits.AT_MOST_1000] = ()
     """Former names of the stage, oldest first. Keys of its SSTs may contain them."""
     event_time: EventTime | None = None
-    lineage: dict[limits.Line, Lineage] = {}
+    lineage: dict[limits.ShortText, Lineage] = {}
     """Sources of the table's key (under `""`) and of channels (by name), over all programs of the stage."""
-    rewinds: Annotated[tuple[Rewind, ...], limits.RENAMES] = ()
-    edited: limits.Own[Edit | None] = None
+    rewinds: Annotated[tuple[Rewind, ...], limits.AT_MOST_1000] = ()
+    edited: limits.OneVersion[Edit | None] = None
     silent: dict[limits.Topic, SinkKind] = {}
     """Sinks that the program declares and the app does not publish, such as sinks of a clone."""
     promotion: Promotion | None = None
@@ -411,8 +411,8 @@ class Manifest(Struct, frozen=True):
 
     A reader with an older cached index first reads the newest index.
     """
-    attached: Followed | None = None
-    adopted: Followed | None = None
+    attached: FollowedQuery | None = None
+    adopted: FollowedQuery | None = None
     """Progress of the adopted query, for versions from before the adoption; else None."""
 
     @property
@@ -420,10 +420,10 @@ class Manifest(Struct, frozen=True):
         return self.event_time.watermark_ms if self.event_time is not None else None
 
     @property
-    def handed_on_ms(self) -> int | None:
+    def downstream_watermark_ms(self) -> int | None:
         """Watermark for downstream stages: the stage's own, lowered so that rows still to be emitted are not late."""
         times = self.event_time
-        at_ms = times.due_ms if times is not None and times.owed else self.watermark_ms
+        at_ms = times.due_ms if times is not None and times.has_unemitted_due_rows else self.watermark_ms
         if times is None or at_ms is None or not times.behind_ms:
             return at_ms
         return max(limits.YEAR_1_MS, at_ms - times.behind_ms)
@@ -437,14 +437,14 @@ class Manifest(Struct, frozen=True):
     def rewind(self) -> Rewind | None:
         """Rewind that made this version, or None. A clone's first version has none."""
         last = self.rewinds[-1] if self.rewinds else None
-        return last if last is not None and last.version == self.version and not self.begins else None
+        return last if last is not None and last.version == self.version and not self.starts_history else None
 
     @property
-    def not_begun(self) -> bool:
+    def is_before_beginning(self) -> bool:
         """True if the stage was rewound to before its beginning. A claim begins it anew."""
         return self.retired and not self.inputs
 
-    def follows(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
+    def base_versions(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
         """Return the ranges of versions above `after` on which this version is based, itself last; ascending.
 
         Versions undone by a rewind are left out. With `of_rows`, returns the versions whose rows the table may have;
@@ -462,7 +462,7 @@ class Manifest(Struct, frozen=True):
         return KINDS[self.kind]
 
     @property
-    def begins(self) -> bool:
+    def starts_history(self) -> bool:
         """True if the stage's history begins here with a number above 1: a clone, or a renamed stage."""
         return bool(self.traits.begins)
 
@@ -483,7 +483,7 @@ class Manifest(Struct, frozen=True):
 class Origin(Struct, frozen=True):
     """Source of a clone."""
 
-    root: limits.Line
+    root: limits.ShortText
     """Store root of the source; empty for a deep clone, which does not need its source."""
     app: limits.Name
     snapshot: limits.NameOrNone
@@ -493,15 +493,15 @@ class Origin(Struct, frozen=True):
     topics: dict[limits.Topic, limits.Topic] = {}
     sinks: dict[limits.Topic, limits.Topic] = {}
     """Sinks that the clone publishes, by declared name, with their topics. It publishes no others."""
-    masks: dict[limits.Line, limits.Line] = {}
+    masks: dict[limits.ShortText, limits.ShortText] = {}
     """Masked columns, `table.column`, with the method. Their values differ from the source's."""
 
     @property
-    def deep(self) -> bool:
+    def is_deep(self) -> bool:
         return not self.root
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.cut
 
 
@@ -515,7 +515,7 @@ class AppInfo(Struct, frozen=True):
     """First offsets of users' topics, by declared name, where `init` overrides the program."""
     initialised: limits.NameOrNone = ""
     """Stage whose table `init` or `adopt` fills: the app can run once that stage has a version."""
-    owner: limits.Line = ""
+    owner: limits.ShortText = ""
     reason: limits.Text = ""
     ttl_ms: limits.TtlMs = 0
 

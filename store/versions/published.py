@@ -11,11 +11,11 @@ from msgspec import Struct
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from . import apps, keys, limits
-from .codec import Notes
+from .codec import JsonFolder
 from .manifest import Manifest, Sink
 
 
-class Place(Struct, frozen=True, order=True):
+class PublishedPosition(Struct, frozen=True, order=True):
     """Published position of a sink: all versions up to `version` are published."""
 
     version: limits.Version
@@ -24,34 +24,36 @@ class Place(Struct, frozen=True, order=True):
     rows: limits.Count
 
 
-PLACES = Notes(Place, keys.published, lambda place: place.version)
+POSITIONS = JsonFolder(PublishedPosition, keys.published_positions, lambda place: place.version)
 
 
-def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
+def newest(store: ObjectStore, head: Manifest, sink: str) -> PublishedPosition | None:
     """Return the stored position of a sink; None before its publisher's first start. Costs a listing and a read.
 
     Ignores the position of an earlier sink with the same name.
     """
-    place = PLACES.newest(store, head.app, head.stage, sink)
+    place = POSITIONS.newest(store, head.app, head.stage, sink)
     return place if place is not None and place.version >= head.sinks[sink].since else None
 
 
-def note(store: ObjectStore, head: Manifest, sink: str, place: Place, previous: Place | None) -> None:
+def write_position(
+    store: ObjectStore, head: Manifest, sink: str, place: PublishedPosition, previous: PublishedPosition | None
+) -> None:
     """Write a position, and delete the `previous` one. Costs two requests."""
-    PLACES.put(store, place, head.app, head.stage, sink)
+    POSITIONS.put(store, place, head.app, head.stage, sink)
     if previous is not None and previous.version < place.version:
-        PLACES.remove(store, previous.version, head.app, head.stage, sink)
+        POSITIONS.remove(store, previous.version, head.app, head.stage, sink)
 
 
-def behind(sink: Sink, place: Place | None) -> int:
+def unpublished_rows(sink: Sink, place: PublishedPosition | None) -> int:
     """Return the number of rows written to a sink and not published yet."""
     return sink.sent - (place.rows if place else 0)
 
 
-def check(store: ObjectStore, head: Manifest) -> None:
+def check_all_published(store: ObjectStore, head: Manifest) -> None:
     """Raise `Refused` if a stage that is about to stop publishing under this name has unpublished rows."""
-    for name, place in places(store, head).items():
-        if unpublished := behind(head.sinks[name], place):
+    for name, place in read_positions(store, head).items():
+        if unpublished := unpublished_rows(head.sinks[name], place):
             raise Refused(
                 f"the sink {name!r} of stage {head.app}/{head.stage} is not fully published: "
                 f"{unpublished:,} rows to go",
@@ -59,17 +61,24 @@ def check(store: ObjectStore, head: Manifest) -> None:
             )
 
 
-def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
+def read_positions(store: ObjectStore, head: Manifest) -> dict[str, PublishedPosition | None]:
     """Return the position of each sink of a stage's newest version. Costs a listing and a read for each sink.
 
     Returns no sinks if they were added by a promotion that was withdrawn.
     """
     promotion = head.promotion
-    if head.sinks and promotion is not None and promotion.to == head.app and apps.outcome(store, promotion) is False:
+    if (
+        head.sinks
+        and promotion is not None
+        and promotion.to == head.app
+        and apps.is_promotion_decided(store, promotion) is False
+    ):
         return {}  # the next claim removes them
     return {name: newest(store, head, name) for name in head.sinks}
 
 
-def needed(store: ObjectStore, head: Manifest) -> dict[str, int]:
+def first_needed_versions(store: ObjectStore, head: Manifest) -> dict[str, int]:
     """Return, by sink, the first version whose output must still be published."""
-    return {name: place.version if place else head.sinks[name].since for name, place in places(store, head).items()}
+    return {
+        name: place.version if place else head.sinks[name].since for name, place in read_positions(store, head).items()
+    }

@@ -31,7 +31,7 @@ def stage_of(manifest: Manifest) -> str:
     return manifest.owner_stage if isinstance(manifest, SideManifest) else manifest.stage
 
 
-def owner(table: str, stages: Mapping[str, Manifest]) -> str:
+def find_owner(table: str, stages: Mapping[str, Manifest]) -> str:
     """Return the stage whose manifest has a table, as its own or as a side table; `table` itself if none has it."""
     if table in stages:
         return table
@@ -41,7 +41,7 @@ def owner(table: str, stages: Mapping[str, Manifest]) -> str:
     return next(having, table)
 
 
-def may_have(table: str, stages: Iterable[str]) -> tuple[str, ...]:
+def possible_owners(table: str, stages: Iterable[str]) -> tuple[str, ...]:
     """Return the stages that may have a table, judged by names alone."""
     return tuple(stage for stage in stages if table == stage or table.startswith(f"{stage}_"))
 
@@ -56,7 +56,7 @@ def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
     return own | {name + side.stage.removeprefix(manifest.stage): side for side in side_manifests(manifest)}
 
 
-def columns_of(stages: Mapping[str, Manifest]) -> dict[str, Table]:
+def table_declarations(stages: Mapping[str, Manifest]) -> dict[str, Table]:
     """Return the declarations of all tables, by table name. `stages` maps current stage names to manifests."""
     groups = (tables_of(manifest, stage) for stage, manifest in stages.items())
     return {name: version.table for tables in groups for name, version in tables.items() if version.table is not None}
@@ -74,7 +74,7 @@ def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
     )
 
 
-def table_of(manifest: Manifest, table: str) -> Manifest:
+def as_main_table(manifest: Manifest, table: str) -> Manifest:
     """Return the version with this table as its main table; with no table if it does not have the table."""
     if table == manifest.stage:
         return manifest
@@ -82,7 +82,7 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
     return replace(manifest, stage=table, table=None, ssts=(), side_tables={}) if side is None else side
 
 
-class Rejected(NamedTuple):
+class RejectedCounts(NamedTuple):
     """Counts of records rejected by a stage."""
 
     rows: int
@@ -91,16 +91,16 @@ class Rejected(NamedTuple):
     """Rejected records that were not retried."""
 
 
-def rejected_of(manifest: Manifest) -> Rejected:
+def rejected_counts(manifest: Manifest) -> RejectedCounts:
     side = manifest.side_tables.get(REJECTED)
-    return Rejected(side.rows, side.total, side.waiting) if side is not None else Rejected(0, 0, 0)
+    return RejectedCounts(side.rows, side.total, side.waiting) if side is not None else RejectedCounts(0, 0, 0)
 
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
     return (*manifest.ssts, *(sst for side in manifest.side_tables.values() for sst in side.ssts))
 
 
-def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
+def map_ssts(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
     """Return the manifest with `change` applied to each SST of its tables; the result None removes the SST."""
 
     def changed(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
@@ -111,7 +111,7 @@ def each_sst(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifes
 
 
 def without_ssts(manifest: Manifest) -> Manifest:
-    return each_sst(manifest, lambda _sst: None)
+    return map_ssts(manifest, lambda _sst: None)
 
 
 REJECTED_RECORDS = Table(

@@ -15,11 +15,11 @@ import pyarrow as pa
 import slackwater as sw
 from deltalake import CommitProperties, DeltaTable, Transaction
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.messages import send, split
+from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.publishers import Publishers
-from slackwater.pipeline.publish.sinks import claimed, create_internal
+from slackwater.pipeline.publish.sinks import claim_sinks, create_internal_topics
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import amend, apps, commit
 from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
@@ -68,13 +68,13 @@ def declared() -> sw.App:
 
 def main() -> None:
     store, kafka = open_store(STORE), open_kafka(BROKERS)
-    (stage,) = declared().in_order()
+    (stage,) = declared().stages_in_order()
     apps.ensure_app(store, AppInfo(APP, 1))
-    create_internal(kafka, APP, (stage,), None, only_ask=False)
+    create_internal_topics(kafka, APP, (stage,), None, validate_only=False)
     writer = str(ULID())
 
     def build(draft: Manifest) -> Manifest:
-        return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
+        return replace(draft, sinks=claim_sinks(store, kafka, stage, draft, None, False))
 
     head = amend.amend(
         store,
@@ -95,26 +95,26 @@ def main() -> None:
         draft = commit.successor(head, kind="batch", epoch=head.epoch, writer=writer, by="test", now_ms=head.time_ms)
         sinks: dict[str, Sink] = {}
         for one in stage.sinks:
-            mine = outgoing.records(rows, one.encoding, 30) if one.encoding is not None else rows
+            mine = outgoing.encode_records(rows, one.encoding, 30) if one.encoding is not None else rows
             sink = head.sinks[one.name]
             # Every other attempt is of a task that lost.
             for name in (f"{writer}.lost.{attempt}", f"{writer}.{attempt}"):
-                messages = list(split(mine, np.zeros(len(rows), np.int32)))
-                end = send(kafka, sink.topic, messages, name.encode(), patience_s=60)[0]
+                messages = list(split_into_messages(mine, np.zeros(len(rows), np.int32)))
+                end = send_messages(kafka, sink.topic, messages, name.encode(), patience_s=60)[0]
             sinks[one.name] = replace(sink, end=end, attempts=(name,), rows=BATCH, sent=sent + BATCH)
         attempt += 1
         head = replace(draft, sinks=sinks)
         commit.commit(store, head)
-        publishers.move(head)
+        publishers.on_version(head)
         publishers.check()
         sys.stdout.write(f"{head.version}\n")
         sys.stdout.flush()
-    while not publishers.done:
+    while not publishers.is_done:
         publishers.check()
         time.sleep(0.02)
     publishers.close()
     publishers.check()
-    assert kafka.offsets(TOPIC)
+    assert kafka.offset_bounds(TOPIC)
     assert Path(SQLITE).exists()
 
 

@@ -34,7 +34,7 @@ def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
     def heads() -> dict[str, Manifest]:
         return {stage: runner.committers[stage].head for stage in STAGES}
 
-    stages, info = declared.in_order(), apps.read_app(store, folder)
+    stages, info = declared.stages_in_order(), apps.read_app(store, folder)
     publishers = Publishers(store, info, kafka, stages, heads(), accept_loss=False, patience_s=60)
     publishers.start()
     sys.stdout.write("runs\n")
@@ -47,13 +47,13 @@ def main(root: str, brokers: str, name: str, topic: str, out: str) -> None:
                 runner.give_sign_of_life()
                 beat_due = began + BEAT_S
             runner.look()
-            publishers.hurry(hurried=runner.held)
-            if publishers.follow(heads()):
+            publishers.set_prompt_storing(enabled=runner.held)
+            if publishers.replace_threads(heads()):
                 publishers.start()
             for stage in STAGES:
                 runner.begin(stage, 100_000)
                 runner.end(stage)
-                publishers.move(heads()[stage])
+                publishers.on_version(heads()[stage])
         except Unavailable:
             pass
         publishers.check()

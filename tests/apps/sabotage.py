@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slackwater.pipeline.batch.committer import spools_beside
+from slackwater.pipeline.batch.committer import spool_root
 from slackwater.store.compaction import merge
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Manifest
 
 _commit = commit.commit
-_merge = merge.run
+_merge = merge.run_compaction
 _stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
 
@@ -38,7 +38,7 @@ def _die_before(store: ObjectStore, manifest: Manifest) -> None:
 def _merge_late(store: ObjectStore, cache: Any, app: str, stage: str, *words: Any, stop: Callable[[], bool]) -> Any:
     if stage == _stage:
         _hold(stop)
-    return _merge(store, cache, app, stage, *words, stop=stop)
+    return _merge(store, cache, app, stage, *words, should_stop=stop)
 
 
 def _hold(over: Callable[[], bool] = lambda: False) -> None:
@@ -54,7 +54,7 @@ def _has_markers(manifest: Manifest) -> bool:
 
 
 def _others_wait() -> None:
-    spool = spools_beside(Path(os.environ["SLACKWATER_CACHE"]))
+    spool = spool_root(Path(os.environ["SLACKWATER_CACHE"]))
     deadline = time.monotonic() + 60
     # Those of this version are there already, one for each state partition at most.
     while len(list(spool.rglob(f"{_stage}/**/*.parquet"))) < 7:
@@ -63,6 +63,6 @@ def _others_wait() -> None:
 
 
 if _when == "merges":
-    merge.run = _merge_late
+    merge.run_compaction = _merge_late
 else:
     commit.commit = _die_before

@@ -15,7 +15,15 @@ import pyarrow.compute as pc
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from slackwater.state.kinds.kind import Bound, Groups, Kind, Merged, check_value_names, field_of, only
+from slackwater.state.kinds.kind import (
+    BoundState,
+    Groups,
+    Kind,
+    MergeResult,
+    check_value_names,
+    field_of,
+    single_schema,
+)
 
 app = sw.App("top-k")
 
@@ -27,28 +35,28 @@ class TopK(Kind, frozen=True, tag="top_k"):
     k: int
     at: str
 
-    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> Bound:
-        schema = only(rows, "TopK(...)")
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema = single_schema(rows, "TopK(...)")
         check_value_names(["top", "newest"], key)
         top = pa.field("top", pa.list_(field_of(schema, self.by).type))
         values = pa.schema([top, field_of(schema, self.at).with_name("newest")])
         emits = pa.schema([*(field_of(schema, column) for column in key), top])
         return BoundTopK(self.by, self.k, self.at, values, (self.by, self.at), (emits,))
 
-    def goes_on_as(self, now: Kind) -> bool:
+    def is_compatible_with(self, now: Kind) -> bool:
         return isinstance(now, TopK) and (now.by, now.at, now.k <= self.k) == (self.by, self.at, True)
 
 
 @dataclass(frozen=True, slots=True)
-class BoundTopK(Bound):
+class BoundTopK(BoundState):
     by: str
     k: int
     at: str
     values: pa.Schema
-    needs: tuple[str, ...]
-    emits: tuple[pa.Schema, ...]
+    needed_columns: tuple[str, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         if rows[self.by].null_count:
             raise ValueError("a record has no amount")
         before = old["top"].combine_chunks()
@@ -61,10 +69,10 @@ class BoundTopK(Bound):
         offsets = np.searchsorted(ids[kept], np.arange(groups.num + 1)).astype(np.int32)
         made = pa.array(values[kept], before.type.value_type)
         top = pa.ListArray.from_arrays(pa.array(offsets), made)
-        emitted = pa.table([*keys.columns, top], schema=self.emits[0])
+        emitted = pa.table([*keys.columns, top], schema=self.emitted_schemas[0])
         times = np.maximum.reduceat(rows[self.at].cast(pa.int64()).to_numpy(), groups.starts)
         newest = pc.max_element_wise(times, old["newest"].cast(pa.int64())).cast(self.values.field("newest").type)
-        return Merged(pa.table([top, newest], schema=self.values), emitted=(emitted,))
+        return MergeResult(pa.table([top, newest], schema=self.values), emitted=(emitted,))
 
 
 @app.stage(

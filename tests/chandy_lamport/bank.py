@@ -7,7 +7,7 @@ depends on the transfer alone, so any two runs over the same deposits end with t
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slackwater.chandy_lamport.global_state import Ports
+from slackwater.chandy_lamport.global_state import StageChannels
 
 DEPOSIT = 60
 
@@ -25,7 +25,7 @@ class Account(NamedTuple):
 
 
 class Bank:
-    def __init__(self, stages: Mapping[str, Ports]) -> None:
+    def __init__(self, stages: Mapping[str, StageChannels]) -> None:
         self.writer = {channel: name for name, stage in stages.items() for channel in stage.outputs}
         self.readers = {
             channel: tuple(sorted(name for name, stage in stages.items() if channel in stage.inputs))

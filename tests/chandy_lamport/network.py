@@ -15,13 +15,13 @@ from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
-    Forgotten,
     MarkerArrived,
     RecordState,
-    Requested,
     SendMarker,
+    SnapshotEnded,
+    SnapshotRequested,
 )
-from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, Ports, completed
+from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, StageChannels, completed_cut
 from slackwater.chandy_lamport.process import Process
 
 from tests.chandy_lamport.bank import Account, Bank, Transfer
@@ -110,7 +110,7 @@ class Recording:
 class Network:
     """`run` follows the schedule, and then goes on fairly until nothing is left to do."""
 
-    def __init__(self, stages: Mapping[str, Ports], num_partitions: int, choices: bytes) -> None:
+    def __init__(self, stages: Mapping[str, StageChannels], num_partitions: int, choices: bytes) -> None:
         none = (0,) * num_partitions
         self.stages = stages
         self.names = sorted(stages)
@@ -188,7 +188,7 @@ class Network:
         for snapshot in sorted(self.open):
             heads = [(name, self.head(name)) for name in self.names]
             done = {name: head.recorded[snapshot] for name, head in heads if head.awaited.get(snapshot) == frozenset()}
-            if versions := completed(self.stages, done):
+            if versions := completed_cut(self.stages, done):
                 self.open.remove(snapshot)
                 self.recordings.append(self.recording(snapshot, versions))
 
@@ -250,8 +250,8 @@ class Network:
             # A marker of what nobody asks for any more may come at any time.
             late = [known for known in self.taken if known not in self.open | process.recorded.keys()]
             markers += (MarkerArrived(snapshot, min(stage.inputs)) for snapshot in late)
-        requests = [Requested(snapshot) for snapshot in self.seen_requests[name]]
-        events = [*map(Forgotten, forgotten), *arrived, *markers, *requests]
+        requests = [SnapshotRequested(snapshot) for snapshot in self.seen_requests[name]]
+        events = [*map(SnapshotEnded, forgotten), *arrived, *markers, *requests]
         actions = tuple(action for event in events for action in process.receive(event))
         self.repeat(process, [*markers, *requests])
         if not (transfers or arrived or markers or forgotten or actions):

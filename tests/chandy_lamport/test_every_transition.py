@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from slackwater.chandy_lamport import state
 from slackwater.chandy_lamport.events import ProtocolError
-from slackwater.chandy_lamport.global_state import Ports, violations
+from slackwater.chandy_lamport.global_state import StageChannels, find_violations
 from slackwater.chandy_lamport.state import TRANSITIONS, Effect, Phase, Role, Signal
 
 from tests.chandy_lamport.network import Network
@@ -18,10 +18,10 @@ Row = tuple[Phase, tuple[Effect, ...]]
 Table = Mapping[tuple[Role, Phase], Mapping[Signal, Row]]
 
 
-def stages(*channels: str) -> dict[str, Ports]:
+def stages(*channels: str) -> dict[str, StageChannels]:
     """The network of these channels, each named by its writer and its reader."""
     return {
-        name: Ports(
+        name: StageChannels(
             frozenset(channel for channel in channels if channel[1] == name),
             frozenset(channel for channel in channels if channel[0] == name),
         )
@@ -37,7 +37,7 @@ def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
     """Each row with one step less or in another order, or with another phase; without those that do no harm."""
     for (role, phase), rows in TRANSITIONS.items():
         for signal, (after, steps) in rows.items():
-            if (phase, signal) == (Phase.UNKNOWN, Signal.FORGET):
+            if (phase, signal) == (Phase.UNKNOWN, Signal.END):
                 continue  # the networks never say it
             for left_out in range(len(steps)):
                 yield role, phase, signal, (after, steps[:left_out] + steps[left_out + 1 :])
@@ -59,7 +59,7 @@ def broken_by(random: Random) -> bool:
     wanted = [snapshot for snapshot in network.taken if snapshot not in network.cancelled]
     return (
         sorted(one.snapshot for one in network.recordings) != wanted
-        or any(violations(one.cut) for one in network.recordings)
+        or any(find_violations(one.cut) for one in network.recordings)
         or any(process.recorded for process in network.processes.values())
     )
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.chandy_lamport.events import ProtocolError
-from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, violations
+from slackwater.chandy_lamport.global_state import ChannelCounts, GlobalState, find_violations
 
 Counts = tuple[int, ...]
 
@@ -21,43 +21,43 @@ def test_what_was_sent_and_is_consumed_lost_or_in_flight_makes_a_consistent_cut(
     parts: list[tuple[int, int, int]],
 ) -> None:
     consumed, in_flight, lost = (tuple(part[number] for part in parts) for number in range(3))
-    assert violations(cut(tuple(map(sum, parts)), consumed, in_flight, lost)) == ()
+    assert find_violations(cut(tuple(map(sum, parts)), consumed, in_flight, lost)) == ()
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_only_then_is_a_channel_consistent(sent: int, consumed: int, in_flight: int, lost: int) -> None:
-    found = violations(cut((sent,), (consumed,), (in_flight,), (lost,)))
+    found = find_violations(cut((sent,), (consumed,), (in_flight,), (lost,)))
     assert (found == ()) == (sent == consumed + lost + in_flight)
 
 
 def test_nothing_is_consumed_that_was_not_sent() -> None:
-    assert violations(cut(sent=(4, 3), consumed=(4, 5), in_flight=(0, 0))) == (
+    assert find_violations(cut(sent=(4, 3), consumed=(4, 5), in_flight=(0, 0))) == (
         "sums[1]: alert at version 9 consumed 5 records, but total at version 5 had sent only 3",
     )
 
 
 def test_what_is_neither_consumed_nor_in_flight_is_lost() -> None:
-    assert violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
+    assert find_violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
         "sums[0]: total at version 5 sent 4 records, but alert at version 9 consumed 1 and 2 are in flight",
     )
 
 
 def test_what_was_lost_is_told_with_what_was_consumed() -> None:
-    assert violations(cut(sent=(4, 9), consumed=(4, 4), in_flight=(0, 1), lost=(1, 2))) == (
+    assert find_violations(cut(sent=(4, 9), consumed=(4, 4), in_flight=(0, 1), lost=(1, 2))) == (
         "sums[0]: alert at version 9 consumed 4, lost 1 records, but total at version 5 had sent only 4",
         "sums[1]: total at version 5 sent 9 records, but alert at version 9 consumed 4, lost 2 and 1 are in flight",
     )
 
 
 def test_one_partition_does_not_hide_what_another_lacks() -> None:
-    assert len(violations(cut(sent=(5, 5), consumed=(6, 4), in_flight=(0, 0)))) == 2
+    assert len(find_violations(cut(sent=(5, 5), consumed=(6, 4), in_flight=(0, 0)))) == 2
 
 
 def test_every_channel_is_looked_at() -> None:
     good = ChannelCounts("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
     bad = ChannelCounts("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
-    assert len(violations(GlobalState({"a": 1, "b": 1}, (bad, good, bad)))) == 2
-    assert violations(GlobalState({}, ())) == ()
+    assert len(find_violations(GlobalState({"a": 1, "b": 1}, (bad, good, bad)))) == 2
+    assert find_violations(GlobalState({}, ())) == ()
 
 
 def test_counts_of_different_partitions_are_refused() -> None:

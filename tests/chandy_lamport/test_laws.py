@@ -9,7 +9,7 @@ from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.chandy_lamport.global_state import Ports, violations
+from slackwater.chandy_lamport.global_state import StageChannels, find_violations
 
 from tests.chandy_lamport.bank import DEPOSIT, Account
 from tests.chandy_lamport.network import Network, Recording
@@ -17,7 +17,7 @@ from tests.models.profiles import SEARCHES
 
 
 @st.composite
-def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Ports]:
+def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, StageChannels]:
     """Up to 8 stages. A stage writes one channel for each reader, or one that all its readers share."""
     names = "abcdefgh"[: draw(st.integers(1, 8))]
     shared = draw(st.sets(st.sampled_from(names)))
@@ -33,7 +33,7 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Ports]:
             channel = f"{writer}-all" if writer in shared else f"{writer}-{reader}"
             outputs[writer].add(channel)
             inputs[reader].add(channel)
-    return {name: Ports(frozenset(inputs[name]), frozenset(outputs[name])) for name in names}
+    return {name: StageChannels(frozenset(inputs[name]), frozenset(outputs[name])) for name in names}
 
 
 Law = Callable[[Network], None]
@@ -47,7 +47,7 @@ def runs(*, fan_in: bool = True, num_examples: int = 200) -> Callable[[Law], Cal
     """Gives a law networks that have run."""
 
     def decorate(law: Law) -> Callable[..., None]:
-        def check(choices: bytes, num_partitions: int, stages: dict[str, Ports]) -> None:
+        def check(choices: bytes, num_partitions: int, stages: dict[str, StageChannels]) -> None:
             law(Network(stages, num_partitions, choices).run())
 
         check.__name__ = check.__qualname__ = law.__name__
@@ -77,7 +77,7 @@ def test_what_was_sent_before_the_cut_and_only_that_is_in_it(network: Network) -
         for flow in recording.flows:
             for sent, consumed, captured in zip(flow.sent, flow.consumed, flow.captured, strict=True):
                 assert consumed + captured == sent, (recording.snapshot, flow.channel, flow.reader)
-        assert violations(recording.cut) == ()
+        assert find_violations(recording.cut) == ()
 
 
 @runs()

@@ -1,12 +1,12 @@
 import pytest
 from slackwater.chandy_lamport.events import ProtocolError
-from slackwater.chandy_lamport.global_state import Ports, completed
+from slackwater.chandy_lamport.global_state import StageChannels, completed_cut
 
 
-def network(**stages: str) -> dict[str, Ports]:
+def network(**stages: str) -> dict[str, StageChannels]:
     """`name="inputs > outputs"`."""
     sides = {name: [frozenset(side.split()) for side in text.split(">")] for name, text in stages.items()}
-    return {name: Ports(inputs, outputs) for name, (inputs, outputs) in sides.items()}
+    return {name: StageChannels(inputs, outputs) for name, (inputs, outputs) in sides.items()}
 
 
 CHAIN = network(parse=" > by-key", total="by-key > sums", alert="sums > ")
@@ -14,14 +14,14 @@ CHAIN = network(parse=" > by-key", total="by-key > sums", alert="sums > ")
 
 def test_a_snapshot_is_complete_when_every_stage_has_finished_whichever_was_last() -> None:
     versions = {"parse": 7, "total": 5, "alert": 9}
-    assert completed(CHAIN, versions) == versions
-    assert completed(CHAIN, {}) is None
+    assert completed_cut(CHAIN, versions) == versions
+    assert completed_cut(CHAIN, {}) is None
     for last in versions:
-        assert completed(CHAIN, {stage: version for stage, version in versions.items() if stage != last}) is None
+        assert completed_cut(CHAIN, {stage: version for stage, version in versions.items() if stage != last}) is None
 
 
 def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
-    assert completed(network(only=" > "), {"only": 4, "retired": 2}) == {"only": 4}
+    assert completed_cut(network(only=" > "), {"only": 4, "retired": 2}) == {"only": 4}
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
         ),
     ],
 )
-def test_a_network_that_no_marker_can_cover_is_refused(stages: dict[str, Ports], message: str) -> None:
+def test_a_network_that_no_marker_can_cover_is_refused(stages: dict[str, StageChannels], message: str) -> None:
     with pytest.raises(ProtocolError) as caught:
-        completed(stages, dict.fromkeys(stages, 1))
+        completed_cut(stages, dict.fromkeys(stages, 1))
     assert str(caught.value) == f"the network cannot be recorded: {message}"
 
 
 def test_a_channel_may_have_several_readers_or_none() -> None:
-    assert completed(network(a=" > shared unread", b="shared > ", c="shared > "), {}) is None
+    assert completed_cut(network(a=" > shared unread", b="shared > ", c="shared > "), {}) is None

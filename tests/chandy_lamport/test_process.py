@@ -7,12 +7,12 @@ from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
-    Forgotten,
     MarkerArrived,
     ProtocolError,
     RecordState,
-    Requested,
     SendMarker,
+    SnapshotEnded,
+    SnapshotRequested,
 )
 from slackwater.chandy_lamport.process import Process
 
@@ -24,7 +24,7 @@ def stage(reads: str = "", writes: str = "") -> Process:
 def test_a_chain_records_one_stage_after_the_other() -> None:
     parse, total, alert = stage(writes="by-key"), stage(reads="by-key", writes="sums"), stage(reads="sums")
 
-    assert parse.receive(Requested("s")) == (RecordState("s"), SendMarker("s", "by-key"))
+    assert parse.receive(SnapshotRequested("s")) == (RecordState("s"), SendMarker("s", "by-key"))
     assert total.receive(MarkerArrived("s", "by-key")) == (
         RecordState("s"),
         SendMarker("s", "sums"),
@@ -33,7 +33,7 @@ def test_a_chain_records_one_stage_after_the_other() -> None:
 
 
 def test_a_fan_out_sends_a_marker_on_every_output() -> None:
-    assert stage(writes="by-user by-item").receive(Requested("s")) == (
+    assert stage(writes="by-user by-item").receive(SnapshotRequested("s")) == (
         RecordState("s"),
         SendMarker("s", "by-item"),
         SendMarker("s", "by-user"),
@@ -85,11 +85,11 @@ def test_snapshots_overlap_without_knowing_each_other() -> None:
 
 def test_a_request_or_a_marker_that_comes_again_changes_nothing() -> None:
     source, reader, join = stage(writes="c"), stage(reads="c"), stage(reads="left right")
-    source.receive(Requested("s"))
+    source.receive(SnapshotRequested("s"))
     reader.receive(MarkerArrived("s", "c"))
     join.receive(MarkerArrived("s", "left"))
 
-    assert source.receive(Requested("s")) == ()
+    assert source.receive(SnapshotRequested("s")) == ()
     assert reader.receive(MarkerArrived("s", "c")) == ()
     assert join.receive(MarkerArrived("s", "left")) == ()
     assert join.recorded == {"s": frozenset({"right"})}
@@ -99,7 +99,7 @@ def test_a_forgotten_snapshot_is_captured_no_more() -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))
     join.receive(MarkerArrived("wanted", "left"))
-    assert join.receive(Forgotten("s")) == ()
+    assert join.receive(SnapshotEnded("s")) == ()
     assert join.recorded == {"wanted": frozenset({"right"})}
     assert join.receive(BatchArrived("right", "0..1")) == (Capture("wanted", "right", "0..1"),)
 
@@ -107,17 +107,17 @@ def test_a_forgotten_snapshot_is_captured_no_more() -> None:
 @pytest.mark.parametrize("reads", ["", "c"])
 def test_forgetting_what_was_never_known_is_no_error(reads: str) -> None:
     process = stage(reads=reads)
-    assert process.receive(Forgotten("s")) == ()
+    assert process.receive(SnapshotEnded("s")) == ()
     assert process.recorded == {}
 
 
 def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_can_be_forgotten_again() -> None:
     reader = stage(reads="c")
     reader.receive(MarkerArrived("s", "c"))
-    reader.receive(Forgotten("s"))
+    reader.receive(SnapshotEnded("s"))
 
     assert reader.receive(MarkerArrived("s", "c")) == (RecordState("s"),)
-    reader.receive(Forgotten("s"))
+    reader.receive(SnapshotEnded("s"))
     assert reader.recorded == {}
 
 
@@ -137,7 +137,7 @@ def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
 
 def test_what_recorded_returns_is_the_callers_own() -> None:
     source = stage()
-    source.receive(Requested("s"))
+    source.receive(SnapshotRequested("s"))
     source.recorded.clear()
     assert source.recorded == {"s": frozenset()}
 
@@ -158,7 +158,7 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         ("c", BatchArrived("d", "0..1"), "a batch arrived: expected it on 'c', found it on 'd'"),
         (
             "c",
-            Requested("s"),
+            SnapshotRequested("s"),
             "a process with channel inputs that does not know snapshot 's' cannot go on: "
             "expected MarkerArrived on an awaited channel or MarkerArrived on the only awaited channel "
             "or Forgotten, found Requested",
@@ -179,7 +179,7 @@ def test_an_illegal_event_says_what_was_expected_and_changes_nothing(reads: str,
     assert process.recorded == {}
 
 
-@pytest.mark.parametrize("event", [Requested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")])
+@pytest.mark.parametrize("event", [SnapshotRequested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")])
 def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))

@@ -19,7 +19,7 @@ def test_every_phase_signal_and_step_is_used() -> None:
 
 def test_a_snapshot_can_be_given_up_in_every_phase() -> None:
     for rows in TRANSITIONS.values():
-        assert rows[Signal.FORGET] == (Phase.UNKNOWN, ())
+        assert rows[Signal.END] == (Phase.UNKNOWN, ())
 
 
 def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_before_its_markers() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.cli import main
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
@@ -22,7 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """Good flights, a snapshot, and a broken one behind it."""
     app = FlightsApp(open_store(str(tmp_path_factory.mktemp("whole") / "store")), Kafka())
     app.run(flights(30))
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
     app.run([Flight("N001", "C1", 5000)])
     return app
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import main
-from slackwater.snapshot.query.key_text import text_of
+from slackwater.snapshot.query.key_text import format_value
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import commit, successor
@@ -66,7 +66,7 @@ def app(tmp_path: Path) -> None:
 
 def words_of(key: Any) -> list[str]:
     """The words for a key's column: what begins with a dash and is no number comes behind `--`."""
-    text = text_of(key)
+    text = format_value(key)
     return ["--", text] if text.startswith("-") and not text[1:2].isdigit() and text != "-inf" else [text]
 
 
@@ -85,13 +85,13 @@ def test_get_and_history_read_the_same_text(table: str, number: int, key: Any) -
 
 @pytest.mark.parametrize("key", PAIRS)
 def test_keys_of_several_columns_follow_each_other(key: tuple[Any, ...]) -> None:
-    got = json.loads(slackwater("get", "app/pairs", *map(text_of, key), "--json"))
+    got = json.loads(slackwater("get", "app/pairs", *map(format_value, key), "--json"))
     assert got["row"]["v"] == PAIRS.index(key)
 
 
 @pytest.mark.parametrize(("table", "number", "key"), [one for one in keys() if one[2] != "\t"])
 def test_forget_takes_out_the_key_that_get_shows(table: str, number: int, key: Any, tmp_path: Path) -> None:
-    text = text_of(key)
+    text = format_value(key)
     (tmp_path / "keys.txt").write_text(f"{table}={text}\n")
     slackwater("verify", "app", "--forgotten", "--key", f"{table}={text}", code=1)
     slackwater("forget", "app", "--keys", str(tmp_path / "keys.txt"))

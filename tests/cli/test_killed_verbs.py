@@ -20,7 +20,7 @@ from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import apps, history
 from typer.testing import CliRunner, Result
@@ -55,9 +55,9 @@ class KilledKafka(Kafka):
         self.store.before("kafka", topic)
         return found
 
-    def announce(self, app: str, stage: str, positions: Any) -> None:
+    def commit_positions(self, app: str, stage: str, positions: Any) -> None:
         self.store.before("kafka", stage)
-        super().announce(app, stage, positions)
+        super().commit_positions(app, stage, positions)
 
 
 def app_of() -> FlightsApp:
@@ -69,7 +69,7 @@ def app_of() -> FlightsApp:
     app.run(flights(30))
     app.send(*flights(6))
     app.step("legs")
-    pin(store, resolve(store, "flights", now_ms=app.clock.now_ms), "good", by="ada@host", reader=app.kafka)
+    pin_cut(store, resolve(store, "flights", now_ms=app.clock.now_ms), "good", by="ada@host", reader=app.kafka)
     return app
 
 
@@ -163,7 +163,7 @@ def described(app: FlightsApp) -> dict[str, Any]:
         heads = {stage: history.head(store, name, stage) for stage in stages}
         cut = resolve(store, name, now_ms=app.clock.now_ms)
         found[name] = {
-            "versions": {stage: history.versions(store, name, stage) for stage in stages},
+            "versions": {stage: history.list_versions(store, name, stage) for stage in stages},
             "rows": {stage: rows_of(store, head) for stage, head in heads.items() if head is not None},
             "partitions": {s: head.table.partitions for s, head in heads.items() if head is not None and head.table},
             "in flight": [(f.channel, f.receiver, f.rows, f.counts) for f in in_flight(store, cut)],
@@ -360,7 +360,7 @@ def test_a_name_that_was_taken_long_ago_or_by_somebody_else_is_refused(monkeypat
 def test_pins_of_clones_that_never_came_to_be_go_with_the_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call died behind its pin, and the app went on: the next call pins another moment."""
     app = app_of()
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     app.step_all()
     with command_line(app, monkeypatch):
         assert slackwater("clone", "flights", "staging").exit_code == 0

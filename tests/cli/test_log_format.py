@@ -13,7 +13,7 @@ from slackwater.cli.reporter import reporting
 from slackwater.cli.terminal import Printer
 from slackwater.client.show.shown import Result
 from slackwater.errors import Refused
-from slackwater.pipeline.telemetry.logs import working_on
+from slackwater.pipeline.telemetry.logs import committing_version
 from slackwater.pipeline.telemetry.spans import Tracing
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -24,9 +24,9 @@ GOES_ON = {"run", "attach", "watch", "replicate", "compact", "serve"}
 
 @pytest.fixture
 def as_json() -> Iterator[None]:
-    terminal.log_as("json")
+    terminal.set_log_format("json")
     yield
-    terminal.log_as("text")
+    terminal.set_log_format("text")
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def test_the_verbs_that_go_on_have_it() -> None:
 def test_a_commit_names_its_version_and_its_trace(as_json: None, capsys: pytest.CaptureFixture[str]) -> None:
     tracing = Tracing(TracerProvider())
     commit = {"app": "shop", "stage": "countries", "version": 12, "rows_in": 3}
-    with tracing.batch("shop", "countries") as batch, working_on("shop", "countries", 12):
+    with tracing.batch("shop", "countries") as batch, committing_version("shop", "countries", 12):
         Printer(as_json=False).show(Result(commit, "countries v12: 3 records"))
     context = batch.span.get_span_context()
     ids = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
@@ -76,10 +76,10 @@ def test_a_record_of_the_log_is_a_line_with_its_logger_and_its_stack(
 ) -> None:
     log = logging.getLogger("slackwater.test_log_format")
     log.propagate = False
-    handler = terminal.Lines(print, quoting=True)
+    handler = terminal.NoteHandler(print, quoting=True)
     log.addHandler(handler)
     try:
-        with working_on("shop", "countries", 3):
+        with committing_version("shop", "countries", 3):
             log.warning("two\nlines \x1b[2J %s", "more")
         try:
             raise ValueError("no number")
@@ -98,7 +98,7 @@ def test_what_a_run_notes_is_told_beside_json_of_commits(as_json: None, capsys: 
     with reporting(Printer(as_json=True)) as reporter:
         reporter.note("waiting for records")
         reporter.show({"app": "shop", "version": 1}, "shop v1")
-        Printer(as_json=True).failure(Refused("it stopped", hint="run it again"))
+        Printer(as_json=True).show_error(Refused("it stopped", hint="run it again"))
     said = capsys.readouterr()
     assert json.loads(said.out) == {"app": "shop", "version": 1}
     note, failure = lines(said.err)

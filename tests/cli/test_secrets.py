@@ -11,7 +11,7 @@ import pytest
 from slackwater.cli.main import app as cli
 from slackwater.errors import SlackwaterError, Unavailable
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
@@ -36,7 +36,7 @@ REQUESTS: tuple[Callable[[S3Store], object], ...] = (
     lambda store: store.put("new", LARGE),
     lambda store: list(store.list("")),
     lambda store: list(store.list_folders("")),
-    lambda store: list(store.leftovers("")),
+    lambda store: list(store.unfinished_writes("")),
     lambda store: store.delete("there"),
 )
 
@@ -155,7 +155,7 @@ def test_no_secret_is_stored(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> No
     store = open_store(s3_url)
     app = FlightsApp(store, Kafka())
     app.run(flights(6))
-    pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "before")
+    pin_cut(store, resolve(store, app.name, now_ms=app.clock.now_ms), "before")
     objects = {info.key: store.get(info.key) for info in store.list("")}
     assert {key.rpartition(".")[2] for key in objects} == {"json", "parquet"}
     tells_nothing(objects)

@@ -19,11 +19,11 @@ from slackwater.client.show.document import TableBlock, Title
 from slackwater.client.show.shown import Result
 from slackwater.common.printable import escaped_in_json, printable
 from slackwater.errors import Refused
-from slackwater.pipeline.spark.jvm import _shown as shown_of_spark
+from slackwater.pipeline.spark.jvm import _escape_line as shown_of_spark
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request
-from slackwater.snapshot.take.audit_log import record
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.cut.stored import SnapshotRequest
+from slackwater.snapshot.take.audit_log import record_operation
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner
@@ -125,16 +125,22 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
         patch.setenv("TERM", "xterm")
         for each in (terminal.Printer(as_json=False), *([terminal.Printer(as_json=True)] if json_too else [])):
             each.show(
-                Result({text: text}, text, Title(text), TableBlock.of((text, f">{text}"), [(text, text)]), notes=[text])
+                Result(
+                    {text: text},
+                    text,
+                    Title(text),
+                    TableBlock.from_rows((text, f">{text}"), [(text, text)]),
+                    notes=[text],
+                )
             )
             each.show(Result(None, values.grid(pa.table({text: [text], f"<{text}": [1]}))))
             each.note(text)
-            each.failure(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
-            each.failure(ValueError(text))
+            each.show_error(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
+            each.show_error(ValueError(text))
             with each.progress() as tell:
-                tell(text, text, TableBlock.of((text,), [(text,)]))
+                tell(text, text, TableBlock.from_rows((text,), [(text,)]))
             with each.live() as show:
-                show(Result({}, text, TableBlock.of((text,), [(text,)])))
+                show(Result({}, text, TableBlock.from_rows((text,), [(text,)])))
         terminal.print_traceback(ValueError(text))
         for shown in (out.getvalue(), err.getvalue()):
             assert unseen(OURS.sub("", shown) if tty else shown) == []
@@ -143,7 +149,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
 def test_a_quoted_text_cannot_pass_for_a_line_of_ours() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", err := Terminal(tty=False))
-        terminal.Printer(as_json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
+        terminal.Printer(as_json=False).show_error(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
     assert err.getvalue() == "error: no\n  | LINE 1\n  | hint: forged\n  |   x\nhint: real\n"
 
 
@@ -152,14 +158,14 @@ def test_rich_finds_no_markup_in_data() -> None:
         patch.setattr(sys, "stdout", out := Terminal(tty=True))
         patch.setenv("NO_COLOR", "1")
         terminal.Printer(as_json=False).show(
-            Result(None, "[red]x[/red]", TableBlock.of(("[b]h[/b]",), [("[link=x]y[/link]",)]))
+            Result(None, "[red]x[/red]", TableBlock.from_rows(("[b]h[/b]",), [("[link=x]y[/link]",)]))
         )
     for markup in ("[red]x[/red]", "[b]h[/b]", "[link=x]y[/link]"):
         assert markup in out.getvalue()
 
 
 def test_log_records_and_lines_of_spark_are_shown_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = terminal.Lines(terminal.print_note, quoting=True)
+    handler = terminal.NoteHandler(terminal.print_note, quoting=True)
     logger = logging.Logger("strangers")
     logger.addHandler(handler)
     logger.warning("topic %s is away", FORGED)
@@ -191,9 +197,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
     for stage in ("legs", "carriers"):
         head = app.heads[stage]
         app.commit(replace(history.read(store, app.name, stage, head.version), version=head.version + 1, by=text))
-    pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", by=text, reader=app.kafka)
-    record(store, app.name, f"snapshot {text}", text, text)
-    store.put(keys.note(keys.requests(app.name), ID), as_it_is(Request(ID, text, 5, text)))
+    pin_cut(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", by=text, reader=app.kafka)
+    record_operation(store, app.name, f"snapshot {text}", text, text)
+    store.put(keys.json_object(keys.requests(app.name), ID), as_it_is(SnapshotRequest(ID, text, 5, text)))
     return root
 
 

@@ -9,7 +9,7 @@ from slackwater.client.app import StoredApp
 from slackwater.client.declared.questions import DiffOptions, SearchOptions, WrongOptions
 from slackwater.client.moment import Moment
 from slackwater.client.remote import ServedApp, ServedMoment
-from slackwater.common.arguments import parameters_of
+from slackwater.common.arguments import all_parameters
 from slackwater.serve import web  # noqa: F401  declares its routes
 from slackwater.serve.agents import tools  # noqa: F401  declares them
 from slackwater.serve.agents.declared import TOOLS
@@ -48,4 +48,4 @@ def test_another_parameter_is_pythons_own_error() -> None:
 
 
 def test_declared_parameters_come_before_a_functions_own_keywords() -> None:
-    assert [each.name for each in parameters_of(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "good"]
+    assert [each.name for each in all_parameters(inspect.unwrap(StoredApp.bisect))][1:4] == ["where", "check", "good"]

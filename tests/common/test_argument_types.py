@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from slackwater.client.app import StoredApp
 from slackwater.client.client import Client
 from slackwater.client.moment import Moment
-from slackwater.client.when import in_words
-from slackwater.common.arguments import _hints, checked, checked_methods
+from slackwater.client.when import moment_text
+from slackwater.common.arguments import _argument_types, check_arguments, check_method_arguments
 from slackwater.errors import Usage
-from slackwater.snapshot.cut.refs import AtTime, Latest, parse
+from slackwater.snapshot.cut.refs import AtTime, Latest, parse_ref
 
 from tests.support.histories import Clock, FlightsApp, Kafka, flights
 
@@ -156,7 +156,7 @@ def test_the_types_of_all_public_functions_are_known() -> None:
     functions = [*public()]
     assert len(functions) > 90
     for function in functions:
-        _hints(function)
+        _argument_types(function)
 
 
 VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.text(), max_size=2))
@@ -185,11 +185,11 @@ def test_what_a_type_says_is_what_is_taken(value: object) -> None:
     }
     for function, fits in expected.items():
         with nullcontext() if fits else pytest.raises(Usage, match=rf"{function.__name__}\(\): value is "):
-            checked(function, declares=False)(value)
+            check_arguments(function, declares=False)(value)
 
 
 def test_a_checked_method_keeps_its_name_its_words_and_its_signature() -> None:
-    @checked_methods
+    @check_method_arguments
     class Example:
         def shown(self, name: str, *, limit: int = 3) -> str:
             """Show it."""
@@ -207,18 +207,18 @@ def test_a_checked_method_keeps_its_name_its_words_and_its_signature() -> None:
 @given(st.timedeltas(min_value=timedelta(milliseconds=1), max_value=timedelta(days=30_000)))
 def test_a_timedelta_is_so_long_ago_whatever_its_sign(span: timedelta) -> None:
     expected = AtTime(NOW_MS - round(span / timedelta(milliseconds=1)))
-    assert parse(f"app@{in_words(span)}", now_ms=NOW_MS).moment == expected
-    assert parse(f"app@{in_words(-span)}", now_ms=NOW_MS).moment == expected
+    assert parse_ref(f"app@{moment_text(span)}", now_ms=NOW_MS).moment == expected
+    assert parse_ref(f"app@{moment_text(-span)}", now_ms=NOW_MS).moment == expected
 
 
 def test_no_span_is_now_and_a_date_is_its_first_instant() -> None:
-    assert parse(f"app@{in_words(timedelta(0))}", now_ms=NOW_MS).moment == Latest()
+    assert parse_ref(f"app@{moment_text(timedelta(0))}", now_ms=NOW_MS).moment == Latest()
     midnight = datetime(2026, 11, 20).astimezone()
-    assert parse(f"app@{in_words(date(2026, 11, 20))}", now_ms=NOW_MS).moment == AtTime(
+    assert parse_ref(f"app@{moment_text(date(2026, 11, 20))}", now_ms=NOW_MS).moment == AtTime(
         round(midnight.timestamp() * 1_000)
     )
     noon = datetime(2026, 11, 20, 12, 0, 0, 500_000, tzinfo=UTC)
-    assert parse(f"app@{in_words(noon)}", now_ms=NOW_MS).moment == AtTime(round(noon.timestamp() * 1_000))
+    assert parse_ref(f"app@{moment_text(noon)}", now_ms=NOW_MS).moment == AtTime(round(noon.timestamp() * 1_000))
 
 
 def test_moments_are_taken_as_python_says_them_everywhere(app: StoredApp, tmp_path: Path) -> None:

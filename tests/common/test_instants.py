@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.common import instants
 from slackwater.errors import Usage
-from slackwater.snapshot.cut.refs import AtTime, parse
+from slackwater.snapshot.cut.refs import AtTime, parse_ref
 
 
 def test_the_present_is_in_milliseconds() -> None:
@@ -25,20 +25,20 @@ def test_the_present_is_in_milliseconds() -> None:
     ],
 )
 def test_a_time_is_cut_off_and_never_rounded_up(precision: str, words: str) -> None:
-    assert instants.iso(1_795_245_179_999, precision) == words
+    assert instants.format_iso(1_795_245_179_999, precision) == words
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_time_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
-    moment = parse(f"flights@{instants.iso(time_ms)}", now_ms=time_ms).moment
+    moment = parse_ref(f"flights@{instants.format_iso(time_ms)}", now_ms=time_ms).moment
     assert isinstance(moment, AtTime)
     assert time_ms <= moment.time_ms < time_ms + 1000
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_time_to_the_millisecond_is_a_ref_to_it(time_ms: int) -> None:
-    exact = instants.iso(time_ms, "milliseconds")
-    assert parse(f"flights@{exact}", now_ms=time_ms).moment == AtTime(time_ms)
+    exact = instants.format_iso(time_ms, "milliseconds")
+    assert parse_ref(f"flights@{exact}", now_ms=time_ms).moment == AtTime(time_ms)
 
 
 @pytest.mark.parametrize(
@@ -47,27 +47,27 @@ def test_a_time_to_the_millisecond_is_a_ref_to_it(time_ms: int) -> None:
      (7_200_000, "2 h ago"), (3 * 86_400_000, "3 d ago")],
 )  # fmt: skip
 def test_ages(elapsed_ms: int, words: str) -> None:
-    assert instants.age(1_000_000, 1_000_000 + elapsed_ms) == words
+    assert instants.format_age(1_000_000, 1_000_000 + elapsed_ms) == words
 
 
 def test_a_time_with_its_age_is_both() -> None:
     time_ms = instants.now_ms() - 90_000
-    assert instants.when(time_ms) == f"{instants.iso(time_ms)} (1 min ago)"
+    assert instants.format_with_age(time_ms) == f"{instants.format_iso(time_ms)} (1 min ago)"
 
 
 @given(st.integers(0, 4_102_444_800_000))
 def test_a_time_is_read_as_it_is_written(time_ms: int) -> None:
-    assert instants.parse("--at", instants.iso(time_ms, "milliseconds")) == time_ms
+    assert instants.parse_instant("--at", instants.format_iso(time_ms, "milliseconds")) == time_ms
 
 
 def test_a_span_back_counts_from_now() -> None:
-    assert abs(instants.now_ms() - 300_000 - instants.parse("--at", "-5m")) < 60_000
+    assert abs(instants.now_ms() - 300_000 - instants.parse_instant("--at", "-5m")) < 60_000
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-5", "-soon", "25:00", "99999-01-01"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="--at"):
-        instants.parse("--at", text)
+        instants.parse_instant("--at", text)
 
 
 @pytest.fixture
@@ -104,7 +104,10 @@ def test_an_hour_that_is_twice_or_never_is_said(local: Callable[[str], None], zo
     }
     assert len(expected) == 2
     says = "comes twice in local time" if (zone, text) in TWICE else "does not exist in local time"
-    for read in (lambda: instants.parse("--to-datetime", text), lambda: parse(f"app@{text}", now_ms=1 << 42)):
+    for read in (
+        lambda: instants.parse_instant("--to-datetime", text),
+        lambda: parse_ref(f"app@{text}", now_ms=1 << 42),
+    ):
         with pytest.raises(Usage, match=says) as caught:
             read()
         # What the hint says to type is one of the two, and each is there.
@@ -112,7 +115,7 @@ def test_an_hour_that_is_twice_or_never_is_said(local: Callable[[str], None], zo
         offered = {datetime.fromisoformat(word).astimezone(UTC) for word in words if word.startswith(text)}
         assert offered == expected
     with pytest.raises(Usage, match=r"^--to-datetime 20"):
-        instants.parse("--to-datetime", text)
+        instants.parse_instant("--to-datetime", text)
 
 
 @given(LOCAL, st.sampled_from(["Europe/Berlin", "America/New_York"]))
@@ -123,10 +126,10 @@ def test_all_other_local_times_are_what_the_zone_says(at: datetime, zone: str) -
         time.tzset()
         try:
             if first.utcoffset() == second.utcoffset():
-                assert instants.of_iso(at.isoformat()) == round(first.timestamp() * 1000)
+                assert instants.parse_iso(at.isoformat()) == round(first.timestamp() * 1000)
             else:
                 with pytest.raises(Usage, match="in local time"):
-                    instants.of_iso(at.isoformat())
+                    instants.parse_iso(at.isoformat())
         finally:
             patch.undo()
             time.tzset()
@@ -135,6 +138,6 @@ def test_all_other_local_times_are_what_the_zone_says(at: datetime, zone: str) -
 def test_a_date_is_its_first_instant_also_where_midnight_is_twice_or_never(local: Callable[[str], None]) -> None:
     local("America/Havana")
     for day in ("2026-11-01", "2026-03-08"):
-        start = datetime.fromtimestamp(instants.of_iso(day) / 1000, ZoneInfo("America/Havana"))
+        start = datetime.fromtimestamp(instants.parse_iso(day) / 1000, ZoneInfo("America/Havana"))
         before = datetime.fromtimestamp(start.timestamp() - 1, ZoneInfo("America/Havana"))
         assert (before.date().isoformat() < day, start.date().isoformat()) == (True, day)

@@ -8,7 +8,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
-from slackwater.common.validation import finite, whole
+from slackwater.common.validation import check_finite, check_whole
 from slackwater.errors import Usage
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.gc.reachable import Retention
@@ -54,7 +54,7 @@ def test_a_policy_is_refused_or_read_again_as_it_was_declared(which: tuple[type[
 def test_what_is_whole_is_what_counts_something(value: object, least: int) -> None:
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
     try:
-        assert whole("n", value, least) == value
+        assert check_whole("n", value, least) == value
     except Usage:
         assert not is_count
     else:
@@ -87,7 +87,7 @@ def test_a_ratio_without_end_is_refused_with_what_to_write_instead() -> None:
 
 def test_a_ratio_that_no_float_can_hold_is_refused() -> None:
     with pytest.raises(Usage, match="expected a finite number"):
-        finite("ratio", 10**400, 0)
+        check_finite("ratio", 10**400, 0)
 
 
 @pytest.mark.parametrize(

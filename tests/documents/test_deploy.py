@@ -162,7 +162,7 @@ def test_the_chart_asks_the_probes_that_a_runner_answers() -> None:
 
 
 def test_the_settings_of_the_chart_are_understood(tmp_path: Path) -> None:
-    (tmp_path / settings.FILE).write_text(VALUES["settings"], encoding="utf-8")
+    (tmp_path / settings.FILE_NAME).write_text(VALUES["settings"], encoding="utf-8")
     found = settings.load(environ={}, folder=tmp_path)
     assert (found.store, found.brokers) == ("s3://bucket/prefix", "broker:9092")
     assert not found.retention_of("shop").keeps_everything

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.cli.main import app as command_line
-from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.run.program import load_app
 from typer.main import get_command
 
@@ -120,7 +120,7 @@ def test_every_program_declares_an_app_that_fits_together(
     file = tmp_path / f"{page.stem.replace('-', '_').lower()}_{number}.py"
     file.write_text(blocks(page, "python")[number], encoding="utf-8")
     app = load_app(str(file))
-    assert shapes(app, spark).keys() == app.stages.keys()
+    assert derive_schemas(app, spark).keys() == app.stages.keys()
 
 
 def test_the_update_function_tells_of_each_customer_once() -> None:

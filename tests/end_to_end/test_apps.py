@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.batch.committer import StageMeter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.channels import group_of
+from slackwater.pipeline.kafka.channels import consumer_group
 from slackwater.pipeline.run import runner
 from slackwater.store.objects.counting import CountingStore, Stats
 from slackwater.store.objects.open import open_store
@@ -43,7 +43,7 @@ def test_entries_that_are_not_json_do_not_stop_the_app(booked: Ledger) -> None:
 def test_a_version_costs_one_put_for_each_changed_partition_and_one_for_its_manifest(booked: Ledger) -> None:
     store = open_store(booked.store)
     for stage in history.list_stages(store, booked.app):
-        versions = list(history.after(store, booked.app, stage, 0))
+        versions = list(history.iter_after(store, booked.app, stage, 0))
         assert len(versions) > 4
         for before, after in pairwise(versions):
             written = set(after.ssts) - set(before.ssts)
@@ -57,10 +57,10 @@ def test_kafkas_own_tools_see_how_far_each_stage_has_read(booked: Ledger) -> Non
     booked.slackwater("clone", booked.app, f"{booked.app}-2")
     admin = AdminClient(booked.kafka.properties)
     for app in (booked.app, f"{booked.app}-2"):
-        asked = ConsumerGroupTopicPartitions(group_of(app, "entries"))
+        asked = ConsumerGroupTopicPartitions(consumer_group(app, "entries"))
         (answer,) = admin.list_consumer_group_offsets([asked]).values()
         found = {place.partition: place.offset for place in answer.result().topic_partitions}
-        assert found == dict(enumerate(booked.kafka.offsets(booked.topic)[1])), app
+        assert found == dict(enumerate(booked.kafka.offset_bounds(booked.topic)[1])), app
 
 
 @pytest.mark.soak
@@ -192,7 +192,7 @@ def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: 
     ledger.catch_up(max_records=500)
     ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
     bad = {"seq": 10**6, "account": "a1", "branch": 1, "amount": 10**9}
-    start = ledger.kafka.offsets(ledger.topic)[1][0]
+    start = ledger.kafka.offset_bounds(ledger.topic)[1][0]
     ledger.send(700, raw=(json.dumps(bad).encode(),))
     ledger.send(1_500)
     ledger.catch_up(max_records=500)
@@ -207,7 +207,7 @@ def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: 
     windows = json.dumps(verdict)
     assert '"branches"' in windows
     assert ledger.topic in windows
-    at = ledger.kafka.offsets(ledger.topic)[1][0]
+    at = ledger.kafka.offset_bounds(ledger.topic)[1][0]
     assert start < at
     repaired = Ledger(ledger.bootstrap, ledger.folder, store=ledger.store, app=f"{ledger.app}-staging")
     for count in (2_000, 700, 1_500):

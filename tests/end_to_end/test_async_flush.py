@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.batch.committer import (
-    Committed,
+    CommittedVersion,
     Committer,
     PendingVersion,
 )
-from slackwater.pipeline.batch.job import Limits
+from slackwater.pipeline.batch.job import BatchLimits
 from slackwater.pipeline.run.preflight import check_unflushed
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick
-from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.compaction.plan import CompactionResult, apply_results
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import MemoryStore
@@ -85,7 +85,7 @@ def following(head: Manifest, kind: VersionKind = "batch") -> Manifest:
 
 
 def versions(store: ObjectStore) -> list[Manifest]:
-    return list(history.after(store, "app", "stage", 0))
+    return list(history.iter_after(store, "app", "stage", 0))
 
 
 @dataclass
@@ -96,18 +96,18 @@ class Runner:
     head: Manifest
     folder: Path
     max_unflushed: int = 3
-    told: list[Committed] = field(default_factory=list)
+    told: list[CommittedVersion] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.hears: Callable[[Committed], None] = self.told.append
+        self.hears: Callable[[CommittedVersion], None] = self.told.append
         self.spool = SpooledStore(self.store, self.folder)
         self.committer = Committer(
             self.store,
             self.head,
             spool=self.spool,
             max_unflushed=self.max_unflushed,
-            failed=self.failures.append,
+            on_failure=self.failures.append,
         )
 
     def batch(self) -> None:
@@ -222,7 +222,7 @@ def test_a_compaction_is_adopted_while_versions_wait(runner: Runner, gate: Gated
     runner.batch()
     compaction = following(runner.head, "compaction")
     commit(store, compaction)
-    runner.committer.refresh()
+    runner.committer.adopt_newest()
     assert runner.committer.head == compaction
     assert runner.behind() == 1
     runner.batch()
@@ -284,7 +284,7 @@ def test_what_waits_when_the_app_is_stopped_for_good_is_dropped_whole(runner: Ru
 
 
 def test_whoever_hears_of_commits_and_fails_stops_the_batches(runner: Runner, gate: GatedStore) -> None:
-    def broken(_done: Committed) -> None:
+    def broken(_done: CommittedVersion) -> None:
         raise BrokenPipeError
 
     runner.hears = broken
@@ -322,7 +322,7 @@ def test_whenever_a_runner_is_killed_every_record_is_read_once(seed: int, max_un
                     case "drain":
                         runner.committer.drain(10)
                     case "look":
-                        runner.committer.refresh()
+                        runner.committer.adopt_newest()
                     case "kill":
                         raise Killed
             except (Killed, SlackwaterError) as error:
@@ -344,13 +344,13 @@ ROUTE_KEYS = [("JFK", str(number)) for number in range(6)]
 class Stateful(Runner):
     """A stage whose every batch reads one record, which puts or deletes some keys, and merges SSTs beside it."""
 
-    merges: tuple[Done, ...] = ()
+    merges: tuple[CompactionResult, ...] = ()
 
     def write(self, changes: dict[Key, Values | None]) -> None:
         base = self.committer.tip
         read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
         added = write_version(self.spool, None, ROUTES, changes, base.version + 1)
-        ssts = apply((*base.ssts, *added), self.merges)
+        ssts = apply_results((*base.ssts, *added), self.merges)
         manifest = replace(following(base), inputs={"t": read}, ssts=ssts, table=ROUTES)
         self.committer.submit(PendingVersion(base, manifest, self.merges, time.monotonic(), self.hears))
         self.merges = ()
@@ -359,9 +359,10 @@ class Stateful(Runner):
         self.merges = merged(self.spool, cache, self.committer.tip.ssts)
 
 
-def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[Done, ...]:
+def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[CompactionResult, ...]:
     return tuple(
-        run(store, cache, "app", "stage", ROUTES, one) for one in pick(ssts, ROUTES.partitions, Policy(l0_trigger=2))
+        run_compaction(store, cache, "app", "stage", ROUTES, one)
+        for one in pick(ssts, ROUTES.partitions, Policy(l0_trigger=2))
     )
 
 
@@ -398,11 +399,11 @@ def test_whatever_is_merged_and_where_every_version_holds_what_its_batches_wrote
                     runner.merge(cache)
                 case "merge elsewhere":
                     head = versions(inner)[-1]
-                    ssts = apply(head.ssts, merged(inner, cache, head.ssts))
+                    ssts = apply_results(head.ssts, merged(inner, cache, head.ssts))
                     with suppress(CommitConflict):
                         commit(inner, replace(following(head, "compaction"), ssts=ssts))
                 case "look":
-                    runner.committer.refresh()
+                    runner.committer.adopt_newest()
                 case "store answers":
                     gate.open(1)
         gate.open()
@@ -430,7 +431,7 @@ def test_look_ups_find_what_waits_also_without_a_cache(tmp_path: Path) -> None:
         if where is inner:
             for sst in ssts:
                 store.upload(sst.object)
-                store.forget(sst.object)
+                store.drop_spooled(sst.object)
         cache = SstCache(tmp_path / "cache", 0)
         values, present = multi_get(store, cache, ssts, ROUTES, hashes, asked)
         assert present.all()
@@ -453,7 +454,7 @@ def test_only_puts_wait(tmp_path: Path) -> None:
     assert list(store.list_folders("")) == ["a"]
     store.upload("a/sst")
     assert inner.get("a/sst") == b"0123456789"
-    store.forget("a/sst")
+    store.drop_spooled("a/sst")
     assert store.get("a/sst") == b"0123456789"
     store.delete("a/sst")
     with pytest.raises(ObjectNotFound):
@@ -464,8 +465,8 @@ def test_only_puts_wait(tmp_path: Path) -> None:
 
 def test_executors_that_do_not_share_the_disk_are_refused() -> None:
     for master in ("local", "local[2]", "local-cluster[2,1,1024]"):
-        check_unflushed({"s": Limits(None, 0, max_unflushed=2)}, master)
-    check_unflushed({"s": Limits(None, 0)}, "spark://host:7077")
+        check_unflushed({"s": BatchLimits(None, 0, max_unflushed=2)}, master)
+    check_unflushed({"s": BatchLimits(None, 0)}, "spark://host:7077")
     with pytest.raises(Refused, match=r"'s' has max_unflushed=2, .* executors of spark://host:7077") as refused:
-        check_unflushed({"r": Limits(None, 0), "s": Limits(None, 0, max_unflushed=2)}, "spark://host:7077")
+        check_unflushed({"r": BatchLimits(None, 0), "s": BatchLimits(None, 0, max_unflushed=2)}, "spark://host:7077")
     assert "local" in refused.value.hint

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot.cut.stored import Request, Snapshot, cancel, find_snapshot, open_requests
+from slackwater.snapshot.cut.stored import Snapshot, SnapshotRequest, find_snapshot, open_requests, withdraw_request
 from slackwater.snapshot.take import capture
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.snapshot.verify.verify import verify
 
 from tests.chandy_lamport.test_laws import TIMES
@@ -29,7 +29,7 @@ def numbers(diamond: Diamond, snapshot: Snapshot, channel: str) -> Iterator[int]
     for kept in snapshot.channels:
         if kept.channel != channel:
             continue
-        rows = [row for table in capture.read(diamond.store, kept) for row in table.to_pylist()]
+        rows = [row for table in capture.read_captured(diamond.store, kept) for row in table.to_pylist()]
         assert len(rows) == kept.rows == sum(kept.counts)
         assert len({(row["_partition"], row["_offset"], row["_row"]) for row in rows}) == len(rows)
         for row in rows:
@@ -52,7 +52,7 @@ def check(diamond: Diamond, snapshot: Snapshot) -> None:
 @given(st.lists(operations, min_size=30, max_size=100))
 def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
     diamond = Diamond()
-    asked: list[Request] = []
+    asked: list[SnapshotRequest] = []
     cancelled: list[str] = []
 
     def complete() -> None:
@@ -64,17 +64,17 @@ def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
             case (str(stage), int(records), limit, bool(crash)):
                 diamond.step(stage, records=records, max_records=limit, crash=crash)
             case "take" if len(asked) < 3:
-                asked.append(request(diamond.store, APP, f"s{len(asked)}", "ada@host"))
+                asked.append(request_snapshot(diamond.store, APP, f"s{len(asked)}", "ada@host"))
             case "complete":
                 complete()
             case "cancel" if asked and asked[0] in open_requests(diamond.store, APP):
-                cancel(diamond.store, APP, asked[0])
+                withdraw_request(diamond.store, APP, asked[0])
                 cancelled.append(asked[0].id)
             case "zombie":
                 for stage in STAGES:
                     diamond.zombie(stage, asked[-1].id if asked else "s")
     if not asked:
-        asked.append(request(diamond.store, APP, "last", "ada@host"))
+        asked.append(request_snapshot(diamond.store, APP, "last", "ada@host"))
     diamond.settle()
     complete()
     for one in asked:

@@ -27,7 +27,9 @@ def test_a_runner_edits_between_two_batches_and_goes_on_from_that(kafka: Embedde
         assert refused.returncode == 1
         await_commit("accounts")
     ledger.catch_up(*TWO_STAGES[1::2])
-    (edit,) = (one for one in history.after(open_store(ledger.store), ledger.app, "accounts", 0) if one.kind == "edit")
+    (edit,) = (
+        one for one in history.iter_after(open_store(ledger.store), ledger.app, "accounts", 0) if one.kind == "edit"
+    )
     assert edit.edited is not None
     assert edit.edited.what == more
     # The rows that were there have it, and what they got since.

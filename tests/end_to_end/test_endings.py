@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import protocol
-from slackwater.pipeline.kafka.messages import encode, send
+from slackwater.pipeline.kafka.messages import encode_rows, send_messages
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.open import open_store
 
 from tests.support.histories import CAPTURED, KAFKA_PARTITIONS, FlightsApp, Kafka, flights
@@ -44,7 +44,7 @@ def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Fligh
     for _ in range(3):
         app.send(*flights(20))
         app.step("legs")
-    pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", reader=app.kafka)
+    pin_cut(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", reader=app.kafka)
     _mirror(app, broker)
     return app
 
@@ -63,7 +63,7 @@ def _mirror(app: FlightsApp, kafka: protocol.Kafka) -> None:
                     [dict(zip(columns, flight, strict=True)) for flight in message.flights],
                     pa.schema([CAPTURED.field(name) for name in columns]),
                 )
-                send(kafka, topic, [(number, encode(rows))], message.attempt.encode(), patience_s=30)
+                send_messages(kafka, topic, [(number, encode_rows(rows))], message.attempt.encode(), patience_s=30)
 
 
 LONG = (pytest.mark.soak, pytest.mark.timeout(3600))

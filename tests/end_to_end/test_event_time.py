@@ -19,10 +19,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from slackwater.errors import Refused
-from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.listener import BatchReport
@@ -167,14 +167,17 @@ def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledg
     assert min(each.values()) > 0
     ledger.verify(name)
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
-    versions = history.after(store, name, "hourly", 0)
+    versions = history.iter_after(store, name, "hourly", 0)
     late, count = next((one, one.event_time.late) for one in versions if one.event_time and one.event_time.late)
-    some = [one for one in history.after(store, name, "showers", 0) if any(out.rows for out in one.outputs.values())]
+    some = [
+        one for one in history.iter_after(store, name, "showers", 0) if any(out.rows for out in one.outputs.values())
+    ]
     most = max(some, key=lambda one: one.outputs["over"].rows)
     with open_program(app, store, cache, ledger.kafka) as program:
-        sent = [sent_rows(StageReplay.of(program, one))["over"].rows for one in some]
+        sent = [read_sent_rows(StageReplay.for_version(program, one))["over"].rows for one in some]
         again, of_sessions = (
-            compare(replay, sent_rows(replay)) for replay in (StageReplay.of(program, one) for one in (late, most))
+            compare(replay, read_sent_rows(replay))
+            for replay in (StageReplay.for_version(program, one) for one in (late, most))
         )
     assert again.same, "a replay leaves the same rows out"
     assert [(one.name, one.replayed.num_rows) for one in again.channels] == [("hourly-late", count)]
@@ -225,11 +228,11 @@ def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledge
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
     with open_program(app, store, cache, ledger.kafka) as program:
         for stage, sent, late_rows in (("hourly", [2, 2], [1]), ("stations", [], [])):
-            batches = [one for one in history.after(store, name, stage, 0) if one.kind == "batch"]
+            batches = [one for one in history.iter_after(store, name, stage, 0) if one.kind == "batch"]
             assert [rows for one in batches for out in one.outputs.values() if (rows := out.rows)] == sent
             assert [rows for one in batches for sink in one.sinks.values() if (rows := sink.rows)] == late_rows
-            replay = StageReplay.of(program, next(filter(without_records, reversed(batches))))
-            assert compare(replay, sent_rows(replay)).same, "a replay lets the same rows fall due"
+            replay = StageReplay.for_version(program, next(filter(without_records, reversed(batches))))
+            assert compare(replay, read_sent_rows(replay)).same, "a replay lets the same rows fall due"
 
 
 def without_records(version: Manifest) -> bool:
@@ -314,7 +317,7 @@ def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: obje
     spark = SparkSession.getActiveSession()
     assert spark is not None
     with pytest.raises(Refused, match=said) as refused:
-        shapes(one_stage(function, **late), spark)
+        derive_schemas(one_stage(function, **late), spark)
     assert len(refused.value.message.splitlines()) == 1
 
 
@@ -337,7 +340,7 @@ def test_a_session_is_no_part_of_the_tables_key_and_a_window_where_it_was_emitte
         name="sessions", reads=by_visit, writes=over, key=["s", "key"], state=counted, event_time=FINAL, table=TWO_DAYS
     )(lambda rows: rows)
     app.stage(name="ended", reads=over, state=counted)(lambda rows: rows)
-    known = shapes(app, spark)
+    known = derive_schemas(app, spark)
     tables = {name: shape.table for name, shape in known.items() if shape.table is not None}
     assert {name: [column.name for column in table.key] for name, table in tables.items()} == {
         "sessions": ["key"],
@@ -348,7 +351,7 @@ def test_a_session_is_no_part_of_the_tables_key_and_a_window_where_it_was_emitte
         ("s", "list<struct<start: timestamp[us, tz=UTC], end: timestamp[us, tz=UTC], n: int64>>"),
         ("_due_at", "int64"),
     ]
-    assert (known["sessions"].key, known["sessions"].late_by, known["sessions"].due_by) == (
+    assert (known["sessions"].key, known["sessions"].lateness_columns, known["sessions"].due_by) == (
         ("key",),
         ("s",),
         "watermark",
@@ -377,7 +380,7 @@ def test_sessions_that_could_not_be_final_are_refused_in_a_sentence(declared: di
 
     app = one_stage(twice, **{"key": ["s", "key"], "state": sw.aggregate(n=sw.count()), **declared})
     with pytest.raises(Refused, match=said):
-        shapes(app, spark)
+        derive_schemas(app, spark)
 
 
 def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
@@ -390,7 +393,7 @@ def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
         event_time=sw.event_time(emits="final"),
     )
     with pytest.raises(Refused, match="rows that fall due at the watermark, but no watermark"):
-        shapes(app, spark)
+        derive_schemas(app, spark)
 
 
 def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
@@ -409,16 +412,21 @@ def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
     def each(t: DataFrame, u: DataFrame) -> tuple[DataFrame, DataFrame]:
         return t.withWatermark("timestamp", "1 hour"), u.withWatermark("timestamp", "1 minute")
 
-    (shape,) = shapes(one_stage(each, **two), spark).values()
+    (shape,) = derive_schemas(one_stage(each, **two), spark).values()
     first, second = Watermark(("_0_timestamp",), 3_600_000, ("t",)), Watermark(("_1_timestamp",), 60_000, ("u",))
-    assert (shape.watermarks, shape.timed) == ((first, second), {"t", "u"})
-    (shape,) = shapes(one_stage(each, **two | {"key": "timestamp"}), spark).values()
+    assert (shape.watermarks, shape.inputs_with_watermark) == ((first, second), {"t", "u"})
+    (shape,) = derive_schemas(one_stage(each, **two | {"key": "timestamp"}), spark).values()
     assert [(one.columns, one.part) for one in shape.watermarks] == [(("timestamp",), 0), (("timestamp",), 1)]
-    (shape,) = shapes(one_stage(lambda t, u: (each(t, u)[0], u), **two), spark).values()
-    assert (shape.watermarks, shape.timed) == ((first,), {"t"})
-    (shape,) = shapes(one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark).values()
+    (shape,) = derive_schemas(one_stage(lambda t, u: (each(t, u)[0], u), **two), spark).values()
+    assert (shape.watermarks, shape.inputs_with_watermark) == ((first,), {"t"})
+    (shape,) = derive_schemas(
+        one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark
+    ).values()
     assert shape.watermarks == (Watermark(("timestamp",), 3_600_000, ("t", "u")),)
     with pytest.raises(Refused, match="makes a union of DataFrames with watermarks"):
-        shapes(one_stage(lambda t, u: t.unionByName(each(t, u)[1]), **two), spark)
-    named = shapes(rain("rain", "readings"), spark)
-    assert {name: shape.timed for name, shape in named.items()} == {"readings": {"readings"}, "hours": {"by-station"}}
+        derive_schemas(one_stage(lambda t, u: t.unionByName(each(t, u)[1]), **two), spark)
+    named = derive_schemas(rain("rain", "readings"), spark)
+    assert {name: shape.inputs_with_watermark for name, shape in named.items()} == {
+        "readings": {"readings"},
+        "hours": {"by-station"},
+    }

@@ -11,7 +11,7 @@ from slackwater.errors import Fenced, Refused
 from slackwater.operations.program_changes import migrate_file
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.options import Options
-from slackwater.snapshot.change.migrate import Migrated, lines
+from slackwater.snapshot.change.migrate import Migrated, describe_stage_change
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, history
 
@@ -65,7 +65,7 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
     before = {stage: history.head(store, ledger.app, stage) for stage in history.list_stages(store, ledger.app)}
     looked = migrate(ledger, "migrated", monkeypatch, RENAMES, dry_run=True)
     assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
-    assert {each.stage: list(lines(each)) for each in looked.plan.changes} == {
+    assert {each.stage: list(describe_stage_change(each)) for each in looked.plan.changes} == {
         "accounts": ["+ newest int64; existing rows have -1"],
         "branches": [
             "~ total is renamed to amounts",

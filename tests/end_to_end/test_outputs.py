@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.batch.transform import tag
+from slackwater.pipeline.batch.schemas import derive_schemas
+from slackwater.pipeline.batch.transform import union_tagged
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.spark.plans import once
-from slackwater.snapshot.take.taking import request
+from slackwater.pipeline.spark.plans import share_streams
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
@@ -64,7 +64,7 @@ def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
     store = open_store(split.store)
     split.send(2_000)
     split.catch_up("moves")
-    request(store, split.app, "between", "test")
+    request_snapshot(store, split.app, "between", "test")
     split.send(1_500)
     split.catch_up(max_records=900)
     split.check_tables()
@@ -109,7 +109,7 @@ def test_frames_that_part_at_different_places_read_each_stream_once(spark: Spark
     left, right = stream(), stream()
     both = left.unionByName(right).withColumn("twice", F.col("n") * 2)
     even = F.udf(lambda n: n % 2 == 0, "boolean")
-    frames = once(
+    frames = share_streams(
         (
             both.where(even("n")).select("twice"),
             both.where("n < 10").select(F.explode(F.array("n", "twice")).alias("n")),
@@ -122,7 +122,7 @@ def test_frames_that_part_at_different_places_read_each_stream_once(spark: Spark
         found.append([row.asDict() for row in rows.collect()])
 
     checkpoint = str(tmp_path / "checkpoint")
-    query = tag(frames, ()).writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).start()
+    query = union_tagged(frames, ()).writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).start()
     eventually(lambda: any(done.numInputRows for done in query.recentProgress), "a batch")
     query.stop()
     rows = found[0]
@@ -198,17 +198,17 @@ def test_rows_that_fit_no_output_are_refused(
     spark: SparkSession, returned: object, declared: dict[str, object], error: type[SlackwaterError], said: str
 ) -> None:
     with pytest.raises(error, match=said) as refused:
-        shapes(app_of(returned, **declared), spark)
+        derive_schemas(app_of(returned, **declared), spark)
     assert len(refused.value.message.splitlines()) == 1
 
 
 def test_each_output_has_columns_of_its_own_and_one_dataframe_is_for_all(spark: SparkSession) -> None:
-    (shape,) = shapes(app_of(lambda t: (t.select("key", "offset"), t.select("value"))), spark).values()
+    (shape,) = derive_schemas(app_of(lambda t: (t.select("key", "offset"), t.select("value"))), spark).values()
     assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "offset"], "b": ["value"]}
-    assert [rows.names for rows in shape.rows] == [["key", "offset"], ["value"]]
-    (shape,) = shapes(app_of(lambda t: t.select("key", "value")), spark).values()
+    assert [rows.names for rows in shape.output_schemas] == [["key", "offset"], ["value"]]
+    (shape,) = derive_schemas(app_of(lambda t: t.select("key", "value")), spark).values()
     assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "value"], "b": ["key", "value"]}
-    assert shape.rows == ()
+    assert shape.output_schemas == ()
     state = {"state": emitting("key binary, n long", "value binary"), "key": "key"}
-    (shape,) = shapes(app_of(lambda t: t, **state), spark).values()
+    (shape,) = derive_schemas(app_of(lambda t: t, **state), spark).values()
     assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "n"], "b": ["value"]}

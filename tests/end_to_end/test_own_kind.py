@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.operations.program_changes import migrate_file
@@ -62,8 +62,8 @@ def test_a_kind_of_the_users_own_runs_rejects_replays_migrates_clones_and_bisect
         load_app(str(app.program), name=app.app), store, SstCache(tmp_path / "replay", 1 << 30), app.kafka
     ) as program:
         for version in {2, *rejected}:
-            replay = StageReplay.of(program, history.read(store, app.app, "tops", version))
-            assert compare(replay, sent_rows(replay)).same
+            replay = StageReplay.for_version(program, history.read(store, app.app, "tops", version))
+            assert compare(replay, read_sent_rows(replay)).same
 
     where = "SELECT * FROM tops WHERE top[1] > 500000000"
     found = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
@@ -118,9 +118,9 @@ def test_a_class_for_transform_with_state_runs_rejects_replays_and_bisects(
     with open_program(
         load_app(str(app.program), name=app.app), store, SstCache(tmp_path / "replay", 1 << 30), app.kafka
     ) as program:
-        for version in [one for one in history.after(store, app.app, "accounts", 0) if one.kind == "batch"]:
-            replay = StageReplay.of(program, version)
-            assert compare(replay, sent_rows(replay)).same
+        for version in [one for one in history.iter_after(store, app.app, "accounts", 0) if one.kind == "batch"]:
+            replay = StageReplay.for_version(program, version)
+            assert compare(replay, read_sent_rows(replay)).same
     where = "SELECT * FROM accounts WHERE booked.balance > 500000000"
     verdict = app.slackwater("bisect", app.app, "--where", where, "--code", str(app.program), "--json")
     assert json.loads(verdict.stdout)["record"]["topic"] == app.topic, verdict.stdout

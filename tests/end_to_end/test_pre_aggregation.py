@@ -45,10 +45,10 @@ def test_batches_are_added_up_while_they_have_few_keys_and_the_table_does_not_sh
 
     def noted(rows: DataFrame, task: StateTask) -> Any:
         added_up.append(task.version)
-        return pre_aggregation.added_up(rows, task)
+        return pre_aggregation.pre_aggregate(rows, task)
 
-    monkeypatch.setattr(job, "added_up", noted)
-    monkeypatch.setattr(pre_aggregation, "_LEAST_ROWS", BATCH // 2)
+    monkeypatch.setattr(job, "pre_aggregate", noted)
+    monkeypatch.setattr(pre_aggregation, "_MIN_ROWS", BATCH // 2)
     app = sw.App(name)
     state = sw.aggregate(n=sw.count(), total=sw.sum("v"), newest=sw.last("v", by="v"))
     app.stage(reads=sw.topic(topic), key="k", state=state, on_error="reject", table=sw.table(partitions=2))(sums)

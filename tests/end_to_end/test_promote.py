@@ -23,7 +23,10 @@ def batches_s(store: ObjectStore, *apps_: str) -> float:
     """The sum of the longest batches of all stages, of the app where that is more."""
     return max(
         sum(
-            max(history.read(store, app, stage, version).duration_ms for version in history.versions(store, app, stage))
+            max(
+                history.read(store, app, stage, version).duration_ms
+                for version in history.list_versions(store, app, stage)
+            )
             for stage in history.list_stages(store, app)
         )
         / 1_000

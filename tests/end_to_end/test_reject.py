@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -23,7 +23,7 @@ from slackwater.snapshot.change.stages import RETRIES, request_retry
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
-from slackwater.store.versions.side_tables import rejected_of
+from slackwater.store.versions.side_tables import rejected_counts
 
 from tests.pipeline.publish.reader import committed
 from tests.support.running import APPS, Ledger
@@ -72,7 +72,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     monkeypatch.setattr(rejecter, "_LOG_INTERVAL_S", 0.0)
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
-    monkeypatch.setattr(runner, "tracing_of", lambda: Tracing(provider))
+    monkeypatch.setattr(runner, "configured_tracing", lambda: Tracing(provider))
     bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
     dead, carried = f"{bank.topic}-dead", f"{bank.topic}-carried"
     bank.kafka.create_topics({dead: 1, carried: 2})
@@ -124,7 +124,7 @@ def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
     for stage in ("moves", "accounts"):
         head = history.head(store, bank.app, stage)
         assert head is not None
-        assert rejected_of(head)[1:] == (len(bank.rejected(stage)),) * 2
+        assert rejected_counts(head)[1:] == (len(bank.rejected(stage)),) * 2
         newest = max(row["version"] for row in bank.rejected(stage))
         assert replayed_as_committed(bank, stage, newest)
 
@@ -161,5 +161,5 @@ def replayed_as_committed(bank: Bank, stage: str, version: int) -> bool:
     os.environ["LEDGER_TOPIC"] = bank.topic
     app = load_app(str(bank.program), name=bank.app)
     with open_program(app, store, SstCache(bank.folder / "cache" / "replay", 1 << 30), bank.kafka) as program:
-        replay = StageReplay.of(program, history.read(store, bank.app, stage, version))
-        return compare(replay, sent_rows(replay)).same
+        replay = StageReplay.for_version(program, history.read(store, bank.app, stage, version))
+        return compare(replay, read_sent_rows(replay)).same

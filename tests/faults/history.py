@@ -19,7 +19,7 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
 from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.answers import run_statement
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -159,7 +159,7 @@ class History:
     def rows(self, where: str, ref: str) -> pa.Table:
         """What a query returns at a moment."""
         cut = resolve(self.store, ref, now_ms=time.time_ns() // 1_000_000)
-        return answer(self.store, self.cache, cut, where, later=later_stages(self.store, cut))
+        return run_statement(self.store, self.cache, cut, where, later=later_stages(self.store, cut))
 
     def turns(self, stage: str, where: str, after: int = 0) -> list[int]:
         """The versions of a stage at which a query over its tables alone begins to return rows: each one asked."""

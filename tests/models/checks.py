@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.schema import EXPIRES
 from slackwater.store.versions import history, keys
@@ -48,7 +48,7 @@ def check_reads(
     assert values == found
     opened = rows_of_open(store, cache, manifest.ssts, table, hashed, asked_for, clock_ms)
     assert [row and tuple(row.values()) for row in opened] == [shown.get(form) for form in forms]
-    register(con, "t", store, cache, manifest, clock_ms=clock_ms)
+    register_table(con, "t", store, cache, manifest, clock_ms=clock_ms)
     rows = (tuple(row.values()) for row in con.sql("FROM t").to_arrow_table().to_pylist())
     actual = sorted(repr(same_form(row)) for row in rows)
     assert actual == sorted(repr(same_form((*form, *values))) for form, values in shown.items())
@@ -76,7 +76,7 @@ def check_what_stays(
         since_ms = clock_ms - retention.all_ms
         wanted.add(max((v for v, (time_ms, _) in before.items() if v >= whole and time_ms <= since_ms), default=1))
     first = 1 if retention.keeps_everything else max(min(wanted), whole)
-    after = set(history.versions(fresh(store), app, STAGE))
+    after = set(history.list_versions(fresh(store), app, STAGE))
     assert {version for version in before if version >= first or version in pinned} <= after
     if retention.hourly_ms is None and retention.daily_ms is None:
         assert all(version >= first or version in pinned for version in after)
@@ -84,7 +84,7 @@ def check_what_stays(
 
 def check_grace(store: AgingStore, app: str) -> None:
     """Nothing is left that nothing names and that has had its time."""
-    versions = history.versions(fresh(store), app, STAGE)
+    versions = history.list_versions(fresh(store), app, STAGE)
     written = {info.key: info.modified_ms for info in store.list(keys.manifests(app, STAGE))}
     assert written.keys() == {keys.manifest(app, STAGE, version) for version in versions}
     manifests = [history.read(fresh(store), app, STAGE, version) for version in versions]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.state.fits import evolve
 from slackwater.store.compaction import plan
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.plan import Compaction
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read import duckdb_view
@@ -166,7 +166,11 @@ class Evolving:
             if len(inputs) > 1:
                 taken = inputs if draw(st.booleans()) else inputs[:2]
                 one = Compaction(partition, self.partitions, taken, len(taken) == len(inputs), clock_ms=0)
-                self.commit(plan.apply(self.ssts, [run(self.store, self.cache, "app", "stage", self.table, one)]))
+                self.commit(
+                    plan.apply_results(
+                        self.ssts, [run_compaction(self.store, self.cache, "app", "stage", self.table, one)]
+                    )
+                )
 
     def check(self) -> None:
         with duckdb.connect() as con:
@@ -187,7 +191,7 @@ class Evolving:
         assert self.as_found(cold, present) == expected
         assert values.schema == cold.schema
         assert rows_of_open(self.store, self.cache, manifest.ssts, table, hashes, keys, 0) == expected
-        duckdb_view.register(con, "t", self.store, self.cache, manifest)
+        duckdb_view.register_table(con, "t", self.store, self.cache, manifest)
         found = con.sql("FROM t ORDER BY k").to_arrow_table()
         assert found.schema.names == ["k", *names]
         declared = con.from_arrow(sst_schema(table).empty_table().select(["k", *names])).types
@@ -210,8 +214,8 @@ class Evolving:
                 assert manifest.table is not None
                 found = con.sql(f"FROM t WHERE _version = {manifest.version} ORDER BY k").to_arrow_table()
                 assert found.column("k").to_pylist() == sorted(rows)
-                by_id = dict(zip(manifest.table.ids, manifest.table.columns, strict=True))
-                for number, column in zip(last.ids, last.columns, strict=True):
+                by_id = dict(zip(manifest.table.column_ids, manifest.table.columns, strict=True))
+                for number, column in zip(last.column_ids, last.columns, strict=True):
                     was = by_id.get(number)
                     if was is not None and was.type == column.type and column.name != "k":
                         assert found.column(column.name).to_pylist() == [rows[k][was.name] for k in sorted(rows)]

@@ -26,14 +26,14 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.operations.debugging.check.arrangements import Arrangement, as_read
-from slackwater.operations.debugging.check.check import FunctionRows, Reason, came
+from slackwater.operations.debugging.check.arrangements import Arrangement, original_order
+from slackwater.operations.debugging.check.check import FunctionRunner, Reason, record_origins
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.batch.task import MARK, StateTask
-from slackwater.state.event_time import BatchTimes, Lateness, Times, due_after
-from slackwater.state.next_version import Outcome, Written, next_version
+from slackwater.pipeline.batch.schemas import derive_schemas
+from slackwater.pipeline.batch.task import IS_PROBE, StateTask
+from slackwater.state.event_time import BatchTimes, EventTimeScan, Lateness, due_span_after
+from slackwater.state.next_version import BatchResult, ProtocolOutcome, next_version
 from slackwater.state.records import Position
 from slackwater.state.step import Step
 from slackwater.store.objects.local import LocalStore
@@ -262,7 +262,7 @@ def versions_of(
     """The program, and so many versions of its stage as its batches would have made them."""
     kafka = MemoryKafka.named(f"memory://{uuid4().hex}")
     stage = made.app.stages["s"]
-    shape = shapes(made.app, spark)["s"]
+    shape = derive_schemas(made.app, spark)["s"]
     resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
     program = LoadedProgram(made.app, spark, {"s": shape}, resources.memory, resources.kept, kafka, folder)
     kafka.create_topics(dict.fromkeys(stage.inputs, PARTITIONS))
@@ -296,19 +296,19 @@ def _records(numbers: Random, topic: str, batch: int) -> Iterator[Record]:
 def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manifest:
     """Commit the version that reads all that is there, as a task of its batch makes it."""
     shape = program.shapes["s"]
-    ends = {name: Position(name, program.kafka.offsets(name)[1]) for name in base.inputs}
+    ends = {name: Position(name, program.kafka.offset_bounds(name)[1]) for name in base.inputs}
     by = shape.due_by
-    due = due_after(base.event_time, by, base.time_ms) if by is not None else None
+    due = due_span_after(base.event_time, by, base.time_ms) if by is not None else None
     times = BatchTimes(0, BOUND_MS, due)
 
     def version(results: tuple[object, ...]) -> Manifest:
-        outcome = Outcome((), {}, {}, {}, changed=False)
+        outcome = ProtocolOutcome((), {}, {}, {}, changed=False)
         now_ms = base.time_ms + 60_000
         return next_version(
             base,
             ends,
             outcome,
-            Written(results),
+            BatchResult(results),
             (),
             shape.time_rules,
             times,
@@ -321,28 +321,30 @@ def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manif
     else:
         # What it read does not depend on what it makes of that.
         replay = StageReplay(program, base, version(()) if not shape.watermarks else replace(base, **_read(base, ends)))
-        every = as_read(came(replay))
-        (rows,) = FunctionRows(replay, (base.time_ms, base.time_ms + 1)).of(Arrangement((every,)), base.time_ms)
+        every = original_order(record_origins(replay))
+        (rows,) = FunctionRunner(replay, (base.time_ms, base.time_ms + 1)).compute_rows(
+            Arrangement((every,)), base.time_ms
+        )
         step = Step(
             base.table,
             shape.bound,
             base.version + 1,
             0,
-            Lateness(shape.late_by, base.watermark_ms, BOUND_MS) if shape.late_by else None,
+            Lateness(shape.lateness_columns, base.watermark_ms, BOUND_MS) if shape.lateness_columns else None,
             due,
         )
-        seen = Times(shape.watermarks, BOUND_MS)
+        seen = EventTimeScan(shape.watermarks, BOUND_MS)
         task = StateTask(
             dataclasses.replace(resources, app="a"), "w", base.version + 1, (), step, base.ssts, times=seen
         )
         marked = rows
         if due is not None and due.pending:
             count = base.table.partitions
-            hashes = [sorted_runs.bounds(each, count)[1] for each in sorted_runs.by_partition(base.ssts, count)]
+            hashes = [sorted_runs.hash_bounds(each, count)[1] for each in sorted_runs.by_partition(base.ssts, count)]
             marks = pa.Table.from_pylist([{"_hash": each} for each in hashes], schema=rows.schema)
             is_mark = pa.array([False] * rows.num_rows + [True] * marks.num_rows)
-            marked = pa.concat_tables([rows, marks]).append_column(MARK, is_mark)
-        made = version((replace(task._run(marked, "w.1"), seen=seen.seen(rows)),))
+            marked = pa.concat_tables([rows, marks]).append_column(IS_PROBE, is_mark)
+        made = version((replace(task._run(marked, "w.1"), seen=seen.scan(rows)),))
     commit.commit(resources.memory, made)
     return made
 

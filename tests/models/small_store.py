@@ -18,12 +18,12 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.audit_log import record
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.store.compaction.merge import run
+from slackwater.snapshot.take.audit_log import record_operation
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick
-from slackwater.store.compaction.plan import apply
+from slackwater.store.compaction.plan import apply_results
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, horizon
 from slackwater.store.versions.commit import commit, successor
@@ -85,10 +85,10 @@ def _flights(store: AgingStore, clock: StoreClock) -> None:
     app.run(flights(40))
     app.delete("aircraft", "N003", "N004")
     app.send(*flights(6))
-    asked = request(store, app.name, "at-noon", BY)
+    asked = request_snapshot(store, app.name, "at-noon", BY)
     app.step_all()
     assert try_complete(store, app.name, asked) is not None
-    record(store, app.name, "snapshot take", "at-noon", BY)
+    record_operation(store, app.name, "snapshot take", "at-noon", BY)
     _clone(store, app, kafka)
     app.step_all()
     app.rescale("aircraft", 3)
@@ -98,7 +98,7 @@ def _flights(store: AgingStore, clock: StoreClock) -> None:
     clock.wait(30 * 60_000)
     app.send(*flights(8))
     app.step("legs")
-    pin(store, resolve(store, app.name, now_ms=clock.now_ms), "before-deploy", by=BY, reader=kafka)
+    pin_cut(store, resolve(store, app.name, now_ms=clock.now_ms), "before-deploy", by=BY, reader=kafka)
     clock.wait(3 * HOUR_MS)
     app.run(flights(10))
     clock.wait(HOUR_MS)
@@ -109,14 +109,14 @@ def _flights(store: AgingStore, clock: StoreClock) -> None:
     assert thinned is not None
     assert any(moment.until_ms for moment in thinned.moments)
     app.step_all()
-    request(store, app.name, "under-way", BY)
+    request_snapshot(store, app.name, "under-way", BY)
     app.send(*flights(5))
     app.step("legs")
 
 
 def _clone(store: AgingStore, app: FlightsApp, kafka: Kafka) -> None:
     clone(store, "flights@at-noon", "staging", topics={}, channels=kafka, by=BY, now_ms=app.clock.now_ms)
-    record(store, "staging", "clone", "from flights@at-noon", BY)
+    record_operation(store, "staging", "clone", "from flights@at-noon", BY)
     copy = FlightsApp(store, kafka, "staging", clock=app.clock)
     copy.send(*flights(9, aircraft=4))
     copy.step_all()
@@ -127,11 +127,11 @@ def _merge(store: AgingStore, app: FlightsApp, stage: str) -> None:
     head, table = app.heads[stage], app.table(stage)
     with closing(SstCache(Path("/nonexistent"), 0)) as cache:
         picked = pick(head.ssts, table.partitions, Policy(l0_trigger=4))
-        done = [run(store, cache, app.name, stage, table, one) for one in picked]
+        done = [run_compaction(store, cache, app.name, stage, table, one) for one in picked]
     assert done
     now_ms = app.clock.tick(stage)
     draft = successor(head, kind="compaction", epoch=head.epoch, writer=head.writer, by=BY, now_ms=now_ms)
-    app.commit(replace(draft, ssts=apply(head.ssts, done)))
+    app.commit(replace(draft, ssts=apply_results(head.ssts, done)))
 
 
 def _types(store: AgingStore, clock: StoreClock) -> None:

@@ -21,23 +21,23 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced
 from slackwater.operations.exchange.initialise import initialise
 from slackwater.operations.maintenance.compact import StageCompactor
-from slackwater.snapshot.change.migrate import PREFIX, find_plan, migrate
-from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.migrate import MIGRATION_SNAPSHOT_PREFIX, find_plan, migrate
+from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, list_snapshots
+from slackwater.snapshot.cut.stored import SnapshotRequest, list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.row_source import RowSource
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify.version_chain import differences
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.state.fits import Declared, DeclaredStage
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.sorted_runs import by_partition, sorted_runs, touched
-from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
+from slackwater.store.sst.sorted_runs import by_partition, overlapped_partitions, sorted_runs
+from slackwater.store.sst.ttl import has_expired_rows, read_clock_ms
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 
@@ -100,7 +100,7 @@ class StateMachine(RuleBasedStateMachine):
         """What was put and deleted and is not committed yet, by app."""
         self.pins: dict[tuple[str, str], int] = {}
         """The version of each snapshot, by app and name; what clones live from among them."""
-        self.asked: dict[tuple[str, str], Request] = {}
+        self.asked: dict[tuple[str, str], SnapshotRequest] = {}
         self.clones: dict[str, str] = {}
         """The app that each clone lives from."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
@@ -118,7 +118,7 @@ class StateMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(self.writers)), "app")
 
     def any_version(self, data: st.DataObject, app: str) -> int:
-        return data.draw(st.sampled_from(history.versions(self.store, app, STAGE)), "version")
+        return data.draw(st.sampled_from(history.list_versions(self.store, app, STAGE)), "version")
 
     # Writing.
 
@@ -205,7 +205,7 @@ class StateMachine(RuleBasedStateMachine):
         self.pins |= {
             (app, each.name): each.stages[STAGE]
             for each in list_snapshots(fresh(self.store), app)
-            if each.name.startswith(PREFIX)
+            if each.name.startswith(MIGRATION_SNAPSHOT_PREFIX)
         }
         self.undone[app] = change
         self._follow_migration(app)
@@ -213,7 +213,7 @@ class StateMachine(RuleBasedStateMachine):
     def finish_what_was_left(self, app: str) -> None:
         """As whoever comes next does it: a migration was decided, or it was not."""
         if app in self.undone:
-            finish_newest(fresh(self.store), app, now_ms=self.writers[app].tick())
+            finish_newest_migration(fresh(self.store), app, now_ms=self.writers[app].tick())
             self._follow_migration(app)
             self.undone.pop(app, None)
 
@@ -277,7 +277,7 @@ class StateMachine(RuleBasedStateMachine):
         """What the product picks where the table has this policy."""
         assert writer.head.table is not None
         head = replace(writer.head, table=replace(writer.head.table, compaction=policy))
-        return pick_for(head, full=full, only=only)
+        return pick_for_manifest(head, full=full, accepts=only)
 
     def compaction(
         self, writer: Writer, partition: int, inputs: tuple[Sst, ...], *, drops_tombstones: bool
@@ -292,7 +292,7 @@ class StateMachine(RuleBasedStateMachine):
         compactor = StageCompactor(
             store, self.cache, head, by="test", threads=1, now_ms=self.writers[app].tick, stop=Event()
         )
-        for done in compactor.until_done(full=True):
+        for done in compactor.merge_until_done(full=True):
             self.follows(app, done.version, self.states[app, self.heads[app]])
 
     def merge_everything(self, app: str) -> None:
@@ -304,13 +304,13 @@ class StateMachine(RuleBasedStateMachine):
     def merge(self, writer: Writer, one: Compaction) -> None:
         table = writer.head.table
         assert table is not None
-        done = run(writer.view, self.cache, writer.app, STAGE, table, one)
-        assert all(len(touched(output, one.partitions)) == 1 for output in done.outputs)
+        done = run_compaction(writer.view, self.cache, writer.app, STAGE, table, one)
+        assert all(len(overlapped_partitions(output, one.partitions)) == 1 for output in done.outputs)
         if one.drops_tombstones and one.clock_ms is not None:
             for output in done.outputs:
-                assert output.partition != one.partition or not may_have_expired(output, one.clock_ms)
+                assert output.partition != one.partition or not has_expired_rows(output, one.clock_ms)
         # Nothing has come between: it fits.
-        assert apply(writer.head.ssts, [done]) != writer.head.ssts
+        assert apply_results(writer.head.ssts, [done]) != writer.head.ssts
         writer.merges.append(done)
 
     def check_nothing_is_stored_that_expired(self, app: str) -> None:
@@ -336,7 +336,7 @@ class StateMachine(RuleBasedStateMachine):
             history.read(fresh(self.store), app, STAGE, self.heads[app]),
             self.states[app, self.heads[app]],
         )
-        clock_ms = seen_clock_ms(manifest, self.store.clock_ms)
+        clock_ms = read_clock_ms(manifest, self.store.clock_ms)
         assert clock_ms == state.seen(self.store.clock_ms)
         self.check_reads(manifest, clock_ms, state.shown(clock_ms))
 
@@ -345,7 +345,7 @@ class StateMachine(RuleBasedStateMachine):
     def pin_version(self, app: str, name: str, version: int) -> None:
         if (app, name) not in self.pins and (app, name) not in self.asked:
             store = fresh(self.store)
-            pin(store, resolve(store, f"{app}/{STAGE}@v{version}", now_ms=self.store.clock_ms), name)
+            pin_cut(store, resolve(store, f"{app}/{STAGE}@v{version}", now_ms=self.store.clock_ms), name)
             self.pins[app, name] = version
 
     def wait_until(self, clock_ms: int) -> None:
@@ -358,9 +358,9 @@ class StateMachine(RuleBasedStateMachine):
         written = {info.key: info.modified_ms for info in store.list(keys.manifests(app, STAGE))}
         before = {
             version: (history.read(store, app, STAGE, version).time_ms, written[keys.manifest(app, STAGE, version)])
-            for version in history.versions(store, app, STAGE)
+            for version in history.list_versions(store, app, STAGE)
         }
-        limit = next((each for each in reversed(horizon.all_of(store, app)) if each.final), None)
+        limit = next((each for each in reversed(horizon.read_all(store, app)) if each.final), None)
         whole = limit.first.get(STAGE, 1) if limit else 1
         collect(store, app, retention, by="test")
         pinned = {version for (of, _), version in self.pins.items() if of == app}
@@ -391,7 +391,7 @@ class StateMachine(RuleBasedStateMachine):
     def manifests(self, app: str) -> list[Manifest]:
         """Every version that is there, as it is stored now; the same bytes are decoded once."""
         store, found = fresh(self.store), []
-        for version in history.versions(store, app, STAGE):
+        for version in history.list_versions(store, app, STAGE):
             data = self.store.get(keys.manifest(app, STAGE, version))
             known = self.decoded.get((app, version))
             if known is None or known[0] != data:
@@ -415,7 +415,7 @@ class StateMachine(RuleBasedStateMachine):
         for app in getattr(self, "heads", {}):
             for earlier, later in pairwise(self.manifests(app)):
                 if later.version == earlier.version + 1:
-                    assert list(differences(earlier, later)) == []
+                    assert list(version_faults(earlier, later)) == []
 
     @invariant()
     def ssts_that_share_hashes_share_no_seq(self) -> None:

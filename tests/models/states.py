@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from slackwater.store.sst.ttl import BEFORE_ALL_MS
+from slackwater.store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from slackwater.store.versions.manifest import Ttl
 
 from tests.models.tables import Form
@@ -84,7 +84,7 @@ class State:
         """After a claim by a program that says so: what was stamped stays so, and a clock once begun goes on."""
         if self.lifetime is None:
             begun = declared is None or not declared.column
-            return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_ALL_MS)
+            return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_FIRST_EVENT_MS)
         return replace(self, lifetime=declared or Ttl(0, self.lifetime.column))
 
 

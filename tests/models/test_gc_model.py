@@ -10,10 +10,10 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.change.stages import retire
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import list_snapshots, of_snapshot
+from slackwater.snapshot.cut.stored import cut_of_snapshot, list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.versions import history, keys
 
 from tests.models.profiles import scaled
@@ -125,7 +125,7 @@ class Collection(RuleBasedStateMachine):
             flying = in_flight(self.store, cut)
         except NotFound:
             return  # the history begins later
-        pin(self.store, cut, name)
+        pin_cut(self.store, cut, name)
         self.pinned[app.name, name] = ({s: rows_of(self.store, m) for s, m in cut.stages.items()}, flying)
 
     @precondition(lambda self: self.pinned)
@@ -134,7 +134,7 @@ class Collection(RuleBasedStateMachine):
         app, name = data.draw(st.sampled_from(sorted(self.pinned)))
         del self.pinned[app, name]
         self.removed = True
-        remove(self.store, app, name)
+        delete_snapshot(self.store, app, name)
 
     @precondition(lambda self: len(self.apps) < 3)
     @rule(data=st.data())
@@ -161,10 +161,10 @@ class Collection(RuleBasedStateMachine):
                     app.step(stage)
                     self.remember(app, stage)
             self.wait(70)
-        before = {stage: history.versions(self.store, app.name, stage) for stage in STAGES}
+        before = {stage: history.list_versions(self.store, app.name, stage) for stage in STAGES}
         collect(self.store, app.name, retention, by="test")
         self.check_grace(app)
-        after = {stage: history.versions(self.store, app.name, stage) for stage in STAGES}
+        after = {stage: history.list_versions(self.store, app.name, stage) for stage in STAGES}
         if retention.keeps_everything and not self.pinned:
             # But for what a removed snapshot kept; there may be more again, which a killed collection had proposed.
             assert self.removed or all(set(before[stage]) <= set(after[stage]) for stage in STAGES)
@@ -178,7 +178,7 @@ class Collection(RuleBasedStateMachine):
     def check_grace(self, app: FlightsApp) -> None:
         """After a whole collection nothing is left that nothing names and that has had its time."""
         for stage in STAGES:
-            versions = history.versions(self.store, app.name, stage)
+            versions = history.list_versions(self.store, app.name, stage)
             listed = keys_of(self.store, keys.manifests(app.name, stage))
             assert listed == {keys.manifest(app.name, stage, version) for version in versions}
             named = {sst.object for version in versions for sst in app.version(stage, version).ssts}
@@ -196,7 +196,7 @@ class Collection(RuleBasedStateMachine):
         for name, app in getattr(self, "apps", {}).items():
             store = fresh(self.store)
             for stage in STAGES:
-                versions = history.versions(store, name, stage)
+                versions = history.list_versions(store, name, stage)
                 assert versions[-1] == app.heads[stage].version
                 for version in {*versions[:2], *versions[-2:], versions[len(versions) // 2]}:
                     manifest = history.read(store, name, stage, version)
@@ -209,7 +209,7 @@ class Collection(RuleBasedStateMachine):
         store = fresh(self.store)
         for app in self.apps:
             for snapshot in list_snapshots(store, app):
-                cut: Any = of_snapshot(store, snapshot)
+                cut: Any = cut_of_snapshot(store, snapshot)
                 found = {stage: rows_of(store, manifest) for stage, manifest in cut.stages.items()}
                 flying = in_flight(store, cut)
                 assert self.pinned.get((app, snapshot.name), (found, flying)) == (found, flying)

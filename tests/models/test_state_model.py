@@ -21,10 +21,10 @@ from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin, remove
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap, sorted_runs
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl
 
@@ -256,7 +256,7 @@ class StateModel(StateMachine):
             if not writer.merges:
                 if policy.kind == "universal":
                     for mine in by_partition(writer.head.ssts, writer.partitions).values():
-                        assert sum(map(depth, sorted_runs(mine))) < policy.l0_trigger
+                        assert sum(map(max_overlap, sorted_runs(mine))) < policy.l0_trigger
                 return
             self.try_to_commit(writer, writer.landing())
         raise AssertionError("merging does not come to an end")
@@ -348,7 +348,7 @@ class StateModel(StateMachine):
             self.commit_some(data, app)
         self.wait(70)
         self.gc_of(app, Retention(versions=1))
-        older = [version for version in history.versions(fresh(self.store), app, STAGE) if version < merged]
+        older = [version for version in history.list_versions(fresh(self.store), app, STAGE) if version < merged]
         held = {sst.object for version in older for sst in history.read(self.store, app, STAGE, version).ssts}
         assert expired & keys_of(self.store, keys.ssts(app, STAGE)) <= held
 
@@ -365,7 +365,7 @@ class StateModel(StateMachine):
     def ask_for_a_snapshot(self, data: st.DataObject, number: int) -> None:
         app, name = self.any_app(data), f"s{number}"
         if (app, name) not in self.pins and (app, name) not in self.asked:
-            self.asked[app, name] = request(fresh(self.store), app, name, "test")
+            self.asked[app, name] = request_snapshot(fresh(self.store), app, name, "test")
 
     @precondition(lambda self: self.asked)
     @about("collecting")
@@ -387,9 +387,9 @@ class StateModel(StateMachine):
         app, name = data.draw(st.sampled_from(sorted(self.pins)))
         if name.startswith("clone-"):
             with pytest.raises(Refused, match="is a clone that uses"):
-                remove(fresh(self.store), app, name)
+                delete_snapshot(fresh(self.store), app, name)
         else:
-            remove(fresh(self.store), app, name)
+            delete_snapshot(fresh(self.store), app, name)
             del self.pins[app, name]
 
     @precondition(lambda self: len(self.clones) < 2)
@@ -414,7 +414,7 @@ class StateModel(StateMachine):
             for key in keys_of(self.store, f"{name}/"):
                 self.store.delete(key)
             source = self.clones.pop(name)
-            remove(fresh(self.store), source, f"clone-{name}")
+            delete_snapshot(fresh(self.store), source, f"clone-{name}")
             del self.pins[source, f"clone-{name}"], self.writers[name], self.heads[name], self.pending[name]
             self.undone.pop(name, None)
             self.zombies = [zombie for zombie in self.zombies if zombie.app != name]
@@ -494,7 +494,7 @@ class StateModel(StateMachine):
             if not left:
                 self.store.before = lambda _verb, _key: None
                 with suppress(NotFound):
-                    pin(store, cut, name)
+                    pin_cut(store, cut, name)
                     self.pins[app, name] = version
 
         self.store.before = pin_between

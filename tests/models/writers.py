@@ -10,7 +10,7 @@ from slackwater.errors import Unavailable
 from slackwater.pipeline.batch.committer import Committer, PendingVersion
 from slackwater.pipeline.run.claim import with_tasks
 from slackwater.snapshot.cut.stored import open_requests
-from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.compaction.plan import CompactionResult, apply_results
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import schema, ttl
@@ -41,7 +41,7 @@ class Writer:
     hashes: Hashes
     behind_ms: int = 0
     """How far this machine's clock is behind storage's."""
-    merges: list[Done] = field(default_factory=list)
+    merges: list[CompactionResult] = field(default_factory=list)
     """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
     tasks: int = 0
     """Number of tasks of each batch that its program declares; 0 for one per state partition."""
@@ -60,9 +60,9 @@ class Writer:
     def _declared(self, draft: Manifest) -> Manifest:
         table = self.table
         if draft.table is not None:
-            table = replace(draft.table, ttl=ttl.agree(STAGE, draft.table.ttl, self.table.ttl))
+            table = replace(draft.table, ttl=ttl.reconcile_ttl(STAGE, draft.table.ttl, self.table.ttl))
         table = with_tasks(table, self.tasks or None, 0)
-        return replace(draft, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
+        return replace(draft, table=table, clock_ms=ttl.claim_clock_ms(draft.table, table, draft.clock_ms))
 
     @property
     def partitions(self) -> int:
@@ -93,7 +93,7 @@ class Writer:
             self.hashes,
             self.app,
             clock_ms=clock_ms,
-            base=apply(self.head.ssts, self.merges),
+            base=apply_results(self.head.ssts, self.merges),
         )
         latest_ms = schema.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}
@@ -101,14 +101,14 @@ class Writer:
         return replace(
             draft,
             clock_ms=clock_ms if latest_ms is None else max(clock_ms, latest_ms),
-            ssts=(*parts, *apply(draft.ssts, self.merges)),
+            ssts=(*parts, *apply_results(draft.ssts, self.merges)),
             recorded=recorded,
         )
 
     def landing(self) -> Manifest:
         """A version that puts merges in the place of their inputs, and nothing else."""
         draft = self._draft("compaction", self.tick())
-        return replace(draft, ssts=apply(draft.ssts, self.merges))
+        return replace(draft, ssts=apply_results(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
         """Under its number, or behind the compactions of others that have it."""

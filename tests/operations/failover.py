@@ -12,24 +12,24 @@ from tests.support.histories import Flight, FlightsApp, Kafka, Message
 
 
 class FailoverKafka(Kafka):
-    """A `kafka_topics.Topics`. Its records have no times."""
+    """A `kafka_topics.KafkaTopics`. Its records have no times."""
 
     def __init__(self) -> None:
         super().__init__()
         self.mirrored: dict[str, dict[int, list[tuple[int, int]]]] = {}
         """What a mirror says of offsets, by `CLUSTER.TOPIC` and partition."""
 
-    def before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
+    def records_before(self, topic: str, partition: int, offset: int, count: int) -> tuple[Anchor, ...]:
         at, messages = range(max(0, offset - count), offset), self.topics[topic][partition]
         return tuple(Anchor(each, 0, f"{zlib.crc32(repr(messages[each].flights).encode()):032x}") for each in at)
 
     def anchors(self, topic: str, partition: int, start: int, end: int) -> Iterator[Anchor]:
-        return iter(self.before(topic, partition, end, end - start))
+        return iter(self.records_before(topic, partition, end, end - start))
 
-    def syncs(self, alias: str, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+    def offset_syncs(self, alias: str, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         return self.mirrored.get(f"{alias}.{topic}", {})
 
-    def internal(self, topic: str) -> tuple[int, str]:
+    def create_internal_topic(self, topic: str) -> tuple[int, str]:
         self.create(topic, 1)
         return len(self.topics[topic][0]), self.topic_id(topic)
 

@@ -4,8 +4,8 @@ import pytest
 from slackwater.errors import AnotherTopic, NotFound, Refused, Unavailable
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.moments import newest_cut, stages_of
-from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.query.log import log_entries
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.state.records import TopicState
 from slackwater.store.read.cache import SstCache
@@ -19,7 +19,7 @@ from tests.support.histories import FlightsApp, flights
 
 @pytest.fixture
 def app(app: FlightsApp) -> FlightsApp:
-    pin(app.store, newest_cut(app.store, app.name, stages_of(app.store, app.name)), "then", by="ada@host")
+    pin_cut(app.store, newest_cut(app.store, app.name, stages_of(app.store, app.name)), "then", by="ada@host")
     return app
 
 
@@ -95,7 +95,7 @@ def test_a_reset_goes_on_with_the_topic_that_is_there_now_and_says_so(app: Fligh
     assert (moved.read_again, moved.skipped) == (0, 0)
     assert_whole(app)
     # The log shows each partition of both topics, and there may be more of one than of the other.
-    (reset,) = (entry.reset for entry in entries(app.store, "flights", stage="legs") if entry.reset)
+    (reset,) = (entry.reset for entry in log_entries(app.store, "flights", stage="legs") if entry.reset)
     assert len(reset) == max(len(stood.offsets), partitions)
 
 

@@ -27,7 +27,7 @@ def test_each_event_reaches_all_listeners_in_their_order(event: str) -> None:
 def test_callbacks_hear_activities_and_not_that_there_is_none() -> None:
     doing: list[str] = []
     listener = Listeners(Callbacks(doing.append))
-    listener.doing("starting Spark")
-    listener.doing("")
-    listener.ending()
+    listener.on_activity("starting Spark")
+    listener.on_activity("")
+    listener.on_ending()
     assert doing == ["starting Spark"]

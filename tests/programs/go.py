@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from slackwater.common.whole_file import locked
+from slackwater.common.whole_file import lock_file
 from slackwater.pipeline.dev.jars import cache_folder
 
 _MODULES = {
@@ -47,7 +47,7 @@ def build(name: str) -> None:
         raise NotBuilt("there is no go on PATH")
     folder = program.parent
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f"{folder.name}.lock"), lambda: None):
+    with lock_file(folder.with_name(f"{folder.name}.lock"), lambda: None):
         # What builds left that were killed.
         for scratch in folder.parent.glob(f"{folder.name}.*/"):
             shutil.rmtree(scratch)

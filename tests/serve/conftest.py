@@ -15,7 +15,7 @@ import pytest
 import urllib3
 from slackwater.client import Client
 from slackwater.client.remote import Server
-from slackwater.serve.server import Listening, ServeInstance
+from slackwater.serve.server import ListenOptions, ServeInstance
 from slackwater.serve.service import ServeOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.local import LocalStore
@@ -25,8 +25,8 @@ from tests.support.histories import START_MS, Clock, FlightsApp, Kafka, copied, 
 from tests.support.running import SLACKWATER
 
 # Most tests ask no SQL, and a process for it takes two seconds of processor to start.
-FAST = ServeOptions(every_s=0.02, sql_is_ready=False)
-HERE = Listening()
+FAST = ServeOptions(poll_interval_s=0.02, prestart_sql=False)
+HERE = ListenOptions()
 
 
 class Answered(NamedTuple):
@@ -73,7 +73,7 @@ def made(client: Client, name: str, *apps: str, **how: Any) -> str:
 def serving(
     store: str,
     cache: Path,
-    listening: Listening = HERE,
+    listening: ListenOptions = HERE,
     options: ServeOptions = FAST,
     kafka: str | None = None,
     **how: Any,
@@ -157,7 +157,7 @@ def own(app: FlightsApp, tmp_path: Path) -> Iterator[Callable[..., Ask]]:
     with ExitStack() as stack:
 
         def begun(
-            listening: Listening = HERE,
+            listening: ListenOptions = HERE,
             options: ServeOptions = FAST,
             cache: str = "cache",
             *,

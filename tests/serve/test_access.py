@@ -18,7 +18,7 @@ from slackwater.client import Client
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.operations.maintenance import tokens as kept
 from slackwater.serve.audit import AUDIT
-from slackwater.serve.server import Listening, ServeInstance
+from slackwater.serve.server import ListenOptions, ServeInstance
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
@@ -27,7 +27,7 @@ from tests.support.running import eventually
 from .conftest import Ask, made
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
-GUARDED = Listening(needs_tokens=True)
+GUARDED = ListenOptions(needs_tokens=True)
 
 
 def test_a_token_is_kept_as_a_hash_and_shown_once(client: Client, app: FlightsApp) -> None:
@@ -91,7 +91,7 @@ def test_what_a_token_may_not_see_is_said_and_is_not_shown_as_none(client: Clien
 def test_a_token_that_was_removed_or_has_ended_is_none(
     client: Client, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slackwater.serve.tokens._KNOWN_S", 0.0)
+    monkeypatch.setattr("slackwater.serve.tokens._TOKEN_CACHE_S", 0.0)
     ask, token = own(GUARDED), made(client, "reports", days=1)
     assert ask.token(token, "/apps").status == 200
     monkeypatch.setattr("slackwater.serve.tokens.now_ms", lambda: 1 << 45)
@@ -169,17 +169,17 @@ def test_a_page_of_somebody_elses_gets_nothing_from_this_machine(own: Callable[.
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_on_a_machines_own_address_nobody_needs_a_token(host: str) -> None:
-    assert Listening(host).is_local
+    assert ListenOptions(host).is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org"])  # noqa: S104  nothing listens there
 def test_on_any_other_everybody_does(host: str) -> None:
-    assert not Listening(host).is_local
+    assert not ListenOptions(host).is_loopback
 
 
 def test_certificates_of_clients_want_tls(client: Client) -> None:
     with pytest.raises(Usage, match="client-ca needs TLS"):
-        ServeInstance(client, Listening(client_ca=Path("ca.pem")), ServeOptions())
+        ServeInstance(client, ListenOptions(client_ca=Path("ca.pem")), ServeOptions())
 
 
 def test_whoever_comes_with_a_certificate_is_who_it_names(
@@ -188,7 +188,7 @@ def test_whoever_comes_with_a_certificate_is_who_it_names(
     ca = Authority(tmp_path)
     server, grafana, stranger = ca.signed("localhost"), ca.signed("grafana"), ca.signed("stranger")
     made(client, "grafana", certificate=True)
-    ask = own(Listening(certificate=server, client_ca=ca.file, needs_tokens=True), ca_certs=str(ca.file))
+    ask = own(ListenOptions(certificate=server, client_ca=ca.file, needs_tokens=True), ca_certs=str(ca.file))
     at = {"ca_certs": str(ca.file), "assert_hostname": False}
     assert Ask(ask.url, cert_file=str(grafana), **at)("/apps").json["apps"] == ["flights"]
     assert Ask(ask.url, cert_file=str(stranger), **at)("/apps").status == 401

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import urllib3
 from slackwater.client import Client
-from slackwater.serve.server import Listening
+from slackwater.serve.server import ListenOptions
 
 from tests.support.histories import FlightsApp
 from tests.support.running import eventually
@@ -99,7 +99,7 @@ def test_what_says_not_what_is_wrong_is_no_search(ask: Ask, body: object) -> Non
 
 
 def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) -> None:
-    ask = own(options=replace(FAST, sql_s=2.0, sql_processes=1))
+    ask = own(options=replace(FAST, sql_timeout_s=2.0, sql_processes=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     name, found = events(ask, {"where": endless})[-1]
     assert (name, found["error"]) == ("error", "TooMuch")
@@ -107,7 +107,7 @@ def test_an_evaluation_is_bounded_and_so_is_the_search(own: Callable[..., Ask]) 
 
 
 def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[..., Ask]) -> None:
-    ask = own(options=replace(FAST, sql_s=60, sql_processes=1, long_at_once=1))
+    ask = own(options=replace(FAST, sql_timeout_s=60, sql_processes=1, max_long_operations=1))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     body = msgspec.json.encode({"where": endless})
     pool = urllib3.PoolManager(retries=False, timeout=30)
@@ -119,7 +119,7 @@ def test_who_goes_away_ends_the_search_and_others_have_its_place(own: Callable[.
 
 
 def test_a_search_that_takes_too_long_says_so(own: Callable[..., Ask]) -> None:
-    ask = own(options=replace(FAST, sql_s=60, sql_processes=1, long_s=0.5))
+    ask = own(options=replace(FAST, sql_timeout_s=60, sql_processes=1, long_timeout_s=0.5))
     endless = "SELECT carrier FROM carriers, range(10000000) a, range(10000000) b WHERE a.range + b.range < 0"
     assert events(ask, {"where": endless})[-1][1]["error"] == "TooMuch"
 
@@ -164,7 +164,7 @@ def test_a_snapshot_is_asked_for_by_the_tokens_name_and_by_nobody_without_one(
     asked = ask.token(token, "/apps/flights/snapshots").json["requests"]
     assert [each["name"] for each in asked] == ["looked-at"]
     assert post(ask, "/apps/flights/snapshots", {"name": "No Name"}, token)[0] == 400
-    open_to_all = own(Listening(), FAST, "other")
+    open_to_all = own(ListenOptions(), FAST, "other")
     assert post(open_to_all, "/apps/flights/snapshots", {"name": "x"})[0] == 403
 
 

@@ -7,7 +7,7 @@ import pytest
 from slackwater.errors import Usage
 from slackwater.serve import reads  # noqa: F401  declares its routes
 from slackwater.serve.declare import ENDPOINTS, Endpoint
-from slackwater.serve.openapi import document
+from slackwater.serve.openapi import openapi_document
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
 NAMED = {each.name: each for each in ENDPOINTS}
@@ -15,7 +15,7 @@ NAMED = {each.name: each for each in ENDPOINTS}
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
 def test_a_route_is_in_the_document_and_on_the_page(endpoint: Endpoint) -> None:
-    operation = document(ENDPOINTS)["paths"][endpoint.path][endpoint.method.lower()]
+    operation = openapi_document(ENDPOINTS)["paths"][endpoint.path][endpoint.method.lower()]
     assert operation["summary"].endswith(".")
     told = {each["name"] for each in operation["parameters"]}
     if endpoint.method == "POST":
@@ -26,7 +26,7 @@ def test_a_route_is_in_the_document_and_on_the_page(endpoint: Endpoint) -> None:
 
 
 def understood(name: str, *query: tuple[str, str], body: bytes = b"", **in_path: str) -> dict[str, Any]:
-    return NAMED[name].understand(in_path, query, body)
+    return NAMED[name].parse_arguments(in_path, query, body)
 
 
 def test_what_is_asked_is_of_its_parameters_types() -> None:
@@ -53,7 +53,7 @@ def test_what_is_not_is_refused(query: list[tuple[str, str]]) -> None:
 def test_a_body_adds_to_the_address_and_says_nothing_twice() -> None:
     query = next(each for each in ENDPOINTS if each.name == "query" and each.method == "POST")
     at = {"app": "flights", "ref": "now"}
-    assert query.understand(at, [], b'{"sql": "SELECT 1", "limit": 5}')["limit"] == 5
+    assert query.parse_arguments(at, [], b'{"sql": "SELECT 1", "limit": 5}')["limit"] == 5
     for body in (b"{", b"[]", b'{"sql": 1}', b'{"sql": "x", "app": "y"}', b'{"sql": "x", "lmit": 1}', b"\xff"):
         with pytest.raises(Usage):
-            query.understand(at, [], body)
+            query.parse_arguments(at, [], body)

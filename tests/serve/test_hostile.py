@@ -175,7 +175,7 @@ def test_what_is_no_request_ends_the_connection(connected: Callable[[], socket.s
 def test_a_request_that_never_ends_is_not_waited_for(
     connected: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slackwater.serve.protocol._PATIENCE_S", 0.3)
+    monkeypatch.setattr("slackwater.serve.protocol._REQUEST_TIMEOUT_S", 0.3)
     for begun in (
         b"",
         b"GET /apps HTT",

@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 from slackwater.client import Client
 from slackwater.serve import tokens
-from slackwater.serve.protocol import PROBES, Protocol
-from slackwater.serve.server import Listening
+from slackwater.serve.protocol import PROBES, LimitedHttpProtocol
+from slackwater.serve.server import ListenOptions
 from slackwater.settings import Settings
 from slackwater.store.objects.open import open_store
 
@@ -22,7 +22,7 @@ from tests.support.s3_servers import BUCKET
 from .conftest import Ask, made, serving, wait_until
 
 CARRIERS = "/apps/flights/at/now/tables/carriers"
-GUARDED = Listening(needs_tokens=True)
+GUARDED = ListenOptions(needs_tokens=True)
 MOST_S = 4.0
 """Two seconds, and what a machine that does other work takes."""
 
@@ -79,20 +79,20 @@ def test_tokens_that_are_known_count_while_the_store_is_away(
 ) -> None:
     ask, token = guarded
     assert ask.token(token, CARRIERS, key="C1").status == 200
-    monkeypatch.setattr(tokens, "_KNOWN_S", 0.0)
+    monkeypatch.setattr(tokens, "_TOKEN_CACHE_S", 0.0)
     behind.silent = True
     assert ask.token(token, "/me").json["name"] == "reports"
     found: list[int] = []
     assert took(lambda: found.append(ask.token(token, "/apps").status)) < MOST_S  # which only the store knows
     assert found == [503]
-    monkeypatch.setattr(tokens, "_KNOWN_WITHOUT_STORE_S", 0.0)
+    monkeypatch.setattr(tokens, "_OUTAGE_TOKEN_CACHE_S", 0.0)
     assert ask.token(token, "/me").status == 503
 
 
 def test_connections_that_ask_nothing_keep_nobody_out(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Protocol, "most", 50)
+    monkeypatch.setattr(LimitedHttpProtocol, "max_connections", 50)
     host, port = ask.url.removeprefix("http://").split(":")
     with ExitStack() as stack:
         for number in range(200):
@@ -105,7 +105,7 @@ def test_connections_that_ask_nothing_keep_nobody_out(
 
 
 def test_probes_are_answered_however_many_requests_are_under_way(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.serve.web.MOST_REQUESTS", 0)
+    monkeypatch.setattr("slackwater.serve.web.MAX_REQUESTS", 0)
     found = ask("/apps")
     assert (found.status, found.json["error"], found.headers["retry-after"]) == (503, "Unavailable", "1")
     assert [ask(each).status for each in PROBES] == [200] * 4

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.serve.peers import INSTANCES, Peer, Peers
-from slackwater.serve.server import Listening
+from slackwater.serve.server import ListenOptions
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.support.histories import FlightsApp, flights
@@ -16,7 +16,7 @@ from tests.support.histories import FlightsApp, flights
 from .conftest import Ask, wait_until
 
 AIRCRAFT = "/apps/flights/at/now/tables/aircraft"
-ONE_OF_SEVERAL = Listening(advertise="http://here")
+ONE_OF_SEVERAL = ListenOptions(advertise="http://here")
 
 
 def peers(me: Peer, *others: Peer) -> Peers:
@@ -24,7 +24,7 @@ def peers(me: Peer, *others: Peer) -> Peers:
         raise AssertionError
 
     made = Peers(MemoryStore(), me.url, nobody, lambda: None)
-    made.me, made.others = me, {each.id: each for each in others}
+    made.this_instance, made.others = me, {each.id: each for each in others}
     return made
 
 
@@ -32,17 +32,20 @@ def peers(me: Peer, *others: Peer) -> Peers:
 def test_all_agree_on_owners_and_only_what_one_owned_moves_when_it_goes(count: int, partitions: int) -> None:
     all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(count)]
     each = [peers(me, *(other for other in all_of_them if other is not me)) for me in all_of_them]
-    owned = [set(one.owns("app", "table", range(partitions))) for one in each]
+    owned = [set(one.owned_partitions("app", "table", range(partitions))) for one in each]
     assert sorted(place for some in owned for place in some) == [*range(partitions)]
     _, *left = all_of_them
-    after = [set(peers(me, *(o for o in left if o is not me)).owns("app", "table", range(partitions))) for me in left]
+    after = [
+        set(peers(me, *(o for o in left if o is not me)).owned_partitions("app", "table", range(partitions)))
+        for me in left
+    ]
     assert set().union(*after) == {*range(partitions)}
     assert all(before <= now for before, now in zip(owned[1:], after, strict=True))
 
 
 def test_what_each_owns_is_about_as_much() -> None:
     all_of_them = [Peer(f"i{number}", f"http://{number}") for number in range(4)]
-    found = peers(*all_of_them).owners("app", "table", np.arange(4_000, dtype=np.int32))
+    found = peers(*all_of_them).indices_by_owner("app", "table", np.arange(4_000, dtype=np.int32))
     assert all(800 < len(places) < 1_200 for places in found.values())
 
 

@@ -9,8 +9,8 @@ import pytest
 import urllib3
 from slackwater.client.remote import Server
 from slackwater.client.show import history as shown
-from slackwater.client.show.shown import encoded
-from slackwater.common.instants import iso
+from slackwater.client.show.shown import encode_json
+from slackwater.common.instants import format_iso
 from slackwater.store.versions import horizon, keys
 from slackwater.store.versions.horizon import Boundary
 
@@ -84,7 +84,7 @@ def test_what_has_not_changed_is_not_sent_again(ask: Ask) -> None:
 def test_any_moment_can_be_asked(written: FlightsApp, ask: Ask) -> None:
     then = written.version("carriers", 3)
     by_version = ask("/apps/flights/at/v3/tables/carriers", key="C1").json
-    by_time = ask(f"/apps/flights/at/{iso(then.time_ms, 'milliseconds')}/tables/carriers", key="C1").json
+    by_time = ask(f"/apps/flights/at/{format_iso(then.time_ms, 'milliseconds')}/tables/carriers", key="C1").json
     assert by_version["version"] == by_time["version"] == 3
     assert by_version["rows"] == by_time["rows"]
     assert ask("/apps/flights/at/~2/tables/carriers", key="C1").json["version"] < written.heads["carriers"].version
@@ -119,10 +119,10 @@ def test_routes_give_what_results_make_of_what_client_gives(written: FlightsApp,
     with client_of(written) as client:
         app = client.app("flights")
         assert ask("/apps").json == {"apps": ["flights"]}
-        assert ask("/apps/flights/log", limit="3").body == encoded(shown.log(app.log(3), "flights").data)
-        assert ask("/apps/flights/snapshots").body == encoded(app.all_snapshots().data)
+        assert ask("/apps/flights/log", limit="3").body == encode_json(shown.log_result(app.log(3), "flights").data)
+        assert ask("/apps/flights/snapshots").body == encode_json(app.snapshot_listing().data)
         found = app.diff("~3", "now", table="carriers")
-        expected = encoded(shown.diff(found.refs, found.cuts, found.found).data)
+        expected = encode_json(shown.diff_result(found.refs, found.cuts, found.full_diffs).data)
         assert ask("/apps/flights/diff", before="~3", table="carriers").body == expected
         changes = ask("/apps/flights/tables/carriers/history", key="C1").json["changes"]
         assert [each["version"] for each in changes] == [each.version for each in app.history("carriers", "C1")]
@@ -182,7 +182,7 @@ def test_commits_are_told_as_they_come(app: FlightsApp, own: Callable[..., Ask])
 def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp, own: Callable[..., Ask]) -> None:
     ask = own()
     assert ask("/apps/flights/at/v2/tables/carriers", key="C1").status == 200
-    horizon.settle(app.store, "flights", Boundary(1, final=True, first=dict.fromkeys(STAGES, 4)))
+    horizon.finalise(app.store, "flights", Boundary(1, final=True, first=dict.fromkeys(STAGES, 4)))
     for stage in STAGES:
         for version in range(1, 4):
             app.store.delete(keys.manifest("flights", stage, version))
@@ -195,7 +195,7 @@ def test_a_moment_that_gc_took_is_gone_and_what_is_left_is_told(app: FlightsApp,
 def test_what_is_forgotten_is_in_no_answer_any_more(
     app: FlightsApp, own: Callable[..., Ask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slackwater.serve.service._REMEMBERED_S", 0.0)
+    monkeypatch.setattr("slackwater.serve.service._MOMENT_CACHE_S", 0.0)
     ask, then = own(), "/apps/flights/at/v4/tables/carriers"
     assert ask(then, key=["C1", "C2"]).json["rows"][0] is not None
     assert ask(CARRIERS, key="C1").json["rows"] != [None]

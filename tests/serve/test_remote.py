@@ -11,9 +11,9 @@ from slackwater.client import Client
 from slackwater.client.app import StoredApp
 from slackwater.client.moment import Moment
 from slackwater.client.remote import Server
-from slackwater.client.show.shown import encoded
+from slackwater.client.show.shown import encode_json
 from slackwater.errors import Forbidden, MomentGone, NotFound, Refused, TooMuch, Unavailable, Usage
-from slackwater.serve.server import Listening
+from slackwater.serve.server import ListenOptions
 
 from tests.conftest import free_port
 from tests.support.histories import FlightsApp, flights
@@ -88,7 +88,7 @@ def test_errors_are_the_same(server: Server) -> None:
 
 
 def test_a_server_searches_and_asks_for_snapshots(own: Callable[..., Ask], app: FlightsApp) -> None:
-    ask, where, steps = own(Listening(needs_tokens=True)), "SELECT carrier FROM carriers WHERE flights >= 9", []
+    ask, where, steps = own(ListenOptions(needs_tokens=True)), "SELECT carrier FROM carriers WHERE flights >= 9", []
     with client_of(app) as client:
         data: Any = client.add_token("page", ["flights"], verbs=("read", "bisect", "snapshot")).data
         expected = client.app("flights").bisect(where=where).verdict.bad_ref
@@ -107,7 +107,7 @@ def test_a_server_searches_and_asks_for_snapshots(own: Callable[..., Ask], app: 
 
 
 def test_a_token_is_sent(own: Callable[..., Ask], app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = own(Listening(needs_tokens=True))
+    ask = own(ListenOptions(needs_tokens=True))
     with client_of(app) as client:
         token = client.add_token("reader", ["flights"]).data["token"]  # type: ignore[index]
     with sw.open(ask.url) as opened, pytest.raises(Forbidden, match="token is required"):
@@ -144,7 +144,7 @@ def test_the_rest_of_what_a_server_offers_is_the_same(client: Client, server: Se
 
 
 def encoded_again(data: object) -> Any:
-    return msgspec.json.decode(encoded(data))
+    return msgspec.json.decode(encode_json(data))
 
 
 def test_a_moment_of_now_stays_what_it_was_for_sql_and_proofs_too(own: Callable[..., Ask], app: FlightsApp) -> None:

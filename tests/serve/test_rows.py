@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slackwater.client import Client
 from slackwater.errors import Refused
 from slackwater.serve.rows import look_ups
-from slackwater.serve.rows.fresh import FreshMoment
+from slackwater.serve.rows.fresh import CachedMoment
 from slackwater.settings import Settings
 from slackwater.store.sst.ttl import batch_clock_ms
 from slackwater.store.versions import apps, commit
@@ -61,7 +61,7 @@ def test_an_answer_is_the_same_whether_rows_are_open_or_not(
 ) -> None:
     table = Table(COLUMNS[:1], COLUMNS[1], partitions, ttl=Ttl(LIFE_MS) if expires else None)
     app, now_ms = Written(tmp_path_factory.mktemp("served"), table), START_MS
-    asked, held = [(key,) for key in (*KEYS, "3")], list[FreshMoment]()
+    asked, held = [(key,) for key in (*KEYS, "3")], list[CachedMoment]()
     with closing(app.client), pytest.MonkeyPatch.context() as patch:
         for step in history:
             now_ms += LIFE_MS // 3
@@ -72,14 +72,14 @@ def test_an_answer_is_the_same_whether_rows_are_open_or_not(
                     app.client.app(APP).forget({TABLE: [step]})
             else:
                 app.batch(step, now_ms)
-            held.append(FreshMoment(app.client.app(APP).at(), is_newest=True))
-            held[-1].open(TABLE, range(partitions))
+            held.append(CachedMoment(app.client.app(APP).at(), is_newest=True))
+            held[-1].open_partitions(TABLE, range(partitions))
             for reading in held:
                 # What was forgotten since is not in what was opened before.
-                about = reading.about(TABLE)
-                found = look_ups.at_once(about, asked, wanted, 0)
-                assert (found is not None) == (about.opened is not None and wanted != ("v", "v"))
-                (plain,) = look_ups._look_up(reading, TABLE, [asked], wanted, now_ms, False)
-                assert isinstance(plain, look_ups.Rows)
+                about = reading.answers_for(TABLE)
+                found = look_ups.look_up_inline(about, asked, wanted, 0)
+                assert (found is not None) == (about.open_rows is not None and wanted != ("v", "v"))
+                (plain,) = look_ups._look_up_batch(reading, TABLE, [asked], wanted, now_ms, False)
+                assert isinstance(plain, look_ups.LookUpResult)
                 assert found is None or found.json == plain.json
             assert held[-1].is_open(TABLE, range(partitions))

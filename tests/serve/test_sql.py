@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import urllib3
 from slackwater.client import Client
-from slackwater.serve.audit import AUDIT, without_values
+from slackwater.serve.audit import AUDIT, redact_sql
 from slackwater.serve.service import ServeOptions
 
 from tests.support.histories import FlightsApp
@@ -21,9 +21,9 @@ from tests.support.running import eventually
 from .conftest import FAST, Ask, made
 
 QUERY = "/apps/flights/at/now/query"
-TIGHT = ServeOptions(every_s=0.05, sql_s=30.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
+TIGHT = ServeOptions(poll_interval_s=0.05, sql_timeout_s=30.0, sql_memory_mb=128, sql_rows=100, sql_processes=1)
 """In memory and rows, not in time: a machine that does other work makes an ordinary statement take seconds."""
-HASTY = replace(TIGHT, sql_s=1.0)
+HASTY = replace(TIGHT, sql_timeout_s=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_while_it_has_nothing_to_do_is_replaced(own: Ca
 
 
 def test_one_asker_does_not_take_all_processes(client: Client, own: Callable[..., Ask]) -> None:
-    ask = own(options=replace(FAST, sql_processes=1, sql_s=3.0))
+    ask = own(options=replace(FAST, sql_processes=1, sql_timeout_s=3.0))
     slow, quick = made(client, "slow", verbs=("sql",)), made(client, "quick", verbs=("sql",))
     endless = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"
     with ThreadPoolExecutor(4) as pool:
@@ -204,4 +204,4 @@ def test_a_line_for_the_audit_has_who_and_what_and_no_values(
 
 def test_a_statement_without_its_values() -> None:
     sql = "SELECT $$x$$, e'y', 'it''s', 1.5 FROM \"my table\" WHERE a = 'open"
-    assert without_values(sql) == 'SELECT ? , ? , ? , ? FROM "my table" WHERE a = ?'
+    assert redact_sql(sql) == 'SELECT ? , ? , ? , ? FROM "my table" WHERE a = ?'

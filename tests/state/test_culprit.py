@@ -6,7 +6,15 @@ from math import ceil, log2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.state.failing import Items, TooMany, culprits, first_turn, last_turn, smallest, turning_point
+from slackwater.state.failing import (
+    Items,
+    TooManyFailing,
+    find_culprits,
+    find_early_turning_point,
+    find_late_turning_point,
+    find_turning_point,
+    minimize_failing,
+)
 
 
 class Trials:
@@ -32,7 +40,7 @@ class Trials:
 def test_items_that_fail_by_themselves_are_found_all_in_a_logarithm_of_rounds(data: st.DataObject, count: int) -> None:
     poison = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=12))
     trials = Trials([frozenset({item}) for item in poison])
-    assert culprits(count, trials, 1_000) == tuple(sorted(poison))
+    assert find_culprits(count, trials, 1_000) == tuple(sorted(poison))
     deep = ceil(log2(count))
     assert trials.rounds <= deep + 1
     assert trials.groups <= 2 * len(poison) * deep + 1
@@ -42,7 +50,7 @@ def test_items_that_fail_by_themselves_are_found_all_in_a_logarithm_of_rounds(da
 def test_without_what_is_found_the_rest_passes_and_nothing_can_be_given_back(data: st.DataObject, count: int) -> None:
     group = st.frozensets(st.integers(0, count - 1), min_size=1, max_size=4)
     trials = Trials(data.draw(st.lists(group, min_size=1, max_size=5)))
-    left_out = set(culprits(count, trials, 1_000))
+    left_out = set(find_culprits(count, trials, 1_000))
     rest = set(range(count)) - left_out
     assert not trials.fails(rest)
     assert all(trials.fails(rest | {item}) for item in left_out)
@@ -50,15 +58,15 @@ def test_without_what_is_found_the_rest_passes_and_nothing_can_be_given_back(dat
 
 @given(st.integers(2, 5_000))
 def test_what_passes_when_it_is_tried_again_leaves_nothing_out(count: int) -> None:
-    assert culprits(count, Trials([]), 1_000) == ()
+    assert find_culprits(count, Trials([]), 1_000) == ()
 
 
 @given(st.integers(1, 40), st.integers(200, 10_000))
 def test_a_batch_that_fails_everywhere_is_given_up_early(most: int, count: int) -> None:
     trials = Trials([frozenset({item}) for item in range(count)])
-    with pytest.raises(TooMany) as caught:
-        culprits(count, trials, most)
-    assert len(caught.value.found) > most
+    with pytest.raises(TooManyFailing) as caught:
+        find_culprits(count, trials, most)
+    assert len(caught.value.items) > most
     assert trials.groups <= 4 * most + 4
     assert trials.widest <= 2 * most
 
@@ -74,7 +82,7 @@ def test_a_sequence_that_stays_bad_turns_at_one_place_found_with_a_logarithm_of_
         asked.append(number)
         return number > guilty
 
-    assert turning_point(count, is_bad) == guilty
+    assert find_turning_point(count, is_bad) == guilty
     assert len(asked) <= ceil(log2(count))
     assert not {0, count} & set(asked)
 
@@ -82,7 +90,7 @@ def test_a_sequence_that_stays_bad_turns_at_one_place_found_with_a_logarithm_of_
 @given(st.lists(st.booleans(), max_size=200))
 def test_a_sequence_that_turns_several_times_is_answered_with_one_of_the_turns(states: list[bool]) -> None:
     states = [False, *states, True]
-    at = turning_point(len(states) - 1, lambda number: states[number])
+    at = find_turning_point(len(states) - 1, lambda number: states[number])
     assert not states[at]
     assert states[at + 1]
 
@@ -90,7 +98,7 @@ def test_a_sequence_that_turns_several_times_is_answered_with_one_of_the_turns(s
 @given(st.lists(st.booleans(), max_size=40), st.integers(0, 50))
 def test_of_few_beginnings_the_first_that_is_bad_is_found_and_of_others_a_turn(states: list[bool], scan: int) -> None:
     states = [False, *states, True]
-    at = first_turn(len(states) - 1, lambda size: states[size], scan=scan)
+    at = find_early_turning_point(len(states) - 1, lambda size: states[size], scan=scan)
     assert not states[at]
     assert states[at + 1]
     if len(states) - 1 <= scan:
@@ -100,7 +108,7 @@ def test_of_few_beginnings_the_first_that_is_bad_is_found_and_of_others_a_turn(s
 @given(st.lists(st.booleans(), max_size=200), st.integers(1, 200))
 def test_the_last_turn_is_one_and_the_last_of_all_where_the_end_is_reached(states: list[bool], stays: int) -> None:
     states = [False, *states, True]
-    at = last_turn(len(states) - 1, lambda size: states[size])
+    at = find_late_turning_point(len(states) - 1, lambda size: states[size])
     assert not states[at]
     assert states[at + 1]
     if not states[-2]:
@@ -108,7 +116,7 @@ def test_the_last_turn_is_one_and_the_last_of_all_where_the_end_is_reached(state
     # What turns once is found exactly.
     once = [False] * len(states) + [True] * stays
     asked: list[int] = []
-    assert last_turn(len(once) - 1, lambda size: asked.append(size) or once[size]) == len(states) - 1  # type: ignore[func-returns-value]
+    assert find_late_turning_point(len(once) - 1, lambda size: asked.append(size) or once[size]) == len(states) - 1  # type: ignore[func-returns-value]
     assert not {0, len(once) - 1} & set(asked)
     assert len(asked) <= 2 * ceil(log2(len(once))) + 1
 
@@ -121,7 +129,7 @@ def test_what_delta_debugging_leaves_is_bad_and_needs_each_of_its_members(count:
     def is_bad(chosen: Sequence[int]) -> bool:
         return any(cause <= set(chosen) for cause in causes)
 
-    left, is_smallest = smallest(range(count), is_bad, most=10_000)
+    left, is_smallest = minimize_failing(range(count), is_bad, max_tries=10_000)
     assert is_smallest
     assert is_bad(left)
     assert list(left) == sorted(set(left))
@@ -136,7 +144,7 @@ def test_delta_debugging_stops_when_it_has_asked_enough_and_says_so(count: int, 
         asked.append(chosen)
         return {0, count - 1} <= set(chosen)
 
-    left, is_smallest = smallest(range(count), is_bad, most=most)
+    left, is_smallest = minimize_failing(range(count), is_bad, max_tries=most)
     assert len(asked) <= most
     assert {0, count - 1} <= set(left)
     assert is_smallest <= (len(left) == 2)

@@ -17,22 +17,22 @@ from slackwater.state.failing import (
     RECORD,
     Failure,
     Items,
-    NoItems,
     StateFailed,
     StateFailure,
-    described,
-    failing,
-    merge_or_tell,
-    one_by_one,
+    UnrelatedFailure,
+    describe_error,
+    find_failures,
+    merge_reporting_failures,
+    try_one_by_one,
 )
 from slackwater.state.kinds.aggregate import aggregate, mean
 from slackwater.state.kinds.aggregate import sum as sum_of
 from slackwater.state.kinds.update import Function as Update
-from slackwater.state.step import Step, group
-from slackwater.store.objects.counting import Reads
+from slackwater.state.step import Step, group_by_key
+from slackwater.store.objects.counting import ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import LookUps
+from slackwater.store.read.multi_get import TableLookUps
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 
@@ -58,7 +58,7 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     rows = rows.append_column("number", pa.array(range(len(moves)), pa.int64()))
     kept = pa.schema([("n", pa.int64())])
     bound = update(refuses(bad), state=kept).bind([rows.select(["account", "amount"]).schema], ("account",))
-    rows, groups = group(rows, ["account"])
+    rows, groups = group_by_key(rows, ["account"])
     keys = rows.select(["account"]).take(pa.array(groups.starts))
     hashes = rows["_hash"].take(pa.array(groups.starts)).to_numpy()
     old = pa.table({"n": pa.nulls(groups.num, pa.int64())})
@@ -69,15 +69,15 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     numbers = rows["number"].to_numpy()
     wanted = (bound, rows.select(["account", "amount"]), groups, keys, old, hashes)
     if not expected:
-        assert merge_or_tell(*wanted, most=100).values.num_rows
+        assert merge_reporting_failures(*wanted, max_reported=100).values.num_rows
         return
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(*wanted, most=100)
-    assert set(caught.value.told.keys) == expected
-    assert caught.value.told.why.kind == "ValueError"
+        merge_reporting_failures(*wanted, max_reported=100)
+    assert set(caught.value.reported.keys) == expected
+    assert caught.value.reported.why.kind == "ValueError"
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(*wanted, records=numbers, most=100)
-    found = caught.value.told.records
+        merge_reporting_failures(*wanted, records=numbers, max_reported=100)
+    found = caught.value.reported.records
     amounts = dict(zip(numbers.tolist(), rows["amount"].to_pylist(), strict=True))
     assert {number: amounts[number] for number in found} == {n: each for n, each in amounts.items() if each in bad}
     assert all(why.message == f"{amounts[number]} is not taken" for number, why in found.items())
@@ -85,7 +85,9 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
 
 def test_what_several_tasks_tell_is_told_as_one() -> None:
     why = [Failure(kind, "no", "") for kind in ("A", "B")]
-    both = StateFailed.of([StateFailure(why[0], (1, 2), {}), StateFailure(why[1], (3,), {4: why[1]})]).told
+    both = StateFailed.from_reports(
+        [StateFailure(why[0], (1, 2), {}), StateFailure(why[1], (3,), {4: why[1]})]
+    ).reported
     assert both == StateFailure(why[0], (1, 2, 3), {4: why[1]})
 
 
@@ -97,7 +99,7 @@ def test_what_fails_is_told_whole_or_more_than_may_be(data: st.DataObject, count
         if wrong := bad & set(items.tolist()):
             raise ValueError(min(wrong))
 
-    found = failing(count, one_by_one(attempt), most)
+    found = find_failures(count, try_one_by_one(attempt), most)
     assert len(found) > most if len(bad) > most else found.keys() == bad
 
 
@@ -105,8 +107,8 @@ def test_a_task_without_memory_left_is_no_items_fault() -> None:
     def attempt(_items: Items) -> None:
         raise pa.ArrowMemoryError("malloc failed")
 
-    with pytest.raises(NoItems):
-        failing(10, one_by_one(attempt), 5)
+    with pytest.raises(UnrelatedFailure):
+        find_failures(10, try_one_by_one(attempt), 5)
 
 
 def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends() -> None:
@@ -120,11 +122,13 @@ def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends(
     accounts = pa.table({"account": pa.array(range(count), pa.int64())})
     rows = accounts.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
     bound = update(function, state=pa.schema([("n", pa.int64())])).bind([accounts.schema], ("account",))
-    rows, groups = group(rows, ["account"])
+    rows, groups = group_by_key(rows, ["account"])
     hashes, old = rows["_hash"].to_numpy(), pa.table({"n": pa.nulls(count, pa.int64())})
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(bound, rows.select(["account"]), groups, rows.select(["account"]), old, hashes, most=most)
-    assert most < len(caught.value.told.keys) < 4 * most
+        merge_reporting_failures(
+            bound, rows.select(["account"]), groups, rows.select(["account"]), old, hashes, max_reported=most
+        )
+    assert most < len(caught.value.reported.keys) < 4 * most
     assert len(calls) < 10 * most
 
 
@@ -134,11 +138,11 @@ def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_othe
 
     rows = pa.table({"account": pa.array([1], pa.int64()), "amount": pa.array([1], pa.int64())})
     bound = update(function, state=pa.schema([("n", pa.int64())])).bind([rows.schema], ("account",))
-    sorted_rows, groups = group(rows.add_column(0, "_hash", pa.array([5], pa.int64())), ["account"])
+    sorted_rows, groups = group_by_key(rows.add_column(0, "_hash", pa.array([5], pa.int64())), ["account"])
     old = pa.table({"n": pa.nulls(1, pa.int64())})
     plain, keys = sorted_rows.drop_columns(["_hash"]), rows.select(["account"])
     with pytest.raises(StateFailed, match="Unavailable"):
-        merge_or_tell(bound, plain, groups, keys, old, np.array([5]), most=1)
+        merge_reporting_failures(bound, plain, groups, keys, old, np.array([5]), max_reported=1)
 
 
 def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_rows_have_them() -> None:
@@ -159,16 +163,16 @@ def test_a_key_of_one_record_is_not_tried_again_and_a_step_tells_records_where_r
     )
     table = Table((Column("account", "int64"),), (Column("n", "int64"),), 1, {})
     cache = SstCache(Path(os.devnull) / "cache", 0)
-    stored = LookUps(MemoryStore(), cache, table, (), 0, Reads())
+    stored = TableLookUps(MemoryStore(), cache, table, (), 0, ReadCounters())
     with pytest.raises(StateFailed) as caught:
-        Step(table, bound, 1, 0, tells=10).made(rows, stored)
-    assert caught.value.told.records.keys() == {30}
+        Step(table, bound, 1, 0, max_reported=10).apply(rows, stored)
+    assert caught.value.reported.records.keys() == {30}
     # All rows, each half of the keys, what is left once more; nothing of a record that is alone with its key.
     assert calls == [3, 2, 1, 1]
-    assert caught.value.told.why.stack.startswith("Traceback")
-    assert "XX" not in caught.value.told.why.stack
+    assert caught.value.reported.why.stack.startswith("Traceback")
+    assert "XX" not in caught.value.reported.why.stack
     with pytest.raises(ValueError, match="seven"):
-        Step(table, bound, 1, 0).made(rows, stored)
+        Step(table, bound, 1, 0).apply(rows, stored)
 
 
 def test_of_sums_that_have_no_room_the_records_are_told_without_which_they_do() -> None:
@@ -177,22 +181,24 @@ def test_of_sums_that_have_no_room_the_records_are_told_without_which_they_do() 
     schema = pa.schema([("wallet", pa.string()), ("wei", pa.decimal128(38, 0))])
     plain = pa.table([[key for key, _ in moves], [Decimal(wei) for _, wei in moves]], schema=schema)
     rows = plain.append_column("_hash", pa.array(hash_keys(plain, ["wallet"])))
-    rows, groups = group(rows.append_column("number", pa.array(range(len(moves)))), ["wallet"])
+    rows, groups = group_by_key(rows.append_column("number", pa.array(range(len(moves)))), ["wallet"])
     bound = aggregate(total=sum_of("wei"), mean=mean("wei")).bind([schema], ("wallet",))
     keys = rows.select(["wallet"]).take(pa.array(groups.starts))
     old = pa.table([pa.nulls(groups.num, field.type) for field in bound.values], schema=bound.values)
     hashes, numbers = rows["_hash"].take(pa.array(groups.starts)).to_numpy(), rows["number"].to_numpy()
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(bound, rows.select(schema.names), groups, keys, old, hashes, records=numbers, most=10)
-    ((number, why),) = caught.value.told.records.items()
+        merge_reporting_failures(
+            bound, rows.select(schema.names), groups, keys, old, hashes, records=numbers, max_reported=10
+        )
+    ((number, why),) = caught.value.reported.records.items()
     assert (number, why.kind) == (4, "BadRecord")
     assert why.message.startswith("total of key wallet='c' would be 1")
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(bound, rows.select(schema.names), groups, keys, old, hashes, most=10)
-    assert caught.value.told.keys == tuple(hash_keys(pa.table({"wallet": ["c"]}), ["wallet"]).tolist())
+        merge_reporting_failures(bound, rows.select(schema.names), groups, keys, old, hashes, max_reported=10)
+    assert caught.value.reported.keys == tuple(hash_keys(pa.table({"wallet": ["c"]}), ["wallet"]).tolist())
 
 
 def test_an_error_may_quote_what_is_no_text() -> None:
-    found = described(ValueError(b"M\xfcnchen".decode(errors="surrogateescape")))
+    found = describe_error(ValueError(b"M\xfcnchen".decode(errors="surrogateescape")))
     assert found.message == "M\\udcfcnchen"
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Failure) == found

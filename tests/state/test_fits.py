@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.snapshot.change.migrate import of_column
+from slackwater.snapshot.change.migrate import describe_column_change
 from slackwater.state.fits import ANOTHER_STAGE, check_default, evolve, fit_table, likely_renames
 from slackwater.state.kinds.aggregate import Aggregates
-from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.kind import Kind, kind_of
 from slackwater.state.kinds.session import Sessions
 from slackwater.state.kinds.update import Update
 from slackwater.store.sst.arrow_types import to_arrow
-from slackwater.store.sst.schema import default_of
+from slackwater.store.sst.schema import default_value
 from slackwater.store.versions.manifest import Column, Table, Ttl
 
 AGGREGATES = Table(
@@ -47,14 +47,14 @@ def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None
         Column("late", "int64"),
     )
     table, changes = evolve("countries", AGGREGATES, declared, {"price": "mean_price"})
-    assert table.ids == (1, 2, 3, 4, 5, 6, 7)
+    assert table.column_ids == (1, 2, 3, 4, 5, 6, 7)
     assert (table.schema, table.next_id, table.partitions) == (1, 8, 4)
     assert [(each.kind, each.column) for each in changes] == [
         ("renamed", "mean_price"),
         ("widened", "largest"),
         ("added", "late"),
     ]
-    assert [of_column(each) for each in changes] == [
+    assert [describe_column_change(each) for each in changes] == [
         "~ price is renamed to mean_price",
         "~ largest is int64, was int32",
         "+ late int64 = count(late), from now on; existing rows have null",
@@ -69,10 +69,10 @@ def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
     declared = replace(AGGREGATES, partitions=9)
     assert evolve("countries", AGGREGATES, declared, {}) == (AGGREGATES, ())
     fit = fit_table("countries", AGGREGATES, declared, {})
-    assert (fit.table, fit.columns, fit.others, fit.same) == (AGGREGATES, (), False, True)
+    assert (fit.table, fit.columns, fit.is_redeclared, fit.same) == (AGGREGATES, (), False, True)
     # Their order, and nothing else.
     fit = fit_table("countries", AGGREGATES, replace(AGGREGATES, values=AGGREGATES.values[::-1]), {})
-    assert (fit.columns, fit.others, fit.same) == ((), True, False)
+    assert (fit.columns, fit.is_redeclared, fit.same) == ((), True, False)
     migrated, _ = evolve(
         "countries", AGGREGATES, aggregates(sw.aggregate(orders=sw.count()), *AGGREGATES.values[:1]), {}
     )
@@ -171,7 +171,7 @@ def test_a_default_stays_the_same_value_when_its_column_is_widened(kind: str, va
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", kind, default=text),)), {})
     if kind != wider:
         first, _ = evolve("t", first, replace(stored, values=(Column("n", wider),)), {})
-    assert default_of(first.values[0]).as_py() == value
+    assert default_value(first.values[0]).as_py() == value
 
 
 def test_a_float_default_keeps_what_a_float_had_of_it() -> None:
@@ -179,7 +179,7 @@ def test_a_float_default_keeps_what_a_float_had_of_it() -> None:
     text = check_default("t", "n", 0.1, pa.float32())
     first, _ = evolve("t", stored, replace(stored, values=(Column("n", "float", default=text),)), {})
     second, _ = evolve("t", first, replace(stored, values=(Column("n", "double"),)), {})
-    assert default_of(second.values[0]).as_py() == pa.scalar(0.1, pa.float32()).as_py()
+    assert default_value(second.values[0]).as_py() == pa.scalar(0.1, pa.float32()).as_py()
 
 
 @pytest.mark.parametrize(
@@ -203,16 +203,18 @@ def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do(
     kept = kind_of(AGGREGATES.state)
     assert isinstance(kept, Aggregates)
     more = Aggregates((*kept.made, ("late", sw.count("late"))))
-    stored = replace(AGGREGATES, values=(*AGGREGATES.values, due), state=Final(kept).stored)
+    stored = replace(AGGREGATES, values=(*AGGREGATES.values, due), state=FinalKind(kept).stored)
     late = Column("late", "int64")
-    declared = replace(stored, values=(*AGGREGATES.values, late, due), state=Final(more).stored)
+    declared = replace(stored, values=(*AGGREGATES.values, late, due), state=FinalKind(more).stored)
     table, changes = evolve("countries", stored, declared, {})
-    assert [of_column(each) for each in changes] == ["+ late int64 = count(late), from now on; existing rows have null"]
-    assert table.ids == (1, 2, 3, 4, 5, 6, 8, 7)
+    assert [describe_column_change(each) for each in changes] == [
+        "+ late int64 = count(late), from now on; existing rows have null"
+    ]
+    assert table.column_ids == (1, 2, 3, 4, 5, 6, 8, 7)
     renamed = replace(
         stored,
         values=tuple(replace(each, name=each.name.replace("price", "mean")) for each in stored.values),
-        state=Final(kept.renamed({"price": "mean"})).stored,
+        state=FinalKind(kept.renamed({"price": "mean"})).stored,
     )
     assert [each.kind for each in evolve("countries", stored, renamed, {"price": "mean"})[1]] == ["renamed"]
     for one, other, said in ((AGGREGATES, stored, "was added"), (stored, AGGREGATES, "was removed")):
@@ -226,10 +228,10 @@ def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
     stored = Table((Column("k", "int64"),), (Column("until", "timestamp[us]"), due), 1, Update("until").stored)
     declared = replace(stored, values=(Column("ends", "timestamp[us]"), due), state=Update("ends").stored)
     table, changes = evolve("t", stored, declared, {"until": "ends"})
-    assert ([each.kind for each in changes], table.ids) == (["renamed"], (1, 2, 3))
+    assert ([each.kind for each in changes], table.column_ids) == (["renamed"], (1, 2, 3))
     # Without a word about the name, rows keep the time that they had, and get the next by the new column.
     table, changes = evolve("t", stored, declared, {})
-    assert ([each.kind for each in changes], table.ids) == (["added", "removed"], (1, 4, 3))
+    assert ([each.kind for each in changes], table.column_ids) == (["added", "removed"], (1, 4, 3))
     assert list(kind_of(stored.state).differences(kind_of(declared.state))) == ["- due=until", "+ due=ends"]
     assert Update("a", "clock").renamed({"a": "b"}).due_text == "due=b, due_by=clock"
 
@@ -242,7 +244,7 @@ def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
         return Table((Column("number", "int64"),), values, 2, state.stored)
 
     table, changes = evolve("till", joined(), joined("list<struct<paid: int64, cents: int64>>"), {})
-    assert ([each.kind for each in changes], table.ids) == (["widened"], (1, 2, 3, 4))
+    assert ([each.kind for each in changes], table.column_ids) == (["widened"], (1, 2, 3, 4))
     with pytest.raises(Refused, match="column 'payments' is now list<struct<at: int64>>") as refused:
         evolve("till", joined(), joined("list<struct<at: int64>>"), {})
     assert "rename or cast them in the next stage" in refused.value.hint
@@ -263,10 +265,10 @@ def test_what_may_become_something_else_is_told_from_what_may_not() -> None:
     n, m = sw.aggregate(n=sw.count()), sw.aggregate(m=sw.count())
     assert sw.upsert(by="at").may_become(sw.upsert(by="seen"))
     assert Update().may_become(Update("until"))
-    assert Final(n).may_become(Final(m))
-    assert not n.may_become(Final(n))
+    assert FinalKind(n).may_become(FinalKind(m))
+    assert not n.may_become(FinalKind(n))
     assert not n.may_become(Update())
-    assert not Sessions(Final(n)).may_become(Sessions(Final(m)))
+    assert not Sessions(FinalKind(n)).may_become(Sessions(FinalKind(m)))
 
 
 def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
@@ -278,7 +280,7 @@ def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
     }
     upsert = sw.upsert(by="at", delete_when="gone")
     assert str(kind_of(upsert.stored).renamed({"at": "seen"})) == "upsert(by=seen, delete_when=gone)"
-    assert Update().internal({"a": "b"}) == {}
+    assert Update().internal_renames({"a": "b"}) == {}
     more = sw.aggregate(n=sw.count(), m=sw.max("x"))
     assert list(sw.aggregate(n=sw.count()).differences(more)) == ["+ m = max(x)"]
 
@@ -290,7 +292,7 @@ def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
         sw.upsert(by="at"),
         sw.join("a", "b", within="1 hour", how="left"),
         Update("until", "clock"),
-        Sessions(Final(sw.aggregate(n=sw.count()))),
+        Sessions(FinalKind(sw.aggregate(n=sw.count()))),
     ],
 )
 def test_a_declaration_is_the_same_when_it_was_stored(state: Kind) -> None:
@@ -306,7 +308,7 @@ def test_what_no_kind_declares_is_nothing_but_itself(stored: dict[str, object]) 
     found = kind_of(stored)
     assert found.stored == stored
     assert not found.may_become(found)
-    assert not found.goes_on_as(Update())
+    assert not found.is_compatible_with(Update())
 
 
 def test_a_stage_that_gets_or_loses_its_state_is_refused_with_what_to_do() -> None:

@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.state.event_time import BatchTimes, Seen, TimeRules, Watermark
-from slackwater.state.next_version import Outcome, SentTo, TaskReport, Written, has_rows, next_version
+from slackwater.state.event_time import BatchTimes, SeenTimes, TimeRules, Watermark
+from slackwater.state.next_version import (
+    BatchResult,
+    PartitionWrite,
+    ProtocolOutcome,
+    TaskReport,
+    has_rows,
+    next_version,
+)
 from slackwater.state.records import Position
-from slackwater.store.compaction.plan import Compaction, Done
+from slackwater.store.compaction.plan import Compaction, CompactionResult
 from slackwater.store.versions.manifest import (
     Column,
     EventTime,
@@ -19,13 +26,13 @@ from slackwater.store.versions.manifest import (
     Output,
     SideTable,
     Sink,
-    Span,
     Sst,
     Table,
+    VersionSpan,
 )
 
 PARTITIONS = 3
-NOTHING = Outcome((), {}, {}, {}, changed=False)
+NOTHING = ProtocolOutcome((), {}, {}, {}, changed=False)
 
 
 def stage(name: str, inputs: dict[str, Input], outputs: dict[str, Output] | None = None) -> Manifest:
@@ -40,16 +47,16 @@ def made(
     base: Manifest,
     positions: dict[str, Position],
     results: Sequence[TaskReport] = (),
-    outcome: Outcome = NOTHING,
+    outcome: ProtocolOutcome = NOTHING,
     *,
     markers: dict[tuple[str, str], tuple[int, ...]] | None = None,
-    merges: Sequence[Done] = (),
+    merges: Sequence[CompactionResult] = (),
 ) -> Manifest:
     return next_version(
         base,
         positions,
         outcome,
-        Written(results, markers or {}),
+        BatchResult(results, markers or {}),
         merges,
         TimeRules(),
         BatchTimes(base.clock_ms, 0),
@@ -77,7 +84,7 @@ def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version
         for task, rows in enumerate(tasks):
             for partition, count in enumerate(rows):
                 log[partition] += count > 0
-            sent = {partition: SentTo(count, log[partition]) for partition, count in enumerate(rows) if count}
+            sent = {partition: PartitionWrite(count, log[partition]) for partition, count in enumerate(rows) if count}
             results.append(TaskReport(f"w.{number}.{task}", sum(rows), sent={"c": sent} if sent else {}))
         markers = {("s", "c"): tuple(log)} if number in marked else {}
         log = [end + bool(markers) for end in log]
@@ -108,7 +115,7 @@ def test_an_input_that_stood_still_was_not_read() -> None:
 def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
     base = stage("s", {"c": Input("c", (9,), "w", 3, consumed=(4,), lost=(2,))})
     after = made(base, {"c": Position("c", (12,), 4, (11,))}).inputs["c"]
-    assert (after.rows, after.consumed, after.lost, after.passed) == (5, (9,), (2,), (11,))
+    assert (after.rows, after.consumed, after.lost, after.rows_passed) == (5, (9,), (2,), (11,))
     # Where the reader began in the middle of a channel, nobody knows how many were before.
     unknown = replace(base, inputs={"c": replace(base.inputs["c"], consumed=(), lost=())})
     assert made(unknown, {"c": Position("c", (12,), 4)}).inputs["c"].rows == 0
@@ -116,8 +123,8 @@ def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
 
 def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> None:
     old, new, merged = (sst("a"), sst("b")), sst("c", seq=2), sst("m", level=1)
-    merge = Done(Compaction(0, 1, old[::-1], drops_tombstones=False), (merged,))
-    stale = Done(Compaction(0, 1, (sst("gone"),), drops_tombstones=False), (sst("x", level=1),))
+    merge = CompactionResult(Compaction(0, 1, old[::-1], drops_tombstones=False), (merged,))
+    stale = CompactionResult(Compaction(0, 1, (sst("gone"),), drops_tombstones=False), (sst("x", level=1),))
     base = replace(stage("s", {}), ssts=old)
     manifest = made(base, {}, [TaskReport("w.2.0", 1, (new,), event_ms=30)], merges=[merge, stale])
     assert set(manifest.ssts) == {new, merged}
@@ -126,7 +133,7 @@ def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> N
 
 
 def test_what_the_protocol_asks_for_is_in_the_manifest() -> None:
-    outcome = Outcome((), {"s": 2}, {"s": ("right",)}, {"s": {"left": Span(1, 2)}}, changed=True)
+    outcome = ProtocolOutcome((), {"s": 2}, {"s": ("right",)}, {"s": {"left": VersionSpan(1, 2)}}, changed=True)
     manifest = made(stage("s", {}), {}, outcome=outcome)
     assert (manifest.recorded, manifest.awaited, manifest.captured) == (
         outcome.recorded,
@@ -144,14 +151,14 @@ def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its
     base = stage("s", {"c": Input("a-c", (0,), "up"), "t": Input("t", (0,))})
     ends = {"c": Position("c", (0,), 4, watermark_ms=90), "t": Position("t", (3,), watermark_ms=70)}
     mine = {name: Watermark(("at",), 10, (name,)) for name in ends}
-    results = [TaskReport("w.1", 3, seen=Seen((55,)))]
+    results = [TaskReport("w.1", 3, seen=SeenTimes((55,)))]
 
     def after(results: Sequence[TaskReport], own: Sequence[str], timed: set[str]) -> Manifest:
         return next_version(
             base,
             ends,
             NOTHING,
-            Written(results),
+            BatchResult(results),
             (),
             TimeRules([mine[name] for name in own], timed),
             BatchTimes(0, 0),
@@ -173,21 +180,21 @@ def test_side_tables_are_carried_on_and_those_that_the_batch_changed_are_other_o
     base = replace(stage("s", {"t": Input("t", (0,))}), side_tables=before)
     changed = SideTable(table, (sst("b", seq=2),), rows=3, total=5)
 
-    def after(written: Written) -> Manifest:
+    def after(written: BatchResult) -> Manifest:
         times = BatchTimes(0, 0)
         return next_version(base, {}, NOTHING, written, (), TimeRules(), times, now_ms=2, duration_ms=1)
 
     other = replace(before["other"], rows=0)
-    assert after(Written(side_tables={"rejected": changed})).side_tables == {"rejected": changed, "other": other}
-    assert after(Written()).side_tables == {"rejected": replace(before["rejected"], rows=0), "other": other}
+    assert after(BatchResult(side_tables={"rejected": changed})).side_tables == {"rejected": changed, "other": other}
+    assert after(BatchResult()).side_tables == {"rejected": replace(before["rejected"], rows=0), "other": other}
 
 
 def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some() -> None:
     base = stage("s", {"t": Input("t", (0,))})
-    rules, results = TimeRules([Watermark(("at",), 10, ("t",))], {"t"}), [TaskReport("w.1", 3, seen=Seen((55,)))]
+    rules, results = TimeRules([Watermark(("at",), 10, ("t",))], {"t"}), [TaskReport("w.1", 3, seen=SeenTimes((55,)))]
 
     def event_time(*, with_rows: bool) -> EventTime | None:
-        times, written = BatchTimes(0, 700), Written(results)
+        times, written = BatchTimes(0, 700), BatchResult(results)
         made = next_version(
             base, {}, NOTHING, written, (), rules, times, with_rows=with_rows, now_ms=2, duration_ms=1
         )  # fmt: skip
@@ -197,7 +204,7 @@ def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some(
     assert event_time(with_rows=False) == EventTime(45)
     due = replace(base, event_time=EventTime(45))
     made = next_version(
-        due, {}, NOTHING, Written(), (), TimeRules(due_by="clock"), BatchTimes(0, 0), now_ms=2, duration_ms=1
+        due, {}, NOTHING, BatchResult(), (), TimeRules(due_by="clock"), BatchTimes(0, 0), now_ms=2, duration_ms=1
     )  # fmt: skip
     assert made.event_time == EventTime(45, bound_ms=0), "nothing falls due with a batch that does not say up to when"
 
@@ -205,8 +212,8 @@ def test_up_to_when_rows_were_not_too_early_is_said_by_a_version_that_read_some(
 def test_what_a_batch_wrote_for_a_sink_is_counted_on_with_the_attempts_that_count() -> None:
     base = replace(stage("s", {"t": Input("t", (0,))}), sinks={"out": Sink("a-s-out-sink", 5, 1, sent=3)})
     results = [
-        TaskReport("w.2.8", 4, sent={"out": {0: SentTo(4, 9)}}),
-        TaskReport("w.2.7", 2, sent={"out": {0: SentTo(2, 7)}}),
+        TaskReport("w.2.8", 4, sent={"out": {0: PartitionWrite(4, 9)}}),
+        TaskReport("w.2.7", 2, sent={"out": {0: PartitionWrite(2, 7)}}),
         TaskReport("w.2.6", 1),
     ]
     assert made(base, {}, results).sinks["out"] == Sink(

@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.state.records import Range, Sent, behind, difference, ranges, sent, unread, windows
+from slackwater.state.records import (
+    Range,
+    SentMessages,
+    count_unread,
+    difference,
+    format_windows,
+    fully_read_input,
+    ranges,
+    sent_messages,
+)
 from slackwater.store.versions.manifest import Input, Manifest, Output
 
 COUNTS = st.lists(st.integers(0, 9), max_size=4)
@@ -16,7 +25,7 @@ def test_ranges_are_what_lies_between_and_new_partitions_begin_at_zero(starts: l
     assert [(one.partition, offset) for one in found for offset in range(one.first, one.last)] == [
         (partition, offset) for partition, end in enumerate(ends) for offset in range(padded[partition], end)
     ]
-    assert len(windows("t", starts, ends)) == len(found)
+    assert len(format_windows("t", starts, ends)) == len(found)
 
 
 def test_where_no_rows_lie_nothing_is_read_and_where_nobody_counted_everything_is() -> None:
@@ -35,9 +44,9 @@ def test_what_versions_sent_is_added_up_and_one_that_did_not_write_the_channel_s
         version(2, {}),
         version(3, {"c": last, "other": Output("a-o", (1,), attempts=("w.3.9",), rows=1, sent=(1,))}),
     ]
-    assert sent("c", versions) == Sent({"w.1.1": 1, "w.3.1": 3, "w.3.2": 3}, 11)
-    reader = behind(last, "w", 3, 500)
+    assert sent_messages("c", versions) == SentMessages({"w.1.1": 1, "w.3.1": 3, "w.3.2": 3}, 11)
+    reader = fully_read_input(last, "w", 3, 500)
     assert reader == Input("a-c", (9, 4), "w", 3, consumed=(8, 3), watermark_ms=500)
-    assert unread(last, reader) == 0
-    assert unread(replace(last, sent=(10, 3)), reader) == 2
-    assert unread(last, replace(reader, consumed=())) is None
+    assert count_unread(last, reader) == 0
+    assert count_unread(replace(last, sent=(10, 3)), reader) == 2
+    assert count_unread(last, replace(reader, consumed=())) is None

@@ -5,7 +5,7 @@ import slackwater as sw
 from slackwater.state.step import Step
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import LookUps
+from slackwater.store.read.multi_get import TableLookUps
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Table
 
@@ -29,7 +29,7 @@ def test_what_did_not_change_is_not_written_nor_the_deletion_of_a_key_that_was_n
     rows = pa.Table.from_pylist(batch, schema=ROWS)
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["k"])))
     bound = sw.upsert(by="at", delete_when="gone").bind([ROWS], ("k",))
-    made = Step(TABLE, bound, 2, 0).made(rows, LookUps(store, cache, TABLE, ssts, 0))
+    made = Step(TABLE, bound, 2, 0).apply(rows, TableLookUps(store, cache, TABLE, ssts, 0))
     written = {row["k"]: (row["at"], row["_op"], row["_seq"], row["_prev_seq"]) for row in made.new.to_pylist()}
     assert written == {"changed": (4, 0, 2, 1), "deleted": (5, 1, 2, 1), "new": (6, 0, 2, 0)}
     assert {row["k"] for emitted in made.emitted for row in emitted.to_pylist()} == {"changed", "new"}

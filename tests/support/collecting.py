@@ -189,7 +189,7 @@ def check_whole(app: FlightsApp) -> None:
     """Every version of the history names only SSTs that are there, and its state can be read."""
     store = fresh(app.store)
     for stage in STAGES:
-        for version in history.versions(store, app.name, stage):
+        for version in history.list_versions(store, app.name, stage):
             rows_of(store, history.read(store, app.name, stage, version))
         head = history.head(store, app.name, stage)
         assert head is not None

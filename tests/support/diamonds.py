@@ -19,23 +19,23 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.pipeline.batch.snapshot_events import arrive
+from slackwater.pipeline.batch.snapshot_events import compute_outcome
 from slackwater.pipeline.kafka.messages import (
-    check_count,
-    decode,
+    check_row_count,
     decode_addressed,
-    header_of,
+    decode_rows,
+    header_value,
     marker_header,
-    marker_of,
-    split,
+    snapshot_of_marker,
+    split_into_messages,
 )
-from slackwater.pipeline.run.start_positions import StartFinder, start_at
+from slackwater.pipeline.run.start_positions import StartFinder, with_start_positions
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.state.event_time import BatchTimes, TimeRules
-from slackwater.state.next_version import Outcome, SentTo, TaskReport, Written, next_version
+from slackwater.state.next_version import BatchResult, PartitionWrite, ProtocolOutcome, TaskReport, next_version
 from slackwater.state.records import Position, TopicState
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
@@ -76,7 +76,7 @@ class Message:
 
 
 class Logs:
-    """Topics in memory. Does what capturing and verifying ask of Kafka (`Topics`)."""
+    """Topics in memory. Does what capturing and verifying ask of Kafka (`KafkaTopics`)."""
 
     def __init__(self) -> None:
         self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}
@@ -129,10 +129,10 @@ class Logs:
             tables[-1] = tables[-1].slice(0, tables[-1].num_rows - self.lost)
         yield from tables
 
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+    def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
         messages = self.topics[topic][partition]
         there = self.first(topic)[partition] <= offset < len(messages)
-        return marker_of(header_of(messages[offset])) if there else None  # type: ignore[arg-type]
+        return snapshot_of_marker(header_value(messages[offset])) if there else None  # type: ignore[arg-type]
 
 
 class Diamond:
@@ -157,8 +157,10 @@ class Diamond:
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             finder = StartFinder(self.store, APP, stage, known, self.logs.state, accept_loss)
-            entries = {name: finder.channel(name, name, SENDER[name]) for name in READS[stage]}
-            return start_at(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
+            entries = {name: finder.start_on_channel(name, name, SENDER[name]) for name in READS[stage]}
+            return (
+                with_start_positions(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
+            )
 
         head = claim(
             self.store,
@@ -172,7 +174,7 @@ class Diamond:
         before = self.seen.get((stage, head.version - 1), ())
         self._committed(head, before)
         self.positions[stage] = {
-            name: Position(name, read.offsets, read.version, read.passed) for name, read in head.inputs.items()
+            name: Position(name, read.offsets, read.version, read.rows_passed) for name, read in head.inputs.items()
         }
         if stage == "moves":
             self.handled = set(head.recorded)
@@ -190,9 +192,9 @@ class Diamond:
             rows = list(range(start.offsets[0], end))
         else:
             planners = {name: self.planner(name, max_records) for name in before}
-            after = {name: planners[name].latest(start) for name, start in before.items()}
+            after = {name: planners[name].plan_end(start) for name, start in before.items()}
             rows = [n for name in before for n in self.read(name, before[name], after[name], planners[name])]
-        outcome = arrive(head, before, after, head.recorded.keys() - asked)
+        outcome = compute_outcome(head, before, after, head.recorded.keys() - asked)
         self.positions[stage] = after
         if before == after and not outcome.changed:
             return head
@@ -222,21 +224,21 @@ class Diamond:
 
     def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
         """The numbers of a batch, read and counted as a source's tasks do."""
-        attempts = planner.attempts(before.version, after.version)
+        attempts = planner.counted_attempts(before.version, after.version)
         for read in _ranges(channel, before, after, attempts):
             found, part = 0, read.part
             messages = self.logs.messages(channel, part.partition, part.first, part.last, part.rows)
-            for batch in decode(messages, read.attempts, SCHEMA):  # type: ignore[arg-type]
+            for batch in decode_rows(messages, read.attempts, SCHEMA):  # type: ignore[arg-type]
                 found += batch.num_rows
                 yield from batch["n"].to_pylist()
-            check_count(channel, part, found, [])
+            check_row_count(channel, part, found, [])
 
     def zombie(self, stage: str, snapshot: str) -> None:
         """A writer that lost its stage still writes rows and markers; no manifest ever names them."""
         for channel in WRITES[stage]:
             for partition in range(PARTITIONS[channel]):
                 rows = pa.table({"n": pa.array([10**9], pa.int64())})
-                for _, value in split(rows, np.zeros(1, np.int32)):
+                for _, value in split_into_messages(rows, np.zeros(1, np.int32)):
                     self.logs.append(channel, partition, value, f"dead.{next(self._attempts)}".encode())
                 self.logs.append(channel, partition, b"", marker_header(snapshot))
 
@@ -247,7 +249,9 @@ class Diamond:
         self.heads[manifest.stage] = manifest
         self.seen[manifest.stage, manifest.version] = tuple(seen)
 
-    def _write(self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: Outcome) -> Manifest:
+    def _write(
+        self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: ProtocolOutcome
+    ) -> Manifest:
         """What `StageRunner` does: the rows, the markers behind them, and the manifest that names both."""
         kept = {"evens": 0, "odds": 1}
         sent = [n for n in rows if head.stage not in kept or n % 2 == kept[head.stage]]
@@ -261,7 +265,7 @@ class Diamond:
             head,
             after,
             outcome,
-            Written(results, markers),
+            BatchResult(results, markers),
             (),
             TimeRules(),
             BatchTimes(0, 0),
@@ -273,11 +277,11 @@ class Diamond:
     def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> TaskReport:
         attempt = f"{head.writer}.{head.version + 1}.{next(self._attempts)}"
         targets = np.array([n // 2 % PARTITIONS[channel] for n in numbers], np.int32)
-        for partition, value in split(pa.table({"n": pa.array(numbers, pa.int64())}), targets):
+        for partition, value in split_into_messages(pa.table({"n": pa.array(numbers, pa.int64())}), targets):
             self.logs.append(channel, partition, value, attempt.encode())
         counts = np.bincount(targets, minlength=PARTITIONS[channel]).tolist()
         ends = self.logs.ends(channel)
-        sent = {partition: SentTo(counts[partition], ends[partition]) for partition in set(targets.tolist())}
+        sent = {partition: PartitionWrite(counts[partition], ends[partition]) for partition in set(targets.tolist())}
         return TaskReport(attempt, len(numbers), sent={channel: sent})
 
 
@@ -291,5 +295,5 @@ def _at_birth(draft: Manifest) -> Manifest:
 
 def markers_in(messages: Collection[Message]) -> list[str]:
     """The snapshots of the markers among these messages, in order."""
-    headers = (header_of(message) for message in messages)  # type: ignore[arg-type]
+    headers = (header_value(message) for message in messages)  # type: ignore[arg-type]
     return [header.removeprefix("marker ") for header in headers if header.startswith("marker ")]

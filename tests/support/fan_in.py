@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import Snapshot
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, Span
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output, VersionSpan
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2
@@ -37,7 +37,7 @@ class Topics:
         return tuple(map(len, self._partitions(topic)))
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
-        """See `Topics`."""
+        """See `KafkaTopics`."""
         self._ask()
         if self.expired:
             raise Refused(f"offsets of {in_flight.topic} are gone from Kafka")
@@ -47,8 +47,8 @@ class Topics:
                 if header in in_flight.attempts:
                     yield records(partition, offset, rows)
 
-    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See `Topics`."""
+    def marker_at(self, topic: str, partition: int, offset: int, /) -> str | None:
+        """See `KafkaTopics`."""
         self._ask()
         messages = self._partitions(topic)[partition]
         if self.expired or offset >= len(messages):
@@ -129,7 +129,7 @@ class FanIn:
         *,
         recorded: dict[str, int] | None = None,
         awaited: dict[str, tuple[str, ...]] | None = None,
-        captured: dict[str, dict[str, Span]] | None = None,
+        captured: dict[str, dict[str, VersionSpan]] | None = None,
     ) -> Manifest:
         """A version of the reader that consumes up to these versions of the senders."""
         draft = self._next("join")
@@ -149,7 +149,7 @@ class FanIn:
 
     def snapshot(self, name: str = "good") -> Snapshot:
         """By markers: the reader gets the left one first, and what comes from the right until then is in flight."""
-        asked = request(self.store, "bank", name, "ada@host")
+        asked = request_snapshot(self.store, "bank", name, "ada@host")
         left = self.send("left", 2, 1, marker=asked.id)
         right = self.heads["right"]
         at = {asked.id: self.heads["join"].version + 1}
@@ -157,7 +157,7 @@ class FanIn:
         self.join(left.version, right.version, recorded=at, awaited=awaited)
         self.send("right", 2, 2)
         late = self.send("right", 1, 0, marker=asked.id)
-        spans = {asked.id: {"by-right": Span(right.version, late.version)}}
+        spans = {asked.id: {"by-right": VersionSpan(right.version, late.version)}}
         self.join(left.version, late.version, recorded=at, captured=spans)
         self.send("right", 5, 5)
         taken = try_complete(self.store, "bank", asked, self.topics)

@@ -24,7 +24,7 @@ from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.stored import open_requests
 from slackwater.snapshot.query.log import Remaining, RemainingOf
-from slackwater.state.records import TopicState, are_two
+from slackwater.state.records import TopicState, is_other_topic
 from slackwater.store.compaction.plan import rebase
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -121,7 +121,7 @@ class Kafka:
         """As that of `KafkaChannels`; it has no archive."""
 
         def held_of(source: Input) -> Remaining:
-            is_another = are_two(source.topic_id, self.topic_id(source.topic))
+            is_another = is_other_topic(source.topic_id, self.topic_id(source.topic))
             return Remaining(() if is_another else self.starts(source.topic) or (), is_another)
 
         return held_of
@@ -136,7 +136,7 @@ class Kafka:
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str) -> None:
         if (ends := self.ends(topic)) is None:
             raise NotFound("topic", topic, self.topics)
-        if are_two(topic_id, self.topic_id(topic)):
+        if is_other_topic(topic_id, self.topic_id(topic)):
             raise AnotherTopic(f"topic {topic!r} was deleted and created again since it was read")
         starts = self.earliest.get(topic, (0,) * len(ends))
         held = zip(starts, offsets, ends, strict=True)
@@ -161,11 +161,11 @@ class Kafka:
         assert ends is not None
         return ends, attempt, starts
 
-    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]]) -> None:
+    def commit_positions(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]]) -> None:
         self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
-        """As `snapshot.take.Topics`."""
+        """As `snapshot.take.KafkaTopics`."""
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for offset in range(start, end):
                 message = self.topics[in_flight.topic][partition][offset]
@@ -399,8 +399,8 @@ class FlightsApp:
         self, head: Manifest, max_versions: int, recorded: Mapping[str, int]
     ) -> tuple[str, Input, list[Flight], set[str]]:
         ((name, source),) = head.inputs.items()
-        later = list(history.after(self.store, self.name, source.upstream, source.version))
-        counting = history.followed(self.store, later[-1], source.version) if later else ()
+        later = list(history.iter_after(self.store, self.name, source.upstream, source.version))
+        counting = history.iter_base_versions(self.store, later[-1], source.version) if later else ()
         # One that took a stage back to before it began has no channel.
         sent = [each for each in counting if name in each.outputs][:max_versions]
         markers: set[str] = set()

@@ -15,10 +15,10 @@ from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import (
     AppInfo,
     Column,
-    Followed,
-    Former,
+    FollowedQuery,
+    FormerName,
     Input,
-    Lost,
+    LostRecords,
     Manifest,
     Output,
     Rewind,
@@ -112,7 +112,7 @@ def _that_can_be(value: Manifest) -> Manifest:
     )
 
 
-def _attached(value: Followed | None) -> Followed | None:
+def _attached(value: FollowedQuery | None) -> FollowedQuery | None:
     return replace(value, batches=min(value.batches, value.next_batch)) if value is not None else None
 
 
@@ -121,11 +121,11 @@ def _side_table(table: SideTable, stage: str, version: int) -> SideTable:
     return replace(table, table=_table(table.table), ssts=ssts, total=max(table.rows, table.total, table.waiting))
 
 
-def _formerly(value: Manifest) -> tuple[Former, ...]:
+def _formerly(value: Manifest) -> tuple[FormerName, ...]:
     """As many names as it has, up to this version."""
     count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
     versions = range(value.version - count + 1, value.version + 1)
-    return tuple(Former(f"former-{version}", version) for version in versions)
+    return tuple(FormerName(f"former-{version}", version) for version in versions)
 
 
 def _rewinds(value: Manifest) -> tuple[Rewind, ...]:
@@ -145,7 +145,7 @@ def _input(source: Input, stage: str, version: int) -> Input:
     return replace(source, consumed=source.offsets[:0], lost=source.offsets[:0], resets=resets)
 
 
-def _lost(lost: Lost, source: Input) -> Lost:
+def _lost(lost: LostRecords, source: Input) -> LostRecords:
     after, up_to = sorted((lost.after, lost.up_to))
     return replace(lost, starts=source.offsets, ends=source.offsets, rows=(), after=after, up_to=up_to)
 

@@ -28,7 +28,7 @@ class EmbeddedRegistry(EmbeddedServer):
         """What clients of Confluent's registry take as its URL."""
         return f"http://{self.address}/apis/ccompat/v7"
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether it lists its subjects."""
         return is_port_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
 

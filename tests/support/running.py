@@ -30,12 +30,12 @@ from slackwater.pipeline.listener import BatchReport, Callbacks, Listener
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
-from slackwater.pipeline.run.stopping import Stop, StopRequested
+from slackwater.pipeline.run.stopping import StopEvent, StopRequested
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
+from slackwater.snapshot.cut.stored import Snapshot, cut_of_snapshot, read_snapshot
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.capture import read
+from slackwater.snapshot.take.capture import read_captured
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -146,9 +146,9 @@ class Ledger:
         """Have Kafka lose all records that the app has read, and what its stages sent each other."""
         for head in resolve(open_store(self.store), self.app, now_ms=0).stages.values():
             for at in head.inputs.values():
-                for partition, end in enumerate(self.kafka.offsets(at.topic)[1]):
+                for partition, end in enumerate(self.kafka.offset_bounds(at.topic)[1]):
                     self.kafka.delete_records(at.topic, end, partition)
-                assert self.kafka.offsets(at.topic)[0] == self.kafka.offsets(at.topic)[1]
+                assert self.kafka.offset_bounds(at.topic)[0] == self.kafka.offset_bounds(at.topic)[1]
 
     @contextmanager
     def fed(self, rows: int = 100) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Ledger:
     def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
         """Everything in the topic, up to these offsets if they are given, that is an entry."""
         found = []
-        earliest, ends = self.kafka.offsets(self.topic)
+        earliest, ends = self.kafka.offset_bounds(self.topic)
         ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
             for messages in self.kafka.read(self.topic, partition, start, end, patience_s=30):
@@ -211,7 +211,7 @@ class Ledger:
         """The app, until the block is left, on the Spark session of this process; what it gives awaits the next commit
         of a stage, or of any. For what needs no process of its own: to start one takes a core for half a minute. An
         error that ends it is raised where a commit is awaited, else when the block is left."""
-        stop, commits = Stop(), queue.SimpleQueue[BatchReport | None]()
+        stop, commits = StopEvent(), queue.SimpleQueue[BatchReport | None]()
         app, options, told = self._loaded(), self._options(stages, max_records), list[BaseException]()
 
         def work() -> None:
@@ -299,9 +299,9 @@ class Ledger:
     def has_caught_up(self) -> bool:
         """Whether every stage has read all that is there, and the topic is read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
-        ends = self.kafka.offsets(self.topic)[1]
+        ends = self.kafka.offset_bounds(self.topic)[1]
         return all(
-            read.passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
+            read.rows_passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
             for head in heads.values()
             for name, read in head.inputs.items()
         )
@@ -319,13 +319,13 @@ class Ledger:
         self.verify(f"{self.app}@{name}")
         store = open_store(self.store)
         snapshot = read_snapshot(store, self.app, name)
-        cut = of_snapshot(store, snapshot)
+        cut = cut_of_snapshot(store, snapshot)
         (source,) = (read for stage in cut.stages.values() for read in stage.inputs.values() if not read.upstream)
         raw = self.raw(source.offsets)
         for table, sql in EXPECTED[self.program].items():
             expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
             found = self.table(table, f"{self.app}@{name}").select(expected.column_names)
-            late = [rows for kept in snapshot.channels if kept.receiver == table for rows in read(store, kept)]
+            late = [rows for kept in snapshot.channels if kept.receiver == table for rows in read_captured(store, kept)]
             if late:
                 found = plus(self.program, table, found, pa.concat_tables(late, promote_options="default"))
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), (name, table)

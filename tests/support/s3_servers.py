@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, is_port_open, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, is_port_open, last_log_lines
 
 from tests.programs.go import built, is_built
 
@@ -83,8 +83,8 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
     try:
         deadline = time.monotonic() + _START_PATIENCE_S
         while not is_port_open(port):
-            if server.ended(0.05) is not None or time.monotonic() > deadline:
-                pytest.fail(f"{Path(command[0]).name} on port {port} did not start:\n{last_words(log, 0, 20)}")
+            if server.poll_exit_code(0.05) is not None or time.monotonic() > deadline:
+                pytest.fail(f"{Path(command[0]).name} on port {port} did not start:\n{last_log_lines(log, 0, 20)}")
         yield f"http://{HOST}:{port}"
     finally:
         server.kill()

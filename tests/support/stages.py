@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import sorted_runs
@@ -41,7 +41,7 @@ class Stage:
 
     def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
         """Merge all, or what the policy wants."""
-        return self._merge(cache, pick_for(self.versions[-1], full=full))
+        return self._merge(cache, pick_for_manifest(self.versions[-1], full=full))
 
     def merge(self, cache: SstCache, start: int, end: int) -> Manifest:
         """Merge these sorted runs, newest first, as far as there are such."""
@@ -53,10 +53,10 @@ class Stage:
 
     def _merge(self, cache: SstCache, picked: tuple[Compaction, ...]) -> Manifest:
         head = self.versions[-1]
-        done = [run(self.store, cache, "app", "stage", self.table, one) for one in picked]
+        done = [run_compaction(self.store, cache, "app", "stage", self.table, one) for one in picked]
         if not done:
             return head
-        return self._commit(next(self._numbers), "compaction", apply(head.ssts, done), head.clock_ms)
+        return self._commit(next(self._numbers), "compaction", apply_results(head.ssts, done), head.clock_ms)
 
     @property
     def _ssts(self) -> tuple[Sst, ...]:

@@ -112,7 +112,7 @@ def _available(checkpoint: Path) -> range:
     from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
     from slackwater.store.objects.open import open_store
 
-    return CheckpointFiles(open_store(str(checkpoint))).available()
+    return CheckpointFiles(open_store(str(checkpoint))).readable_batches()
 
 
 def _spark(checkpoint: Path) -> dict[str, object]:
@@ -132,9 +132,9 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
     import pyarrow as pa
     import slackwater as sw
     from slackwater.operations.from_spark.adopt.adoption import Adoption
-    from slackwater.operations.from_spark.adopt.mapping import mapping_of
-    from slackwater.operations.from_spark.checkpoint.checkpoint import opened_alone
-    from slackwater.snapshot.bisect.predicate import Where
+    from slackwater.operations.from_spark.adopt.mapping import map_tables
+    from slackwater.operations.from_spark.checkpoint.checkpoint import open_with_new_session
+    from slackwater.snapshot.bisect.predicate import SqlPredicate
     from slackwater.snapshot.bisect.search import bisect
     from slackwater.state.event_time import TimeRules
     from slackwater.store.objects.open import open_store
@@ -147,24 +147,24 @@ def _ours(checkpoint: Path, folder: Path) -> dict[str, object]:
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in values)
     table = Table((Column("k", "string"),), columns, 4, kind.stored)
     store, cache = open_store(str(folder)), SstCache(folder.parent / "cache", 4 << 30)
-    with opened_alone(str(checkpoint), master="local[2]", conf={}) as found, _memory() as peak:
+    with open_with_new_session(str(checkpoint), master="local[2]", conf={}) as found, _memory() as peak:
         started = time.perf_counter()
-        batches = found.available()
+        batches = found.readable_batches()
         first = Manifest("bench", "totals", 1, 1, "bench", 1, "init", {"t": Input("t", ())}, table=table, by="bench")
         adoption = Adoption(
             store,
             cache,
             found,
             first,
-            lambda: mapping_of(found.tables, table, "bench/totals"),
+            lambda: map_tables(found.tables, table, "bench/totals"),
             batches=batches,
-            rules=TimeRules(),
+            time_rules=TimeRules(),
             info=AppInfo("bench", 1),
-            constant={"t": (0,)},
+            constant_offsets={"t": (0,)},
         )
         adoption.run()
         seconds = time.perf_counter() - started
-    verdict = bisect(store, cache, "bench", Where("SELECT k FROM totals WHERE s > 500000000"))
+    verdict = bisect(store, cache, "bench", SqlPredicate("SELECT k FROM totals WHERE s > 500000000"))
     version = verdict.bad.stages["totals"]
     assert version.adopted is not None
     return {

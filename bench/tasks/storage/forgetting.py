@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.store.archive import columns, index, merge
 from slackwater.store.archive.extents import Extent
@@ -46,7 +46,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
     _history(store, cache, num_rows, versions, person)
     holding = sum(size for _, size in _holding(store, _name(person)))
     began = time.monotonic()
-    done = forget(store, cache, "bench", KeysAsked.of([f"people={_name(person)}"]), by="bench")
+    done = forget(store, cache, "bench", RequestedKeys.parse([f"people={_name(person)}"]), by="bench")
     seconds = time.monotonic() - began
     left = list(_holding(store, _name(person)))
     what = f"forget one key of {num_rows:,} rows, {versions} versions"
@@ -106,7 +106,7 @@ def _archive(store: ObjectStore, numbers: np.ndarray, batch: int) -> None:
             "headers": pa.nulls(count, columns.HEADERS),
         }
     ).cast(columns.SCHEMA)
-    archive = index.newest(store, "bench", "orders") or index.empty("bench", "orders")
+    archive = index.newest(store, "bench", "orders") or index.empty_index("bench", "orders")
     extents = (Extent(0, first, first + count),)
     writer = ArchiveWriter()
     writer.append(records)

@@ -62,7 +62,7 @@ def rows(folder: Path, quick: bool) -> list[Row]:
         manifest = _manifest((*base, *changed), 11)
         began = time.perf_counter()
         with duckdb.connect() as con:
-            duckdb_view.register(con, "legs", store, cache, manifest)
+            duckdb_view.register_table(con, "legs", store, cache, manifest)
             con.execute(f"COPY legs TO '{folder / 'copy.parquet'}' (COMPRESSION zstd)")
         copy_s, copied = time.perf_counter() - began, (folder / "copy.parquet").stat().st_size
     assert (again.moved, second.rows, whole.rows) == (False, count, count)

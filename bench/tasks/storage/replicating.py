@@ -62,19 +62,19 @@ def rows(folder: Path, quick: bool) -> list[Row]:
                 target = open_store(f"{root}/{name}-{number}")
                 began = time.perf_counter()
                 if name == "ours":
-                    Replicator(store, target, APP, "bench").round()
+                    Replicator(store, target, APP, "bench").run_round()
                 else:
                     _plain(store, target)
                 times.append(time.perf_counter() - began)
         ours, peer = median(took["ours"]), median(took["peer"])
         counted = CountingStore(open_store(f"{root}/ours-0"))
         copies = Replicator(store, counted, APP, "bench")
-        copies.round()
+        copies.run_round()
         before = {info.key for info in store.list(f"{APP}/stages/")}
         _more(store, folder, count // 20)
         new = sum(info.size_bytes for info in store.list(f"{APP}/stages/") if info.key not in before)
         counted.reset()
-        done = copies.round()
+        done = copies.run_round()
     mb = bytes_in_all / 1e6
     return [
         Row.at_least(

@@ -10,8 +10,8 @@ from string import Template
 
 from ....common.printable import printable
 from .. import document
-from ..document import Block, Cell, Page, Span, TableBlock, spans, words
-from ..picture import Timeline, draw
+from ..document import Block, Cell, Page, Span, TableBlock, span_text, spans
+from ..picture import SearchPicture, draw_svg
 
 _NUMBER = ("", ' class="number"')
 
@@ -50,8 +50,8 @@ def _block(block: Block) -> str:
         case document.Listing(text):
             lines = "\n".join(map(_escaped, text.split("\n")))
             return f"<pre>{lines}</pre>"
-        case Timeline():
-            return _scrollable(draw(block))
+        case SearchPicture():
+            return _scrollable(draw_svg(block))
         case "":
             return ""
         case _:
@@ -67,7 +67,7 @@ def _rows(table: TableBlock) -> Iterator[str]:
     for part, tag, rows in (("thead", "th", (table.headings,)), ("tbody", "td", table.rows)):
         yield f"<{part}>"
         for row in rows:
-            cells = zip(row, table.to_right, strict=True)
+            cells = zip(row, table.right_aligned, strict=True)
             yield "<tr>"
             yield from (f"<{tag}{_NUMBER[right]}>{_line(line)}</{tag}>" for line, right in cells)
             yield "</tr>"
@@ -87,10 +87,10 @@ def _span(span: Span) -> str:
             return f'<code class="{kind}">{_escaped(text)}</code>'
         case document.Time():
             return f"<time>{span.text}</time>"
-        case document.Answered(word):
+        case document.AnswerSpan(word):
             return f'<span class="{word}">{word}</span>'
         case _:
-            return _escaped(words(span))
+            return _escaped(span_text(span))
 
 
 def _escaped(text: str) -> str:

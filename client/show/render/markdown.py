@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from ....common.printable import printable
 from .. import document
-from ..document import Block, Cell, Page, Span, TableBlock, spans, words
-from ..picture import Timeline
+from ..document import Block, Cell, Page, Span, TableBlock, span_text, spans
+from ..picture import SearchPicture
 
 _MARKUP = re.compile(r"[!-/:-@\[-`{-~]")
 """ASCII punctuation, which may begin markup."""
@@ -29,7 +29,9 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<sub>{_line(line)}</sub>"
         case TableBlock():
             headings, *rows = (f"| {' | '.join(map(_line, row))} |" for row in (block.headings, *block.rows))
-            yield "\n".join((headings, f"|{'|'.join('--:' if right else '---' for right in block.to_right)}|", *rows))
+            yield "\n".join(
+                (headings, f"|{'|'.join('--:' if right else '---' for right in block.right_aligned)}|", *rows)
+            )
         case document.Facts(rows):
             yield "\n".join(f"- {_span(name)}: {_line(line)}" for name, line in rows)
         case document.Listing(text):
@@ -37,7 +39,7 @@ def _block(block: Block) -> Iterator[str]:
             # The fence must be longer than any run of backticks in the text.
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             yield "\n".join((fence, *lines, fence))
-        case Timeline() | "":
+        case SearchPicture() | "":
             return
         case _:
             yield _line(block)
@@ -55,10 +57,10 @@ def _span(span: Span) -> str:
             return f"*{_words(text)}*"
         case document.Time():
             return span.text
-        case document.Answered(word):
+        case document.AnswerSpan(word):
             return f"**{word}**"
         case _:
-            return _words(words(span))
+            return _words(span_text(span))
 
 
 def _code(text: str) -> str:

@@ -10,34 +10,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from ....common.instants import iso
+from ....common.instants import format_iso
 from ....errors import SlackwaterError
-from ....snapshot.bisect.causes import MOST_KEYS, Cause
-from ....snapshot.bisect.verdict import Address, Guilty, NoRecord
-from ....state.failing import RECORD, turning_point
+from ....snapshot.bisect.causes import MAX_LISTED_KEYS, Cause
+from ....snapshot.bisect.verdict import RecordlessBatch, RecordLocation, RecordPath
+from ....state.failing import RECORD, find_turning_point
 from ....store.sst.arrow_types import python_rows
 from ....store.sst.schema import event_ms
-from ....store.sst.ttl import BEFORE_ALL_MS, by_write_time
+from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS, expires_by_write_time
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.stage_replay import StageReplay
 from .bad_commit import BadCommit
 
 
-def of_no_record(bad: BadCommit, finding: NoRecord) -> Cause:
+def explain_no_record(bad: BadCommit, finding: RecordlessBatch) -> Cause:
     """Return the cause of a batch that is bad even without its records. Raises the errors of a replay."""
     after = history.read(bad.program.store, bad.verdict.app, finding.stage, finding.version)
     if finding.expired.num_rows:
         table = after.table
-        by = "write time" if table is not None and by_write_time(table.ttl) else "event time"
-        return _cause(finding, finding.expired, "expired", by, finding.clock_ms, None)
+        by = "write time" if table is not None and expires_by_write_time(table.ttl) else "event time"
+        return _time_cause(finding, finding.expired, "expired", by, finding.clock_ms, None)
     span, mover = finding.due_ms, None
     if finding.by == "watermark" and span[1] is not None:
-        mover = mover_of_watermark(bad, finding.stage, finding.version - 1, span[1])
-    return _cause(finding, finding.fell_due, "fell due", finding.by, span, mover)
+        mover = find_watermark_mover(bad, finding.stage, finding.version - 1, span[1])
+    return _time_cause(finding, finding.fell_due, "fell due", finding.by, span, mover)
 
 
-def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_expiry_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return a `time` cause if rows expired because event time advanced; None if the old clock gives a bad batch too.
 
     The old clock is the clock of the previous version. The suspected record is the one that advanced event time.
@@ -45,23 +45,28 @@ def of_held_clock(bad: BadCommit, guilty: Guilty) -> Cause | None:
     commit = bad.commit
     previous = history.find(bad.program.store, commit.app, commit.stage, commit.version - 1)
     table = commit.table
-    if previous is None or table is None or table.ttl is None or not table.ttl.column or guilty.message is None:
+    if previous is None or table is None or table.ttl is None or not table.ttl.column or guilty.source_record is None:
         return None
-    if commit.clock_ms <= previous.clock_ms or previous.clock_ms == BEFORE_ALL_MS:
+    if commit.clock_ms <= previous.clock_ms or previous.clock_ms == BEFORE_FIRST_EVENT_MS:
         return None
-    if bad.bad_with(replace(commit, clock_ms=previous.clock_ms)):
+    if bad.is_bad_with(replace(commit, clock_ms=previous.clock_ms)):
         return None
     keys = bad.verdict.keys
-    expired_keys = keys.keys if keys is not None and keys.named else pa.table({})
-    mover = Mover(commit.stage, commit.version, guilty.message.address)
-    finding = NoRecord(
+    expired_keys = keys.keys if keys is not None and keys.from_predicate else pa.table({})
+    mover = Mover(commit.stage, commit.version, guilty.source_record.location)
+    finding = RecordlessBatch(
         commit.stage, commit.version, expired_keys, expired_keys, (previous.clock_ms, commit.clock_ms), (None, None)
     )
-    return _cause(finding, expired_keys, "expired", "event time", finding.clock_ms, mover)
+    return _time_cause(finding, expired_keys, "expired", "event time", finding.clock_ms, mover)
 
 
-def _cause(
-    finding: NoRecord, rows: pa.Table, event: str, by: str, span: tuple[int | None, int | None], mover: Mover | None
+def _time_cause(
+    finding: RecordlessBatch,
+    rows: pa.Table,
+    event: str,
+    by: str,
+    span: tuple[int | None, int | None],
+    mover: Mover | None,
 ) -> Cause:
     keys = finding.keys.keys if finding.keys is not None and len(finding.keys) else rows
     keys = keys.drop_columns([name for name in ("time",) if name in keys.column_names and keys is rows])
@@ -71,8 +76,8 @@ def _cause(
         if count
         else f"rows of {finding.stage}"
     )
-    start, end = (_time(at) for at in span)
-    moved_by: Address | None = mover.record if mover is not None else None
+    start, end = (_iso_time(at) for at in span)
+    moved_by: RecordLocation | None = mover.record if mover is not None else None
     by_whom = f"; {moved_by} advanced it, read by {mover.stage}@v{mover.version}" if mover and moved_by else ""
     passed = {"watermark": "its watermark", "clock": "the clock", "write time": "the clock", "event time": "event time"}
     since = f" from {start}" if start is not None else ""
@@ -86,7 +91,7 @@ def _cause(
             "by": by,
             "from": start,
             "to": end,
-            "keys": python_rows(keys.slice(0, MOST_KEYS)) if keys.num_columns else [],
+            "keys": python_rows(keys.slice(0, MAX_LISTED_KEYS)) if keys.num_columns else [],
             "num_keys": count,
             "moved_version": f"{mover.stage}@v{mover.version}" if mover is not None else None,
             "moved_by": str(moved_by) if moved_by is not None else None,
@@ -94,59 +99,63 @@ def _cause(
     )
 
 
-def _time(at_ms: int | None) -> str | None:
-    return None if at_ms is None or at_ms == BEFORE_ALL_MS else iso(at_ms, "milliseconds")
+def _iso_time(at_ms: int | None) -> str | None:
+    return None if at_ms is None or at_ms == BEFORE_FIRST_EVENT_MS else format_iso(at_ms, "milliseconds")
 
 
-def of_late_table(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_late_table_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return a `watermark` cause if the predicate selects late rows; None if no stage on the path outputs late rows."""
-    if guilty.message is None:
+    if guilty.source_record is None:
         return None
     for below, hop in zip(guilty.hops, guilty.hops[1:], strict=False):
-        late = bad.program.app.stages[hop.stage].late
+        late = bad.program.app.stages[hop.stage].late_output
         reader = bad.program.app.stages.get(below.stage)
         if late is not None and reader is not None and late.name in reader.inputs:
             replay = bad.replay(hop.stage, hop.version)
-            records = bad.addresses(guilty) or (guilty.message.address,)
-            return _late_cause(bad, replay, _late_of(replay), guilty.message.address, records)
+            records = bad.bad_record_addresses(guilty) or (guilty.source_record.location,)
+            return _late_cause(bad, replay, _late_rows(replay), guilty.source_record.location, records)
     return None
 
 
-def of_dropped(bad: BadCommit) -> Cause | None:
+def find_dropped_late_cause(bad: BadCommit) -> Cause | None:
     """Return a `watermark` cause if dropped late rows make the batch bad; None if it is bad with these rows too."""
     commit = bad.commit
     if commit.event_time is None or not commit.event_time.late or commit.table is None:
         return None
     replay = bad.replay(commit.stage, commit.version)
     # Without a watermark, no row is late.
-    in_time = replay.based_on(replace(replay.before, event_time=None))
-    if bad.bad_with(in_time.manifest(in_time.merged(in_time.rows())[0])):
+    in_time = replay.with_previous(replace(replay.before, event_time=None))
+    if bad.is_bad_with(in_time.manifest(in_time.merge(in_time.rows())[0])):
         return None
-    late, first = _late_of(replay), None
+    late, first = _late_rows(replay), None
     if replay.knows_records and late.num_rows:
-        first = bad.source_of(replay, int(np.min(late[RECORD].to_numpy())))
+        first = bad.source_address(replay, int(np.min(late[RECORD].to_numpy())))
     return _late_cause(bad, replay, late, first, ())
 
 
-def _late_of(replay: StageReplay) -> pa.Table:
+def _late_rows(replay: StageReplay) -> pa.Table:
     return replay.step.split_late(replay.rows())[1]
 
 
 def _late_cause(
-    bad: BadCommit, replay: StageReplay, late: pa.Table, first: Address | None, records: tuple[Address, ...]
+    bad: BadCommit,
+    replay: StageReplay,
+    late: pa.Table,
+    first: RecordLocation | None,
+    records: tuple[RecordLocation, ...],
 ) -> Cause:
     previous: Manifest = replay.before
     at_ms = previous.watermark_ms
-    end_ms = _latest_end(replay, late)
+    end_ms = _first_late_end_ms(replay, late)
     # The row became late when the watermark first passed its end.
-    mover = mover_of_watermark(bad, previous.stage, previous.version, end_ms) if end_ms is not None else None
+    mover = find_watermark_mover(bad, previous.stage, previous.version, end_ms) if end_ms is not None else None
     moved = mover.record if mover is not None else None
     stage = f"{replay.after.stage}@v{replay.after.version}"
     fact = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
     moved_text = f"; {moved} had advanced it" if moved is not None else ""
     moved_version = f"{mover.stage}@v{mover.version}" if mover is not None else None
     read_text = f", read by {moved_version}" if moved is not None else ""
-    watermark = iso(at_ms, "milliseconds") if at_ms is not None else None
+    watermark = format_iso(at_ms, "milliseconds") if at_ms is not None else None
     return Cause(
         "watermark",
         proved=True,
@@ -162,12 +171,12 @@ def _late_cause(
     )
 
 
-def _latest_end(replay: StageReplay, late: pa.Table) -> int | None:
+def _first_late_end_ms(replay: StageReplay, late: pa.Table) -> int | None:
     """Return the window end, or event time, of the first late row in milliseconds; None if the row has neither."""
     if RECORD in late.column_names and late.num_rows:
         late = late.filter(pc.equal(late[RECORD], int(np.min(late[RECORD].to_numpy()))))
     ends = []
-    for name in replay.shape.late_by:
+    for name in replay.shape.lateness_columns:
         column = late[name]
         end = pc.struct_field(column, "end") if pa.types.is_struct(column.type) else column
         ends.append(pc.max(end.cast(pa.int64())).as_py())
@@ -181,10 +190,10 @@ class Mover:
 
     stage: str
     version: int
-    record: Address | None
+    record: RecordLocation | None
 
 
-def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
+def find_watermark_mover(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:
     """Return the record and version that moved a stage's watermark to a time; None if no longer known.
 
     Searches versions up to `version` by binary search, which reads a few manifests. Follows the watermark upstream to
@@ -208,20 +217,20 @@ def mover_of_watermark(bad: BadCommit, stage: str, version: int, to_ms: int) -> 
 
 def _mover(bad: BadCommit, after: Manifest, previous: Manifest | None, to_ms: int) -> Mover | None:
     shape = bad.program.shapes[after.stage]
-    for name in sorted(shape.timed):
+    for name in sorted(shape.inputs_with_watermark):
         current, earlier = after.inputs.get(name), previous.inputs.get(name) if previous is not None else None
         if current is None or (
             earlier is not None and earlier.watermark_ms is not None and earlier.watermark_ms >= to_ms
         ):
             continue
-        if name in shape.own:
-            return Mover(after.stage, after.version, _record(bad, after, name, to_ms))
+        if name in shape.inputs_with_declared_watermark:
+            return Mover(after.stage, after.version, _first_moving_record(bad, after, name, to_ms))
         if current.upstream:
-            return mover_of_watermark(bad, current.upstream, current.version, to_ms)
+            return find_watermark_mover(bad, current.upstream, current.version, to_ms)
     return None
 
 
-def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address | None:
+def _first_moving_record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> RecordLocation | None:
     bound_ms = moved.event_time.bound_ms if moved.event_time is not None else None
     try:
         replay = bad.replay(moved.stage, moved.version)
@@ -240,11 +249,11 @@ def _record(bad: BadCommit, moved: Manifest, name: str, to_ms: int) -> Address |
         if not (rows_found := movers(replay.rows())).num_rows:
             return None
         if replay.knows_records:
-            return bad.source_of(replay, int(np.min(rows_found[RECORD].to_numpy())))
+            return bad.source_address(replay, int(np.min(rows_found[RECORD].to_numpy())))
         # Costs one Spark job for each prefix.
-        number = turning_point(
+        number = find_turning_point(
             replay.count, lambda count: bool(movers(replay.rows(np.arange(count, dtype=np.int64))).num_rows)
         )
-        return bad.source_of(replay, number)
+        return bad.source_address(replay, number)
     except (SlackwaterError, KeyError):
         return None

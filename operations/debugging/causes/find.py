@@ -7,15 +7,28 @@ from dataclasses import replace
 from functools import partial
 
 from ....pipeline.spark.user_errors import reason_of
-from ....snapshot.bisect.causes import Behind, Cause, change_before, guess, unknown, untouched
+from ....snapshot.bisect.causes import (
+    Cause,
+    TracedCause,
+    find_untouched_keys,
+    guess_deploy_cause,
+    last_program_change,
+    unknown_cause,
+)
 from ....snapshot.bisect.predicate import Predicate
-from ....snapshot.bisect.verdict import Address, Guilty, Hop, Verdict
+from ....snapshot.bisect.verdict import Hop, RecordLocation, RecordPath, Verdict
 from ..replay.program import LoadedProgram
 from ..replay.record import find_record
 from .bad_commit import BadCommit
-from .deploy import is_given, of_deploy, with_program_before
-from .event_time import of_dropped, of_held_clock, of_late_table, of_no_record
-from .input import of_absence, of_duplicate, of_edit, of_other_rows, of_reset
+from .deploy import find_deploy_cause, find_deploy_cause_with_old_program, is_old_program_given
+from .event_time import explain_no_record, find_dropped_late_cause, find_expiry_cause, find_late_table_cause
+from .input import (
+    find_absence_cause,
+    find_duplicate_cause,
+    find_edit_cause,
+    find_replaceable_record_cause,
+    find_reset_cause,
+)
 
 
 def find_cause(
@@ -24,7 +37,7 @@ def find_cause(
     verdict: Verdict,
     predicate: Predicate,
     on_hop: Callable[[Hop], None] = lambda _hop: None,
-) -> Behind:
+) -> TracedCause:
     """Return the cause of a verdict, as far as replays prove it.
 
     `other_programs` are programs that may have run before. An error in a replay is reported as the cause's reason. A
@@ -32,35 +45,37 @@ def find_cause(
     """
     bad = BadCommit(program, verdict, predicate)
     guilty = find_record(program, verdict, predicate, on_hop)
-    if guilty.no_record is not None:
-        finding = guilty.no_record
-        cause, _ = _first_cause([partial(of_no_record, bad, finding)])
-        return Behind(cause or unknown(guilty.reason), guilty)
-    if guilty.message is None:
-        deployed = partial(_deployed, bad, other_programs, guilty)
-        cause, _ = _first_cause([partial(with_program_before, bad), partial(of_dropped, bad), deployed])
-        return Behind(cause or _guess(bad, other_programs) or unknown(guilty.reason), guilty)
-    cause, failed = _first_cause(_causes_besides_the_record(bad, guilty))
+    if guilty.recordless_batch is not None:
+        finding = guilty.recordless_batch
+        cause, _ = _first_cause([partial(explain_no_record, bad, finding)])
+        return TracedCause(cause or unknown_cause(guilty.reason), guilty)
+    if guilty.source_record is None:
+        deployed = partial(_deploy_cause, bad, other_programs, guilty)
+        cause, _ = _first_cause(
+            [partial(find_deploy_cause_with_old_program, bad), partial(find_dropped_late_cause, bad), deployed]
+        )
+        return TracedCause(cause or _guess(bad, other_programs) or unknown_cause(guilty.reason), guilty)
+    cause, failed = _first_cause(_tests_besides_record(bad, guilty))
     if cause is not None:
-        return Behind(cause, guilty)
+        return TracedCause(cause, guilty)
     try:
-        deploys = of_deploy(bad, other_programs, guilty)
+        deploys = find_deploy_cause(bad, other_programs, guilty)
         note = deploys.note
         if deploys.cause is not None:
-            return Behind(deploys.cause, guilty)
+            return TracedCause(deploys.cause, guilty)
     except Exception as error:
         note = f"cannot tell if a new program is the cause: {reason_of(error)}"
-    cause, more_failed = _first_cause(_causes_of_the_record(bad, guilty))
+    cause, more_failed = _first_cause(_tests_of_record(bad, guilty))
     if cause is None:
-        cause = of_records(bad, guilty)
+        cause = describe_records(bad, guilty)
     notes = "; ".join(filter(None, (note, *failed, *more_failed)))
     # If the cause is unknown, the suspected record may be healthy.
-    return Behind(_with_note(cause, notes), guilty if cause.kind != "unknown" else None)
+    return TracedCause(_with_note(cause, notes), guilty if cause.kind != "unknown" else None)
 
 
-def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
-    assert guilty.message is not None  # noqa: S101
-    first, alone = guilty.message.address, bad.addresses(guilty)
+def describe_records(bad: BadCommit, guilty: RecordPath) -> Cause:
+    assert guilty.source_record is not None  # noqa: S101
+    first, alone = guilty.source_record.location, bad.bad_record_addresses(guilty)
     num_tied = len(guilty.tied)
     one_of = 1 + num_tied if num_tied else None
     order = (
@@ -73,7 +88,7 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
         more = "" if guilty.is_complete else "at least "
         sentence = f"{first} is the first of {more}{len(alone):,} records that are bad by themselves{order}"
         evidence = {"alone": len(alone)}
-        return Cause("records", guilty.proved, sentence, first, one_of, _including(first, alone), evidence)
+        return Cause("records", guilty.proved, sentence, first, one_of, _with_first(first, alone), evidence)
     needs = guilty.hops[0].needs
     if is_alone and not guilty.is_complete and _bad_without(bad, first):
         sentence = f"{first} is the first of several: without this record, others in the batch are still bad{order}"
@@ -94,41 +109,41 @@ def of_records(bad: BadCommit, guilty: Guilty) -> Cause:
     )
 
 
-def _bad_without(bad: BadCommit, record: Address) -> bool:
+def _bad_without(bad: BadCommit, record: RecordLocation) -> bool:
     """Return True if a replay shows that the batch is bad without this record; False also if the replay fails."""
     try:
-        return bad.bad_with(bad.without(record))
+        return bad.is_bad_with(bad.manifest_without(record))
     except Exception:
         return False
 
 
-def _including(first: Address, records: tuple[Address, ...]) -> tuple[Address, ...]:
+def _with_first(first: RecordLocation, records: tuple[RecordLocation, ...]) -> tuple[RecordLocation, ...]:
     return records if first in records else (first, *records)
 
 
-def _causes_besides_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
+def _tests_besides_record(bad: BadCommit, guilty: RecordPath) -> Iterator[Callable[[], Cause | None]]:
     def absent() -> Cause | None:
         verdict, program = bad.verdict, bad.program
-        return of_absence(bad, guilty, untouched(program.store, program.cache, verdict))
+        return find_absence_cause(bad, guilty, find_untouched_keys(program.store, program.cache, verdict))
 
-    yield partial(of_reset, bad, guilty)
-    yield partial(of_late_table, bad, guilty)
-    yield partial(of_held_clock, bad, guilty)
+    yield partial(find_reset_cause, bad, guilty)
+    yield partial(find_late_table_cause, bad, guilty)
+    yield partial(find_expiry_cause, bad, guilty)
     yield absent
 
 
-def _causes_of_the_record(bad: BadCommit, guilty: Guilty) -> Iterator[Callable[[], Cause | None]]:
-    yield partial(of_edit, bad, guilty)
-    yield partial(of_dropped, bad)
-    yield partial(of_duplicate, bad, guilty)
-    yield partial(of_other_rows, bad, guilty)
+def _tests_of_record(bad: BadCommit, guilty: RecordPath) -> Iterator[Callable[[], Cause | None]]:
+    yield partial(find_edit_cause, bad, guilty)
+    yield partial(find_dropped_late_cause, bad)
+    yield partial(find_duplicate_cause, bad, guilty)
+    yield partial(find_replaceable_record_cause, bad, guilty)
 
 
 def _first_cause(
-    classes: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
+    tests: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
 ) -> tuple[Cause | None, list[str]]:
     failed: list[str] = []
-    for test in classes:
+    for test in tests:
         try:
             if (cause := test()) is not None:
                 return cause, failed
@@ -137,16 +152,16 @@ def _first_cause(
     return None, failed
 
 
-def _deployed(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: Guilty) -> Cause | None:
-    return of_deploy(bad, other_programs, guilty).cause
+def _deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: RecordPath) -> Cause | None:
+    return find_deploy_cause(bad, other_programs, guilty).cause
 
 
 def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | None:
     try:
-        change = change_before(bad.program.store, bad.commit)
-        if change is None or is_given(bad.program, other_programs, change):
+        change = last_program_change(bad.program.store, bad.commit)
+        if change is None or is_old_program_given(bad.program, other_programs, change):
             return None
-        return guess(bad.program.store, bad.verdict)
+        return guess_deploy_cause(bad.program.store, bad.verdict)
     except Exception:
         return None
 

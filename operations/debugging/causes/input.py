@@ -11,86 +11,86 @@ from msgspec.structs import replace
 
 from ....common.instants import now_ms
 from ....errors import SlackwaterError
-from ....snapshot.bisect.causes import Cause, Untouched, absence, operation, unknown
-from ....snapshot.bisect.verdict import Address, Guilty, SourceMessage
+from ....snapshot.bisect.causes import Cause, UntouchedKeys, absence_cause, operation_cause, unknown_cause
+from ....snapshot.bisect.verdict import RecordLocation, RecordPath, SourceRecord
 from ....snapshot.cut.lineage import Window, trace
 from ....snapshot.diff.key_history import VersionList, key_changes
-from ....snapshot.diff.stored_rows import StoredKey
+from ....snapshot.diff.stored_rows import KeyReader
 from ....state.failing import RECORD
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .bad_commit import BadCommit, OtherBatches, number_of
+from .bad_commit import BadCommit, CounterfactualReplay, record_number
 
-FOLLOWING = 2
+MAX_LATER_BATCHES = 2
 """Maximum number of batches after the bad one that are replayed without the suspected record."""
 
 
-def of_absence(bad: BadCommit, guilty: Guilty, untouched: Untouched | None) -> Cause | None:
+def find_absence_cause(bad: BadCommit, guilty: RecordPath, untouched: UntouchedKeys | None) -> Cause | None:
     """Return an `absence` cause (the bad keys lack a record); None if the suspected record caused the change.
 
     The suspected record has another key. The cause is proved if the moment turns bad without this record too, in the
     bad batch or in one of the next `MAX_LATER_BATCHES`. Raises the errors of a replay.
     """
-    if guilty.message is None:
+    if guilty.source_record is None:
         return None
     untouched_keys = untouched or _untouched_keys(bad, guilty)
     if untouched_keys is None:
         return None
     store, verdict = bad.program.store, bad.verdict
-    without = bad.without(guilty.message.address)
-    if bad.bad_with(without):
+    without = bad.manifest_without(guilty.source_record.location)
+    if bad.is_bad_with(without):
         details = (
             "; a record of another key turned it bad first, but without that record, others in the batch turn it bad"
         )
-        return absence(store, verdict, untouched_keys, proved=True, how=details)
-    turns_bad, batches = bad.turns_bad_after(without, FOLLOWING)
+        return absence_cause(store, verdict, untouched_keys, proved=True, suffix=details)
+    turns_bad, batches = bad.replay_later_batches(without, MAX_LATER_BATCHES)
     if turns_bad:
         details = "; a record of another key turned it bad first, but without that record, the next batches turn it bad"
-        return absence(store, verdict, untouched_keys, proved=True, how=details)
-    if batches or not _is_last(bad, guilty):
+        return absence_cause(store, verdict, untouched_keys, proved=True, suffix=details)
+    if batches or not _is_last_record(bad, guilty):
         return None
     details = "; the batch turned bad with its last record, of another key, so that record may be the cause instead"
-    return absence(store, verdict, untouched_keys, proved=False, how=details)
+    return absence_cause(store, verdict, untouched_keys, proved=False, suffix=details)
 
 
-def of_other_rows(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return an `unknown` cause if the query returns no key and other records could replace the suspect; else None.
 
     This holds if the rows that the suspected record wrote are bad only in combination with other rows of the table, and
     if other records turn the moment bad without the suspected one. Raises the errors of a replay.
     """
     named, hop = bad.verdict.keys, guilty.hops[0]
-    if guilty.message is None or (named is not None and named.named) or not hop.alone:
+    if guilty.source_record is None or (named is not None and named.from_predicate) or not hop.alone:
         return None
     replay = bad.replay(hop.stage, hop.version)
-    number = number_of(replay, hop.record)
+    number = record_number(replay, hop.record)
     if number is None or replay.shape.bound is None:
         return None
-    alone = replay.based_on(replace(replay.before, ssts=()))
-    if bad.bad_with(alone.manifest(replay.merged(replay.rows(np.array([number])))[0])):
+    alone = replay.with_previous(replace(replay.before, ssts=()))
+    if bad.is_bad_with(alone.manifest(replay.merge(replay.rows(np.array([number])))[0])):
         return None
-    without = bad.without(guilty.message.address)
-    if not bad.bad_with(without) and not bad.turns_bad_after(without, FOLLOWING)[0]:
+    without = bad.manifest_without(guilty.source_record.location)
+    if not bad.is_bad_with(without) and not bad.replay_later_batches(without, MAX_LATER_BATCHES)[0]:
         return None
-    return unknown(
+    return unknown_cause(
         "it is bad by rows of the table that the first record with which it is bad did not touch, and without that "
         "record others turn it bad; a query that returns the key's columns tells of which key nothing came"
     )
 
 
-def _untouched_keys(bad: BadCommit, guilty: Guilty) -> Untouched | None:
+def _untouched_keys(bad: BadCommit, guilty: RecordPath) -> UntouchedKeys | None:
     named, of_record = bad.verdict.keys, guilty.keys
-    if named is None or not named.named or not len(named) or of_record is None:
+    if named is None or not named.from_predicate or not len(named) or of_record is None:
         return None
-    return Untouched(named.keys, bad.commit) if of_record.named and not len(of_record) else None
+    return UntouchedKeys(named.keys, bad.commit) if of_record.from_predicate and not len(of_record) else None
 
 
-def _is_last(bad: BadCommit, guilty: Guilty) -> bool:
+def _is_last_record(bad: BadCommit, guilty: RecordPath) -> bool:
     top = guilty.hops[-1]
     replay = bad.replay(top.stage, top.version)
-    return number_of(replay, top.record) == replay.count - 1
+    return record_number(replay, top.record) == replay.count - 1
 
 
 MAX_CHANGES = 64
@@ -98,16 +98,16 @@ MAX_CHANGES = 64
 MAX_RECORDS = 500_000
 
 
-def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_duplicate_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return a `duplicate` cause, or None unless exactly one other record has the same payload.
 
     Records without a value are not compared. Reads the input of the batch, and of earlier batches that changed the key.
     """
-    if (copy := guilty.message) is None or not copy.value:
+    if (copy := guilty.source_record) is None or not copy.value:
         return None
-    originals: list[Address] = []
-    for window in dict.fromkeys(_windows(bad, guilty)):
-        for address in _same_payload(bad, window, copy):
+    originals: list[RecordLocation] = []
+    for window in dict.fromkeys(_windows_to_search(bad, guilty)):
+        for address in _find_copies(bad, window, copy):
             if address not in originals:
                 originals.append(address)
             if len(originals) > 1:
@@ -115,21 +115,21 @@ def of_duplicate(bad: BadCommit, guilty: Guilty) -> Cause | None:
     if len(originals) != 1:
         return None
     (original,) = originals
-    in_batch = _in_batch(bad, original)
+    in_batch = _is_in_bad_batch(bad, original)
     if in_batch and guilty.hops[0].alone:
         # Both records are bad by themselves.
         return None
     return Cause(
         "duplicate",
         proved=guilty.proved,
-        sentence=f"{copy.address} is a copy of {original}, with the same key and value: the second one turned it bad",
-        record=copy.address,
-        records=(original, copy.address),
-        evidence={"original": str(original), "copy": str(copy.address)},
+        sentence=f"{copy.location} is a copy of {original}, with the same key and value: the second one turned it bad",
+        record=copy.location,
+        records=(original, copy.location),
+        evidence={"original": str(original), "copy": str(copy.location)},
     )
 
 
-def _in_batch(bad: BadCommit, address: Address) -> bool:
+def _is_in_bad_batch(bad: BadCommit, address: RecordLocation) -> bool:
     return any(
         (window.topic, window.partition) == (address.topic, address.partition)
         and window.start <= address.offset < window.end
@@ -137,11 +137,11 @@ def _in_batch(bad: BadCommit, address: Address) -> bool:
     )
 
 
-def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
+def _windows_to_search(bad: BadCommit, guilty: RecordPath) -> Iterator[Window]:
     """Yield windows of the record's topic that the bad commit read, then those of earlier changes of the key."""
-    copy = guilty.message
+    copy = guilty.source_record
     for window in bad.verdict.lineage.sources:
-        if copy is not None and window.topic == copy.address.topic:
+        if copy is not None and window.topic == copy.location.topic:
             yield window
     store, commit = bad.program.store, bad.commit
     keys = guilty.keys if guilty.keys is not None and len(guilty.keys) else bad.verdict.keys
@@ -151,41 +151,41 @@ def _windows(bad: BadCommit, guilty: Guilty) -> Iterator[Window]:
     if key.column_names != [column.name for column in commit.table.key]:
         return
     versions = VersionList(store, commit.app, commit.stage, commit.stage)
-    stored = StoredKey(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
+    stored = KeyReader(store, bad.program.cache, key, int(hash_keys(key, key.column_names)[0]))
     try:
         changes = (change for change in key_changes(versions, stored, now_ms()) if change.version < commit.version)
         for change in islice(changes, MAX_CHANGES):
-            if change.by_batch:
+            if change.is_by_batch:
                 after = history.read(store, commit.app, commit.stage, change.version)
                 low = history.find(store, commit.app, commit.stage, change.after_version)
                 for window in trace(store, low, after).sources:
-                    if copy is not None and window.topic == copy.address.topic:
+                    if copy is not None and window.topic == copy.location.topic:
                         yield window
     except SlackwaterError:
         return
 
 
-def _same_payload(bad: BadCommit, window: Window, copy: SourceMessage) -> Iterator[Address]:
-    program, at = bad.program, copy.address
+def _find_copies(bad: BadCommit, window: Window, copy: SourceRecord) -> Iterator[RecordLocation]:
+    program, at = bad.program, copy.location
     if window.end - window.start > MAX_RECORDS:
         return
     for messages in program.kafka.read(
         window.topic, window.partition, window.start, window.end, patience_s=program.patience_s
     ):
         for message in messages:
-            address = Address(window.topic, window.partition, message.offset())
+            address = RecordLocation(window.topic, window.partition, message.offset())
             if address != at and message.key() == copy.key and message.value() == copy.value:
                 yield address
 
 
-def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_reset_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return the reset that made the app read the suspected record again; None if the record was read once.
 
     Such a record is bad only as a repetition: otherwise, the commit that read it first would be the bad one.
     """
-    if guilty.message is None:
+    if guilty.source_record is None:
         return None
-    store, app, at = bad.program.store, bad.verdict.app, guilty.message.address
+    store, app, at = bad.program.store, bad.verdict.app, guilty.source_record.location
     reader = guilty.hops[-1]
     after = history.read(store, app, reader.stage, reader.version)
     for read in after.inputs.values():
@@ -195,19 +195,19 @@ def of_reset(bad: BadCommit, guilty: Guilty) -> Cause | None:
             if reset.version < after.version and first <= at.offset < last:
                 then = f"; {bad.commit.stage}@v{bad.commit.version} was made from records that it re-read"
                 reset_version = history.find(store, app, reader.stage, reset.version)
-                return operation(store, reset_version, then=then) if reset_version is not None else None
+                return operation_cause(store, reset_version, suffix=then) if reset_version is not None else None
     return None
 
 
-def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
+def find_edit_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     """Return the edit of the row into which the record was merged; None if the batch is bad without the edit too."""
     keys = bad.verdict.keys
-    if guilty.message is None or keys is None or not keys.named:
+    if guilty.source_record is None or keys is None or not keys.from_predicate:
         return None
     through = frozenset((hop.stage, hop.version) for hop in guilty.hops)
     for hop in guilty.hops:
         replay = bad.replay(hop.stage, hop.version)
-        number = number_of(replay, hop.record)
+        number = record_number(replay, hop.record)
         if replay.shape.bound is None or not replay.knows_records or number is None:
             continue
         rows = replay.rows()
@@ -215,20 +215,22 @@ def of_edit(bad: BadCommit, guilty: Guilty) -> Cause | None:
         record_rows = rows.filter(pc.equal(rows[RECORD], number)).select(key.names).cast(key)
         if not record_rows.num_rows:
             continue
-        seqs = replay.stored.of_keys(hash_keys(record_rows, key.names), record_rows)[2]
-        edit = _edit(bad, hop.stage, int(seqs.max()))
+        seqs = replay.stored.get_rows(hash_keys(record_rows, key.names), record_rows)[2]
+        edit = _find_edit(bad, hop.stage, int(seqs.max()))
         if (
             edit is None
             or (unedited := history.find(bad.program.store, edit.app, edit.stage, edit.version - 1)) is None
         ):
             continue
-        swapped = OtherBatches(bad.program, upon={(hop.stage, hop.version): unedited}, through=through)
-        if not bad.bad_with(swapped.manifest(bad.commit)):
+        swapped = CounterfactualReplay(
+            bad.program, replacement_versions={(hop.stage, hop.version): unedited}, replayed_batches=through
+        )
+        if not bad.is_bad_with(swapped.manifest(bad.commit)):
             then = f"; without this edit, {bad.commit.stage}@v{bad.commit.version} is good"
-            return operation(bad.program.store, edit, then=then)
+            return operation_cause(bad.program.store, edit, suffix=then)
     return None
 
 
-def _edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
+def _find_edit(bad: BadCommit, stage: str, seq: int) -> Manifest | None:
     manifest = history.find(bad.program.store, bad.verdict.app, stage, seq) if seq else None
     return manifest if manifest is not None and manifest.edited is not None and manifest.row_seq == seq else None

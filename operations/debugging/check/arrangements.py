@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Rows = npt.NDArray[np.int64]
+RowIndexes = npt.NDArray[np.int64]
 """Indexes of one input's records, in the order in which a batch receives them."""
-Batch = Mapping[str, Rows]
+BatchRows = Mapping[str, RowIndexes]
 """Indexes of the records of one batch, by input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class RecordOrigins:
     """Origins of one input's records; each array has one element per record, in the order in which Kafka was read."""
 
     partitions: npt.NDArray[np.int64]
@@ -32,25 +32,25 @@ class Came:
 class Arrangement:
     """Split of a version's records into batches, and Spark settings for a run."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchRows, ...]
     partitions: int = 1
     """Number of state partitions of the table."""
-    apart: bool = False
+    in_small_tasks: bool = False
     """True to split the records over many small tasks and Arrow batches."""
-    elsewhere: bool = False
+    in_new_processes: bool = False
     """True to run Python functions in processes that no other run uses."""
 
 
-def as_read(inputs: Mapping[str, Came]) -> Batch:
+def original_order(inputs: Mapping[str, RecordOrigins]) -> BatchRows:
     """Return one batch of all records, in the order in which they were read."""
     return {name: np.arange(len(came.partitions)) for name, came in inputs.items()}
 
 
-def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple[Batch, ...]:
+def random_batches(inputs: Mapping[str, RecordOrigins], random: np.random.Generator) -> tuple[BatchRows, ...]:
     """Return two or three batches that end at random positions; one batch if there are too few records."""
     count = int(random.integers(2, 4))
     number = {name: np.empty(len(came.partitions), np.int64) for name, came in inputs.items()}
-    spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
+    spans = [(name, *span) for name, came in inputs.items() for span in _equal_spans(came.partitions)]
     for name, first, last in spans:
         ends = np.sort(random.integers(0, last - first + 1, count - 1))
         number[name][first:last] = np.searchsorted(ends, np.arange(last - first), side="right")
@@ -60,28 +60,28 @@ def in_batches(inputs: Mapping[str, Came], random: np.random.Generator) -> tuple
             numbers[:] = 0
         name, first, last = spans[-1]
         number[name][first if len(spans) > 1 else (first + last) // 2 : last] = 1
-    return _batches(number)
+    return _group_into_batches(number)
 
 
-def last_first(inputs: Mapping[str, Came]) -> tuple[Batch, ...]:
+def last_partitions_first(inputs: Mapping[str, RecordOrigins]) -> tuple[BatchRows, ...]:
     """Return up to three batches of whole partitions, last partitions first; one batch if there is one partition.
 
     Of two records in different partitions, the one read later is in an earlier batch or in the same batch.
     """
-    spans = [(name, *span) for name, came in inputs.items() for span in _spans(came.partitions)]
+    spans = [(name, *span) for name, came in inputs.items() for span in _equal_spans(came.partitions)]
     number = {name: np.zeros(len(came.partitions), np.int64) for name, came in inputs.items()}
     for at, (name, first, last) in enumerate(reversed(spans)):
         number[name][first:last] = 3 * at // max(len(spans), 3)
-    return _batches(number)
+    return _group_into_batches(number)
 
 
-def _batches(number: Mapping[str, npt.NDArray[np.int64]]) -> tuple[Batch, ...]:
-    count = max((int(numbers.max(initial=-1)) for numbers in number.values()), default=-1) + 1
-    batches = ({name: np.flatnonzero(numbers == at) for name, numbers in number.items()} for at in range(count))
+def _group_into_batches(batch_numbers: Mapping[str, npt.NDArray[np.int64]]) -> tuple[BatchRows, ...]:
+    count = max((int(numbers.max(initial=-1)) for numbers in batch_numbers.values()), default=-1) + 1
+    batches = ({name: np.flatnonzero(numbers == at) for name, numbers in batch_numbers.items()} for at in range(count))
     return tuple(batch for batch in batches if any(map(len, batch.values())))
 
 
-def in_another_order(inputs: Mapping[str, Came]) -> Batch:
+def reversed_order(inputs: Mapping[str, RecordOrigins]) -> BatchRows:
     """Return one batch of all records, with the partitions in reverse order.
 
     Rows that one version sent to a repartition topic are in reverse order as well.
@@ -89,7 +89,7 @@ def in_another_order(inputs: Mapping[str, Came]) -> Batch:
     batch = {}
     for name, came in inputs.items():
         parts = []
-        for first, last in reversed(_spans(came.partitions)):
+        for first, last in reversed(_equal_spans(came.partitions)):
             rows = np.arange(first, last)
             versions = came.versions[first:last]
             # Records of a user's topic keep their order.
@@ -98,6 +98,6 @@ def in_another_order(inputs: Mapping[str, Came]) -> Batch:
     return batch
 
 
-def _spans(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _equal_spans(values: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(values)) + 1
     return [(int(first), int(last)) for first, last in zip([0, *edges], [*edges, len(values)], strict=True) if last]

@@ -22,42 +22,51 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import Corruption, Gone, NotFound, Refused, SlackwaterError
-from ....pipeline.batch.rerun import Rerun, records_of
-from ....pipeline.batch.transform import over
+from ....pipeline.batch.rerun import Rerun, numbered_records_frame
+from ....pipeline.batch.transform import apply_to_records
 from ....pipeline.run.claim import program_of
-from ....pipeline.spark.clock import Impurities, at_time, impurities, stopped, workers_at
-from ....pipeline.spark.plans import hidden, plan_of
+from ....pipeline.spark.clock import Impurities, find_impurities, stopped_clocks, with_time_literals, workers_stopped_at
+from ....pipeline.spark.plans import analysed_plan, hide_record_numbers
 from ....pipeline.spark.session import with_settings
-from ....pipeline.spark.user_errors import translate
+from ....pipeline.spark.user_errors import parse_query_error
 from ....state.failing import RECORD
 from ....store.versions.manifest import Manifest
-from ..replay.compare import sent_rows
+from ..replay.compare import read_sent_rows
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
-from .arrangements import Arrangement, Batch, Came, Rows, as_read, in_another_order, in_batches, last_first
-from .outcomes import Differences, RunOutcome, committed, differences, outcome
+from .arrangements import (
+    Arrangement,
+    BatchRows,
+    RecordOrigins,
+    RowIndexes,
+    last_partitions_first,
+    original_order,
+    random_batches,
+    reversed_order,
+)
+from .outcomes import Differences, RunOutcome, committed, compare_outcomes, compute_outcome
 
 _SHUFFLE, _ARROW = "spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch"
-_FEW, _MOST_PARTS = 7, 100
+_MIN_PART_RECORDS, _MAX_PARTS = 7, 100
 """Minimum number of records per part if `Arrangement.in_small_tasks` is set; `_MAX_PARTS` is the maximum of parts."""
 
 
-def came(replay: StageReplay) -> dict[str, Came]:
-    return {name: Came(records.partitions, records.versions) for name, records in replay.records.items()}
+def record_origins(replay: StageReplay) -> dict[str, RecordOrigins]:
+    return {name: RecordOrigins(records.partitions, records.versions) for name, records in replay.records.items()}
 
 
 @dataclass(frozen=True)
-class FunctionRows:
+class FunctionRunner:
     """Runs the function of one version's stage. Raises `Refused` if the function fails."""
 
     replay: StageReplay
     times_ms: tuple[int, int]
     """The two times at which the function runs, milliseconds since 1970 UTC."""
 
-    def of(self, arrangement: Arrangement, at_ms: int) -> tuple[pa.Table, ...]:
-        if self._plain is None:
-            return tuple(self._made(batch, at_ms, arrangement) for batch in arrangement.batches)
-        numbers = self._plain[RECORD].to_numpy()
+    def compute_rows(self, arrangement: Arrangement, at_ms: int) -> tuple[pa.Table, ...]:
+        if self._rows_by_record is None:
+            return tuple(self._run_batch(batch, at_ms, arrangement) for batch in arrangement.batches)
+        numbers = self._rows_by_record[RECORD].to_numpy()
         result = []
         for batch in arrangement.batches:
             rank = np.full(sum(map(len, self._numbers.values())), -1)
@@ -65,15 +74,15 @@ class FunctionRows:
             rank[chosen] = np.arange(len(chosen))
             position = rank[numbers]
             order = np.argsort(position, kind="stable")
-            result.append(self._plain.take(pa.array(order[np.searchsorted(position[order], 0) :])))
+            result.append(self._rows_by_record.take(pa.array(order[np.searchsorted(position[order], 0) :])))
         return tuple(result)
 
     @cached_property
     def impurities(self) -> Impurities:
-        return self._looked_at[0]
+        return self._analysis[0]
 
     @cached_property
-    def _numbers(self) -> dict[str, Rows]:
+    def _numbers(self) -> dict[str, RowIndexes]:
         counts = [records.rows.num_rows for records in self.replay.records.values()]
         ends = np.cumsum([0, *counts])
         return {
@@ -82,49 +91,52 @@ class FunctionRows:
         }
 
     @property
-    def _plain(self) -> pa.Table | None:
+    def _rows_by_record(self) -> pa.Table | None:
         """The function's rows with the number of each row's record; None if a row may depend on several records."""
-        return self._looked_at[1]
+        return self._analysis[1]
 
     @cached_property
-    def _looked_at(self) -> tuple[Impurities, pa.Table | None]:
-        every, (at_ms, later_ms) = as_read(came(self.replay)), self.times_ms
+    def _analysis(self) -> tuple[Impurities, pa.Table | None]:
+        every, (at_ms, later_ms) = original_order(record_origins(self.replay)), self.times_ms
         with self._rerun(every, at_ms) as rerun:
-            frame, feeds = rerun.needed(rerun.rows), [plan_of(frame_in) for frame_in in rerun.inputs]
-            nondeterministic = impurities(frame, feeds)
-            if nondeterministic or rerun.numbered is None:
+            frame, feeds = (
+                rerun.select_needed_columns(rerun.rows),
+                [analysed_plan(frame_in) for frame_in in rerun.inputs],
+            )
+            nondeterministic = find_impurities(frame, feeds)
+            if nondeterministic or rerun.numbered_rows is None:
                 return nondeterministic, None
             # Clock and random values that the Python function itself uses are constants in the plan.
-            inputs = [hidden(frame_in) for frame_in in rerun.inputs]
+            inputs = [hide_record_numbers(frame_in) for frame_in in rerun.inputs]
             plans = []
             for time_ms in (at_ms, later_ms):
-                with stopped(time_ms):
-                    plans.append([plan_of(output) for output in over(self.replay.stage, inputs)])
+                with stopped_clocks(time_ms):
+                    plans.append([analysed_plan(output) for output in apply_to_records(self.replay.stage, inputs)])
             if not all(first.sameResult(second) for first, second in zip(*plans, strict=True)):
                 return nondeterministic, None
-            with self._calling():
-                return nondeterministic, rerun.needed(rerun.numbered).toArrow()
+            with self._translate_errors():
+                return nondeterministic, rerun.select_needed_columns(rerun.numbered_rows).toArrow()
 
-    def _made(self, batch: Batch, at_ms: int, arrangement: Arrangement) -> pa.Table:
+    def _run_batch(self, batch: BatchRows, at_ms: int, arrangement: Arrangement) -> pa.Table:
         spark, nondeterministic = self.replay.program.spark, self.impurities
-        few = max(_FEW, -(-max(map(len, batch.values())) // _MOST_PARTS))
-        with self._rerun(batch, at_ms, few if arrangement.apart else None) as rerun, ExitStack() as until_done:
-            frame = rerun.needed(rerun.rows)
-            until_done.enter_context(self._calling())
-            settings = {_SHUFFLE: "5", _ARROW: str(few)} if arrangement.apart else {_SHUFFLE: "2"}
+        few = max(_MIN_PART_RECORDS, -(-max(map(len, batch.values())) // _MAX_PARTS))
+        with self._rerun(batch, at_ms, few if arrangement.in_small_tasks else None) as rerun, ExitStack() as until_done:
+            frame = rerun.select_needed_columns(rerun.rows)
+            until_done.enter_context(self._translate_errors())
+            settings = {_SHUFFLE: "5", _ARROW: str(few)} if arrangement.in_small_tasks else {_SHUFFLE: "2"}
             until_done.enter_context(with_settings(spark, settings))
             if nondeterministic.python:
-                feeds = [plan_of(frame_in) for frame_in in rerun.inputs]
-                until_done.enter_context(workers_at(frame, feeds, at_ms, separate=arrangement.elsewhere))
-            return (at_time(frame, at_ms) if nondeterministic.clocks else frame).toArrow()
+                feeds = [analysed_plan(frame_in) for frame_in in rerun.inputs]
+                until_done.enter_context(workers_stopped_at(frame, feeds, at_ms, separate=arrangement.in_new_processes))
+            return (with_time_literals(frame, at_ms) if nondeterministic.clocks else frame).toArrow()
 
     @contextmanager
-    def _rerun(self, batch: Batch, at_ms: int, few: int | None = None) -> Iterator[Rerun]:
+    def _rerun(self, batch: BatchRows, at_ms: int, max_records: int | None = None) -> Iterator[Rerun]:
         """Prepare a run of the function over a batch, with at most `max_records` records per task and Arrow batch."""
-        replay, size = self.replay, {"batch_rows": few} if few is not None else {}
+        replay, size = self.replay, {"batch_rows": max_records} if max_records is not None else {}
         with tempfile.TemporaryDirectory(prefix="slackwater-check-") as folder:
             inputs = [
-                records_of(
+                numbered_records_frame(
                     replay.program.spark,
                     records.rows.take(pa.array(batch[name])),
                     self._numbers[name][batch[name]],
@@ -133,18 +145,18 @@ class FunctionRows:
                 )
                 for name, records in replay.records.items()
             ]
-            with stopped(at_ms):
+            with stopped_clocks(at_ms):
                 rerun = Rerun(replay.stage, replay.shape, inputs, replay.output)
             yield rerun
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except SlackwaterError:
             raise
         except Exception as error:
-            raise translate(self.replay.after.stage, str(error)) from error
+            raise parse_query_error(self.replay.after.stage, str(error)) from error
 
 
 Reason = Literal["random", "process", "clock", "order", "batches", "partitions", "outside"]
@@ -200,21 +212,21 @@ def check(
         on_version(after)
         is_other = now is not None and after.program is not None and now.checksum != after.program.checksum
         try:
-            replay = StageReplay.of(program, after)
-            yield _Version(replay, at_ms, compare_committed=not is_other).checked()
+            replay = StageReplay.for_version(program, after)
+            yield _VersionCheck(replay, at_ms, compare_committed=not is_other).run()
         except (Corruption, Gone, NotFound, Refused) as error:
             yield PassedOver(f"{after.app}/{after.stage}@v{after.version}", error.message)
 
 
 @dataclass
-class _Version:
+class _VersionCheck:
     replay: StageReplay
     at_ms: int
     compare_committed: bool
 
-    def checked(self) -> CheckedVersion:
+    def run(self) -> CheckedVersion:
         """Run all arrangements and compare the outcomes. Raises an error if the version cannot be replayed at all."""
-        after, first = self.replay.after, self._first
+        after, first = self.replay.after, self._first_outcome
         dependences: list[Dependence] = []
         titles: list[str] = []
         for reason, title, arrangement, at_ms in self._runs():
@@ -222,74 +234,82 @@ class _Version:
             if dependences and dependences[-1].reason != "clock":
                 break
             titles.append(title)
-            different = self._different(first, arrangement, at_ms)
+            different = self._differences_from(first, arrangement, at_ms)
             if different:
-                dependences.append(self._found(reason, (FIRST, title), different))
+                dependences.append(self._dependence(reason, (FIRST, title), different))
         if self.compare_committed and not dependences:
             titles.append(COMMITTED)
-            original = committed(self.replay, sent_rows(self.replay))
-            if different := differences(self.replay, original, first):
-                dependences.append(self._found("outside", (COMMITTED, "now"), different))
+            original = committed(self.replay, read_sent_rows(self.replay))
+            if different := compare_outcomes(self.replay, original, first):
+                dependences.append(self._dependence("outside", (COMMITTED, "now"), different))
         return CheckedVersion(
             after.app, after.stage, after.version, self.replay.count, tuple(titles), tuple(dependences)
         )
 
     def _runs(self) -> Iterator[tuple[Reason, str, Arrangement, int]]:
-        replay, first = self.replay, self._as_read
+        replay, first = self.replay, self._original_arrangement
         yield "random", "again", first, self.at_ms
-        if any(function.impurities.python for function in self._functions.values()):
+        if any(function.impurities.python for function in self._runners.values()):
             # The run at another time also uses other processes, so exclude their effect first.
-            yield "process", "in other Python processes", replace(first, elsewhere=True), self.at_ms
+            yield "process", "in other Python processes", replace(first, in_new_processes=True), self.at_ms
         yield "clock", "at another time", first, self.at_ms + _TIME_SHIFT_MS
-        every, inputs = first.batches[0], came(replay)
-        other = in_another_order(inputs)
+        every, inputs = first.batches[0], record_origins(replay)
+        other = reversed_order(inputs)
         if any(not np.array_equal(rows, every[name]) for name, rows in other.items()):
             yield "order", "in another order", Arrangement((other,), first.partitions), self.at_ms
-        anywhere, whole = in_batches(inputs, np.random.default_rng(replay.after.version)), last_first(inputs)
+        anywhere, whole = (
+            random_batches(inputs, np.random.default_rng(replay.after.version)),
+            last_partitions_first(inputs),
+        )
         for batches, how in ((anywhere, ""), (whole, ", the last partitions first")):
-            if len(batches) > 1 and not self._late_meet:
+            if len(batches) > 1 and not self._depends_on_lateness:
                 yield "batches", f"in {len(batches)} batches{how}", Arrangement(batches, first.partitions), self.at_ms
         partitions = 1 if first.partitions > 1 else 4
-        yield "partitions", "on other partitions", Arrangement(first.batches, partitions, apart=True), self.at_ms
+        yield (
+            "partitions",
+            "on other partitions",
+            Arrangement(first.batches, partitions, in_small_tasks=True),
+            self.at_ms,
+        )
 
     @property
-    def _late_meet(self) -> bool:
+    def _depends_on_lateness(self) -> bool:
         """True if batch boundaries may decide if a late row finds its match: no row of the stage is dropped as late."""
         state = self.replay.stage.state
         return state is not None and state.in_any_order and self.replay.step.lateness is None
 
     @cached_property
-    def _as_read(self) -> Arrangement:
+    def _original_arrangement(self) -> Arrangement:
         table = self.replay.before.table
-        return Arrangement((as_read(came(self.replay)),), table.partitions if table is not None else 1)
+        return Arrangement((original_order(record_origins(self.replay)),), table.partitions if table is not None else 1)
 
     @cached_property
-    def _first(self) -> RunOutcome:
-        return self._outcome(self._as_read, self.at_ms)
+    def _first_outcome(self) -> RunOutcome:
+        return self._run_arrangement(self._original_arrangement, self.at_ms)
 
     @cached_property
-    def _functions(self) -> dict[str, FunctionRows]:
+    def _runners(self) -> dict[str, FunctionRunner]:
         """Runners of the user's function by output, if each output has its own rows; else one runner under ""."""
         replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
         names = (
             [output.name for output in replay.stage.writes]
-            if replay.shape.rows and replay.shape.bound is None
+            if replay.shape.output_schemas and replay.shape.bound is None
             else [""]
         )
-        return {name: FunctionRows(replay.of_output(name), times_ms) for name in names}
+        return {name: FunctionRunner(replay.for_output(name), times_ms) for name in names}
 
-    def _outcome(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
-        rows = {name: function.of(arrangement, at_ms) for name, function in self._functions.items()}
-        return outcome(self.replay, rows, arrangement.partitions, at_ms)
+    def _run_arrangement(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
+        rows = {name: function.compute_rows(arrangement, at_ms) for name, function in self._runners.items()}
+        return compute_outcome(self.replay, rows, arrangement.partitions, at_ms)
 
-    def _different(self, first: RunOutcome, arrangement: Arrangement, at_ms: int) -> Differences:
+    def _differences_from(self, first: RunOutcome, arrangement: Arrangement, at_ms: int) -> Differences:
         try:
-            return differences(self.replay, first, self._outcome(arrangement, at_ms))
+            return compare_outcomes(self.replay, first, self._run_arrangement(arrangement, at_ms))
         except Refused as error:
             return Differences(failed=error.message)
 
-    def _found(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
-        impurity_sets = [function.impurities for function in self._functions.values()]
+    def _dependence(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
+        impurity_sets = [function.impurities for function in self._runners.values()]
         plan = Impurities(
             *(
                 tuple(dict.fromkeys(name for impurity_set in impurity_sets for name in getattr(impurity_set, kind)))

@@ -16,21 +16,21 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ....pipeline.api.topic import Repartition
-from ....pipeline.spark.clock import stopped
+from ....pipeline.spark.clock import stopped_clocks
 from ....pipeline.spark.user_errors import as_user_error
 from ....snapshot.diff.candidates import changed_keys
-from ....snapshot.diff.equality import Flags, in_order, unlike
+from ....snapshot.diff.equality import Flags, flag_unmatched_rows, sort_list_elements
 from ....snapshot.diff.key_changes import KeyChanges
-from ....state.kinds.kind import Bound, Groups, Merged
+from ....state.kinds.kind import BoundState, Groups, MergeResult
 from ....state.step import Step
-from ....store.read.multi_get import LookUps
+from ....store.read.multi_get import TableLookUps
 from ....store.sst import sorted_runs
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ....store.sst.schema import HASH, arrow_schema
-from ....store.sst.ttl import BEFORE_ALL_MS
+from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ....store.versions.manifest import Sst
-from ..replay.compare import SentRows, UnlikeRows, as_sent, without_record
+from ..replay.compare import RowDifferences, SentRows, cast_to_sent, drop_record_numbers
 from ..replay.stage_replay import StageReplay
 
 
@@ -42,30 +42,30 @@ class RunOutcome:
     keys: pa.Table | None = None
     """`_hash` and key of the rows written, possibly with duplicates; None for a stage without a table."""
     ssts: tuple[Sst, ...] = ()
-    largest: float = 0.0
+    max_abs_float: float = 0.0
 
 
 @dataclass(frozen=True)
-class _StepAt(Step):
+class _FixedTimeStep(Step):
     at_ms: int = 0
 
     @property
-    def state_now(self) -> Bound:
-        return _Called(super().state_now, self.at_ms)
+    def state_now(self) -> BoundState:
+        return _FixedTimeState(super().state_now, self.at_ms)
 
 
 @dataclass(frozen=True, slots=True)
-class _Called(Bound):
-    state: Bound
+class _FixedTimeState(BoundState):
+    state: BoundState
     at_ms: int
 
-    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         # Stop the clock only here: requests to the store are signed with the current time.
-        with stopped(self.at_ms):
+        with stopped_clocks(self.at_ms):
             return self.state.merge(rows, groups, keys, old)
 
 
-def outcome(
+def compute_outcome(
     replay: StageReplay, rows_by_output: Mapping[str, Sequence[pa.Table]], partitions: int, at_ms: int
 ) -> RunOutcome:
     """Return the outcome of a run, given the rows that the function returned for each batch, by output.
@@ -76,12 +76,14 @@ def outcome(
     if replay.shape.bound is None:
         return RunOutcome(
             {
-                output.name: tuple(map(without_record, rows_by_output.get(output.name, rows_by_output.get("", ()))))
+                output.name: tuple(
+                    map(drop_record_numbers, rows_by_output.get(output.name, rows_by_output.get("", ())))
+                )
                 for output in replay.stage.writes
             }
         )
     with as_user_error(f"the state of stage {replay.after.stage!r}"):
-        return _Run(replay, partitions, at_ms).of(rows_by_output[""])
+        return _Run(replay, partitions, at_ms).run(rows_by_output[""])
 
 
 @dataclass
@@ -93,51 +95,53 @@ class _Run:
     keys: list[pa.Table] = field(default_factory=list)
     sent: dict[str, list[pa.Table]] = field(default_factory=dict)
 
-    def of(self, batches: Sequence[pa.Table]) -> RunOutcome:
+    def run(self, batches: Sequence[pa.Table]) -> RunOutcome:
         replay, step = self.replay, self.replay.step
         self.ssts = replay.before.ssts
         for number, rows in enumerate(batches):
             is_last = number == len(batches) - 1
             # Rows fall due in the last batch only: a key that the original batch wrote never falls due with it.
             due = step.due and dataclasses.replace(step.due, pending=step.due.pending and is_last)
-            self._batch(rows, dataclasses.replace(step, seq=step.seq + number, due=due))
+            self._merge_batch(rows, dataclasses.replace(step, seq=step.seq + number, due=due))
         sent = {name: tuple(rows) for name, rows in self.sent.items()}
-        keys = pa.concat_tables([_keys(replay).empty_table(), *self.keys])
-        return RunOutcome(sent, keys, self.ssts, largest(batches))
+        keys = pa.concat_tables([_key_schema(replay).empty_table(), *self.keys])
+        return RunOutcome(sent, keys, self.ssts, find_max_abs_float(batches))
 
-    def _batch(self, rows: pa.Table, step: Step) -> None:
+    def _merge_batch(self, rows: pa.Table, step: Step) -> None:
         replay, program = self.replay, self.replay.program
-        step_now = _StepAt(
+        step_now = _FixedTimeStep(
             **{attribute.name: getattr(step, attribute.name) for attribute in dataclasses.fields(step)},
             at_ms=self.at_ms,
         )
         in_time, late = step_now.split_late(rows)
-        stored = LookUps(program.store, program.cache, replay.table, self.ssts, step.clock_ms)
+        stored = TableLookUps(program.store, program.cache, replay.table, self.ssts, step.clock_ms)
         partition_numbers = partition_of(in_time[HASH].to_numpy(), self.partitions)
         results = []
         for partition in range(self.partitions):
             partition_rows = in_time.filter(pa.array(partition_numbers == partition))
             if partition_rows.num_rows or (step_now.due is not None and step_now.due.pending):
-                results.append(step_now.made(partition_rows, stored, sorted_runs.bounds(partition, self.partitions)))
+                results.append(
+                    step_now.apply(partition_rows, stored, sorted_runs.hash_bounds(partition, self.partitions))
+                )
         new = [result.new for result in results if result.new.num_columns]
-        self._emitted([result.emitted for result in results if result.emitted])
-        if replay.stage.late is not None:
-            columns = replay.shape.late
+        self._add_emitted([result.emitted for result in results if result.emitted])
+        if replay.stage.late_output is not None:
+            columns = replay.shape.late_columns
             rows = late.select(list(columns)).rename_columns(list(columns.values()))
-            self.sent.setdefault(replay.stage.late.name, []).append(rows)
+            self.sent.setdefault(replay.stage.late_output.name, []).append(rows)
         if new and (written := pa.concat_tables(new)).num_rows:
             # Without time to live, later batches see these rows, as a single batch of all records would.
             table = replace(replay.table, partitions=1, ttl=None)
             after = replay.after
-            made_sst = sst.write(
+            made_sst = sst.write_sst(
                 program.scratch, None, app=after.app, stage=after.stage, table=table, partition=0, rows=written
             )
             self.ssts = (*self.ssts, replace(made_sst, root=program.scratch.url))
-            schema = _keys(replay)
+            schema = _key_schema(replay)
             self.keys.append(written.select(schema.names).cast(schema))
 
-    def _emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> None:
-        outputs, schemas = self.replay.stage.emits_to, self.replay.step.state.emits
+    def _add_emitted(self, parts: Sequence[tuple[pa.Table, ...]]) -> None:
+        outputs, schemas = self.replay.stage.emits_to, self.replay.step.state.emitted_schemas
         tables = [
             pa.concat_tables([schema.empty_table(), *(part[at] for part in parts)]) for at, schema in enumerate(schemas)
         ]
@@ -149,11 +153,11 @@ def committed(replay: StageReplay, sent: Mapping[str, SentRows]) -> RunOutcome:
     sent_tables = {name: (sent_rows.rows,) for name, sent_rows in sent.items() if sent_rows.rows is not None}
     if replay.shape.bound is None:
         return RunOutcome(sent_tables)
-    schema = _keys(replay)
-    return RunOutcome(sent_tables, replay.written().select(schema.names).cast(schema), replay.after.ssts)
+    schema = _key_schema(replay)
+    return RunOutcome(sent_tables, replay.written_rows().select(schema.names).cast(schema), replay.after.ssts)
 
 
-def largest(tables: Sequence[pa.Table]) -> float:
+def find_max_abs_float(tables: Sequence[pa.Table]) -> float:
     """Return the largest absolute value in all float columns, from which the tolerance for sums is derived."""
     maxima = [0.0]
     for column in (column for table in tables for column in table.columns if pa.types.is_floating(column.type)):
@@ -162,7 +166,7 @@ def largest(tables: Sequence[pa.Table]) -> float:
     return max(maxima)
 
 
-def _keys(replay: StageReplay) -> pa.Schema:
+def _key_schema(replay: StageReplay) -> pa.Schema:
     return pa.schema([(HASH, pa.int64()), *arrow_schema(replay.table.key)])
 
 
@@ -171,27 +175,27 @@ class Differences:
     """Differences between two runs of a version; false if there are none."""
 
     keys: KeyChanges | None = None
-    sent: dict[str, UnlikeRows] = field(default_factory=dict)
+    sent: dict[str, RowDifferences] = field(default_factory=dict)
     failed: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.keys or self.sent or self.failed)
 
 
-def differences(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
+def compare_outcomes(replay: StageReplay, first: RunOutcome, second: RunOutcome) -> Differences:
     """Return the differences between two runs that the guarantees do not allow.
 
     Floats are compared by `snapshot.diff.equality`. If the second run has several batches, emitted rows are compared by
     the state's kind (`Kind.emission`). Emitted rows that are rows of the table are compared only in the table. If a
     function emits a row for each batch, the rows of each key's last batch must be among those of the first run.
     """
-    largest = max(first.largest, second.largest)
+    largest = max(first.max_abs_float, second.max_abs_float)
     keys = None
     if first.keys is not None and second.keys is not None:
         keys = _differing_keys(replay, first, second, largest)
     sent = {}
     for name in first.sent.keys() & second.sent.keys():
-        if different := _sent(replay, name, first.sent[name], second.sent[name], largest):
+        if different := _sent_differences(replay, name, first.sent[name], second.sent[name], largest):
             sent[name] = different
     return Differences(keys or None, dict(sorted(sent.items())))
 
@@ -200,54 +204,55 @@ def _differing_keys(replay: StageReplay, first: RunOutcome, second: RunOutcome, 
     touched = pa.concat_tables([run.keys for run in (first, second) if run.keys is not None])
     # Rows that have expired by now were visible when the batch merged them.
     first_version, second_version = (
-        replace(replay.after, table=replay.table, ssts=run.ssts, clock_ms=BEFORE_ALL_MS) for run in (first, second)
+        replace(replay.after, table=replay.table, ssts=run.ssts, clock_ms=BEFORE_FIRST_EVENT_MS)
+        for run in (first, second)
     )
     changes = changed_keys(replay.program.store, replay.program.cache, first_version, second_version, touched)
     assert changes is not None  # noqa: S101  it has a table
     state = replay.stage.state
-    arrange = in_order if state is not None and state.in_any_order else lambda rows: rows
+    arrange = sort_list_elements if state is not None and state.in_any_order else lambda rows: rows
     rows = [
         pa.Table.from_arrays([*changes.keys.columns, *arrange(side).columns, pa.array(present)], names=_names(changes))
-        for side, present in ((changes.before, changes.was), (changes.after, changes.is_there))
+        for side, present in ((changes.before, changes.had_row), (changes.after, changes.has_row))
     ]
-    changes = changes.take(np.flatnonzero(unlike(rows[0], rows[1], largest)[0])).changed()
-    return changes.in_order() if len(changes) else None
+    changes = changes.take(np.flatnonzero(flag_unmatched_rows(rows[0], rows[1], largest)[0])).changed()
+    return changes.sorted_by_key() if len(changes) else None
 
 
 def _names(changes: KeyChanges) -> list[str]:
     return [str(at) for at in range(changes.keys.num_columns + changes.before.num_columns + 1)]
 
 
-def _sent(
+def _sent_differences(
     replay: StageReplay, name: str, first: Sequence[pa.Table], second: Sequence[pa.Table], largest: float
-) -> UnlikeRows:
+) -> RowDifferences:
     first_rows = pa.concat_tables(first)
-    batches = [as_sent(batch, first_rows.schema, name) for batch in second]
+    batches = [cast_to_sent(batch, first_rows.schema, name) for batch in second]
     second_rows, state = pa.concat_tables(batches), replay.stage.state
-    late = replay.stage.late
+    late = replay.stage.late_output
     is_by_batch = state is not None and len(batches) > 1 and (late is None or late.name != name)
     if state is not None and is_by_batch and state.emission == "table":
-        return UnlikeRows(first_rows.slice(0, 0), first_rows.slice(0, 0))
-    unlike_rows = UnlikeRows.of(first_rows, second_rows, largest)
+        return RowDifferences(first_rows.slice(0, 0), first_rows.slice(0, 0))
+    unlike_rows = RowDifferences.compare(first_rows, second_rows, largest)
     if unlike_rows and state is not None and is_by_batch and state.emission == "function":
         output = next(candidate for candidate in replay.stage.writes if candidate.name == name)
         candidates = [[column.name for column in replay.table.key]]
         candidates += [list(output.key)] if isinstance(output, Repartition) else []
         key = next((names for names in candidates if {*names} <= {*first_rows.column_names}), [])
-        second_rows = _of_last_batches(batches, key)
-        alone = first_rows.filter(pa.array(_without_match(first_rows, second_rows, key)))
-        return UnlikeRows(alone, UnlikeRows.of(first_rows, second_rows, largest).added)
+        second_rows = _last_rows_by_key(batches, key)
+        alone = first_rows.filter(pa.array(_unmatched_flags(first_rows, second_rows, key)))
+        return RowDifferences(alone, RowDifferences.compare(first_rows, second_rows, largest).added)
     return unlike_rows
 
 
-def _of_last_batches(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
+def _last_rows_by_key(batches: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
     parts = [batches[-1]]
     for rows in reversed(batches[:-1]):
-        parts.append(rows.filter(pa.array(_without_match(rows, pa.concat_tables(parts), key))))
+        parts.append(rows.filter(pa.array(_unmatched_flags(rows, pa.concat_tables(parts), key))))
     return pa.concat_tables(reversed(parts))
 
 
-def _without_match(rows: pa.Table, other_rows: pa.Table, key: Sequence[str]) -> Flags:
+def _unmatched_flags(rows: pa.Table, other_rows: pa.Table, key: Sequence[str]) -> Flags:
     if not key:
         return np.full(rows.num_rows, not other_rows.num_rows)
     hashes = [hash_keys(normalise_keys(side.select(list(key)), key), key) for side in (rows, other_rows)]

@@ -16,23 +16,23 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ....errors import NotFound
-from ....pipeline.batch.rerun import Numbers
+from ....pipeline.batch.rerun import RecordNumbers
 from ....pipeline.run.claim import program_of
-from ....snapshot.bisect.verdict import Address, CannotProve
+from ....snapshot.bisect.verdict import RecordLocation, UnprovedRecord
 from ....snapshot.cut.line import Line
-from ....snapshot.cut.moments import line_of
-from ....snapshot.cut.stored import ADDRESS
-from ....snapshot.diff.equality import like, pairs
+from ....snapshot.cut.moments import read_line
+from ....snapshot.cut.stored import ADDRESS_COLUMNS
+from ....snapshot.diff.equality import pair_equal_rows, pair_similar_rows
 from ....snapshot.diff.stored_rows import TableSide
 from ....store.sst import writer as sst
-from ....store.sst.schema import SEQ, completed, sst_schema
+from ....store.sst.schema import SEQ, add_missing_columns, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
-from .inputs import PLACE
+from .inputs import ORIGIN_SCHEMA
 from .program import LoadedProgram
 from .stage_replay import StageReplay
 
-Place = tuple[int, int, int]
+LinePosition = tuple[int, int, int]
 """Position of a commit on the app's line."""
 _KEY = ["topic", "partition", "offset", "row"]
 
@@ -45,11 +45,11 @@ class InputPart:
     name: str
     upstream: str
     version: int
-    numbers: Numbers
+    numbers: RecordNumbers
     """Record numbers in the batch, ascending."""
     sender: ReplayBatch | None = None
     """Batch that sent the records, after `OpenBatches.replay_sender` has replayed it; else None."""
-    trace: tuple[Numbers, Numbers] | None = None
+    trace: tuple[RecordNumbers, RecordNumbers] | None = None
     """Numbers of records in this batch, and for each the number of its source record in the sender's batch.
 
     None if records were made from several records, or if the numbers are not known.
@@ -73,17 +73,17 @@ class ReplayBatch:
     def __init__(self, replay: StageReplay) -> None:
         self.replay = replay
         self.first_left_out: dict[str, int] = {}
-        place_tables, numbers, inputs = list[pa.Table](), list[Numbers](), list[Numbers]()
+        place_tables, numbers, inputs = list[pa.Table](), list[RecordNumbers](), list[RecordNumbers]()
         count = replay.count
         for at, name in enumerate(replay.records):
             left_out = replay.left_out[name]
             self.first_left_out[name] = count
-            place_tables += [replay.records[name].place, left_out.place]
+            place_tables += [replay.records[name].origin, left_out.origin]
             numbers += [replay.numbers[name], np.arange(count, count + left_out.rows.num_rows)]
             inputs.append(np.full(len(numbers[-1]) + len(numbers[-2]), at))
             count += left_out.rows.num_rows
         order = np.argsort(np.concatenate(numbers), kind="stable")
-        self.place = pa.concat_tables(place_tables).take(pa.array(order)).combine_chunks()
+        self.origin = pa.concat_tables(place_tables).take(pa.array(order)).combine_chunks()
         """Columns of `Records.place`, by record number."""
         self.inputs = np.concatenate(inputs)[order]
         """Input index of each record, by record number; inputs in the order of the stage."""
@@ -101,28 +101,28 @@ class ReplayBatch:
         return tuple(self._parts())
 
     def _parts(self) -> Iterator[InputPart]:
-        versions = self.column(PLACE.names[4])
+        versions = self.column(ORIGIN_SCHEMA.names[4])
         for at, (name, records) in enumerate(self.replay.records.items()):
             numbers = np.flatnonzero(self.inputs == at)
             for version in np.unique(versions[numbers]).tolist():
                 yield InputPart(self, name, records.upstream, version, numbers[versions[numbers] == version])
 
-    def column(self, name: str) -> Numbers:
-        return np.asarray(self.place[name].to_numpy(), np.int64)
+    def column(self, name: str) -> RecordNumbers:
+        return np.asarray(self.origin[name].to_numpy(), np.int64)
 
-    def address(self, number: int) -> Address:
+    def address(self, number: int) -> RecordLocation:
         records = list(self.replay.records.values())[int(self.inputs[number])]
-        partition, offset, row = (int(self.place[name][number].as_py()) for name in ADDRESS)
-        return Address(records.topic, partition, offset, row if records.upstream else None)
+        partition, offset, row = (int(self.origin[name][number].as_py()) for name in ADDRESS_COLUMNS)
+        return RecordLocation(records.topic, partition, offset, row if records.upstream else None)
 
-    def of_output(self, name: str) -> StageReplay:
+    def for_output(self, name: str) -> StageReplay:
         """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
         if name not in self._replays:
-            self._replays[name] = self.replay.of_output(name)
+            self._replays[name] = self.replay.for_output(name)
         return self._replays[name]
 
     @cached_property
-    def side_rows(self) -> dict[str, tuple[pa.Table, Numbers]]:
+    def side_rows(self) -> dict[str, tuple[pa.Table, RecordNumbers]]:
         """Rows that the batch wrote to each side table, and each row's record number; -1 if it has no record."""
         replay, seq = self.replay, self.replay.after.row_seq
         result = {}
@@ -130,10 +130,12 @@ class ReplayBatch:
             stored = TableSide(replay.program.store, replay.program.cache, side.table, None)
             new = (sst for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
             rows = pa.concat_tables(
-                [stored.no_rows(values=True), *(stored.stored(sst, SEQ, seq, seq, values=True) for sst in new)]
+                [stored.empty_rows(values=True), *(stored.read_stored(sst, SEQ, seq, seq, values=True) for sst in new)]
             )
             numbers = np.full(rows.num_rows, -1, np.int64)
-            row_numbers, records = pairs(rows.select(_KEY).rename_columns(["_topic", *ADDRESS]), self._addresses)
+            row_numbers, records = pair_equal_rows(
+                rows.select(_KEY).rename_columns(["_topic", *ADDRESS_COLUMNS]), self._addresses
+            )
             numbers[row_numbers] = records
             result[name] = rows, numbers
         return result
@@ -141,9 +143,9 @@ class ReplayBatch:
     @cached_property
     def _addresses(self) -> pa.Table:
         topics = pa.array([records.topic for records in self.replay.records.values()], pa.string())
-        return self.place.select(ADDRESS).add_column(0, "_topic", topics.take(pa.array(self.inputs)))
+        return self.origin.select(ADDRESS_COLUMNS).add_column(0, "_topic", topics.take(pa.array(self.inputs)))
 
-    def side_tables(self, chosen: Numbers) -> dict[str, SideTable]:
+    def side_tables(self, chosen: RecordNumbers) -> dict[str, SideTable]:
         previous, after, program = self.replay.before, self.replay.after, self.replay.program
         tables = dict(after.side_tables)
         for name, (rows, numbers) in self.side_rows.items():
@@ -154,61 +156,61 @@ class ReplayBatch:
             tables[name] = replace(old, table=after.side_tables[name].table)
             if present.any():
                 table = tables[name].table
-                present_rows = completed(rows.filter(pa.array(present)), sst_schema(table))
-                write = partial(sst.write, program.scratch, None, app=after.app, stage=after.stage)
+                present_rows = add_missing_columns(rows.filter(pa.array(present)), sst_schema(table))
+                write = partial(sst.write_sst, program.scratch, None, app=after.app, stage=after.stage)
                 new = write(table=table, partition=0, rows=present_rows)
                 tables[name] = replace(tables[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
         return tables
 
 
 @dataclass
-class Batches:
+class OpenBatches:
     """Batches of an app that were opened for replays."""
 
     program: LoadedProgram
-    known: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
-    _sources_by_version: dict[tuple[str, int], frozenset[Place]] = field(default_factory=dict)
+    opened: dict[tuple[str, int], ReplayBatch] = field(default_factory=dict)
+    _commits_by_version: dict[tuple[str, int], frozenset[LinePosition]] = field(default_factory=dict)
 
-    def of(self, after: Manifest) -> ReplayBatch:
+    def open(self, after: Manifest) -> ReplayBatch:
         """Return the batch that committed a version, opened once.
 
         Raises the errors of `StageReplay.for_version` and of reading records.
         """
         place = after.stage, after.version
-        if place not in self.known:
-            self.known[place] = ReplayBatch(StageReplay.of(self.program, after))
-        return self.known[place]
+        if place not in self.opened:
+            self.opened[place] = ReplayBatch(StageReplay.for_version(self.program, after))
+        return self.opened[place]
 
-    def before(self, batch: ReplayBatch) -> ReplayBatch | None:
+    def previous(self, batch: ReplayBatch) -> ReplayBatch | None:
         """Return the newest opened batch that precedes `batch` in its stage; None if there is none."""
         stage, version = batch.replay.after.stage, batch.replay.after.version
-        earlier = [other for of, other in self.known if of == stage and other < version]
-        return self.known[stage, max(earlier)] if earlier else None
+        earlier = [other for of, other in self.opened if of == stage and other < version]
+        return self.opened[stage, max(earlier)] if earlier else None
 
-    def expand(self, part: InputPart) -> ReplayBatch:
+    def replay_sender(self, part: InputPart) -> ReplayBatch:
         """Replay the batch that sent a part, and check that it sends the rows that were received.
 
-        Raises `CannotProve` if the rows differ, and the errors of `open`.
+        Raises `UnprovedRecord` if the rows differ, and the errors of `open`.
         """
         if part.sender is not None:
             return part.sender
         if not part.version:
-            raise CannotProve(
+            raise UnprovedRecord(
                 f"{part.batch!r} read records that had been rejected, and were retried: which batch sent them is not "
                 "known any more"
             )
         app = part.batch.replay.after.app
-        sender = self.of(history.read(self.program.store, app, part.upstream, part.version))
-        replay = sender.of_output(part.name)
+        sender = self.open(history.read(self.program.store, app, part.upstream, part.version))
+        replay = sender.for_output(part.name)
         every = replay.rows()
-        sent = sent_as(replay, every, part.received)
-        rows, records = like(sent, part.received)
+        sent = compute_sent_rows(replay, every, part.received)
+        rows, records = pair_similar_rows(sent, part.received)
         if not len(rows) == sent.num_rows == part.received.num_rows:
             most = max(sent.num_rows, part.received.num_rows)
-            raise CannotProve(
+            raise UnprovedRecord(
                 f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
                 "different. "
-                f"{why_different(self.program, replay.after)}"
+                f"{explain_difference(self.program, replay.after)}"
             )
         if (made_of := replay.sent_records(every)) is not None:
             part.trace = part.numbers[records], made_of[rows]
@@ -217,9 +219,9 @@ class Batches:
 
     @cached_property
     def _line(self) -> Line:
-        return line_of(self.program.store, self.program.app.name)
+        return read_line(self.program.store, self.program.app.name)
 
-    def clusters(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
+    def cluster_parts(self, parts: Sequence[InputPart]) -> list[list[InputPart]]:
         """Return clusters of parts in the app's order, the order of the commits that read their source records.
 
         Source records are records of users' topics. Parts whose source records come from the same commits, or from
@@ -230,7 +232,7 @@ class Batches:
         if len({(part.batch, part.name) for part in parts}) == 1 and all(part.version for part in parts):
             # Readers consume the versions of a channel in order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
-        sources = {part: self._sources(part) for part in parts}
+        sources = {part: self._source_commits(part) for part in parts}
         spans = sorted(
             (
                 (min(sources_of_part), max(sources_of_part), part)
@@ -241,7 +243,7 @@ class Batches:
         )
         # Parts from an unknown batch are retried records, which were read earlier.
         clusters = [[part] for part, sources_of_part in sources.items() if not sources_of_part]
-        last: Place | None = None
+        last: LinePosition | None = None
         for first, end, part in spans:
             if last is None or first > last:
                 clusters.append([])
@@ -249,49 +251,49 @@ class Batches:
             last = end if last is None else max(last, end)
         return clusters
 
-    def _sources(self, part: InputPart) -> frozenset[Place]:
+    def _source_commits(self, part: InputPart) -> frozenset[LinePosition]:
         manifest = part.batch.replay.after
         if not part.upstream:
-            return frozenset([self._line.place(manifest)])
+            return frozenset([self._line.sort_key(manifest)])
         if not part.version:
             return frozenset()
         try:
-            return self._sources_of(manifest.app, part.upstream, part.version)
+            return self._source_commits_of_version(manifest.app, part.upstream, part.version)
         except NotFound:
             # Versions further upstream were collected, so order by the commits that sent the parts.
             return frozenset(
-                [self._line.place(history.read(self.program.store, manifest.app, part.upstream, part.version))]
+                [self._line.sort_key(history.read(self.program.store, manifest.app, part.upstream, part.version))]
             )
 
-    def _sources_of(self, app: str, stage: str, version: int) -> frozenset[Place]:
-        if (stage, version) not in self._sources_by_version:
-            self._sources_by_version[stage, version] = frozenset(self._places_of(app, stage, version))
-        return self._sources_by_version[stage, version]
+    def _source_commits_of_version(self, app: str, stage: str, version: int) -> frozenset[LinePosition]:
+        if (stage, version) not in self._commits_by_version:
+            self._commits_by_version[stage, version] = frozenset(self._find_source_commits(app, stage, version))
+        return self._commits_by_version[stage, version]
 
-    def _places_of(self, app: str, stage: str, version: int) -> Iterator[Place]:
+    def _find_source_commits(self, app: str, stage: str, version: int) -> Iterator[LinePosition]:
         store = self.program.store
         after = history.read(store, app, stage, version)
-        previous = history.before(store, after)
+        previous = history.previous_version(store, after)
         for name, end in after.inputs.items():
             start = previous.inputs.get(name) if previous is not None else None
             if not end.upstream:
                 if end.rows:
-                    yield self._line.place(after)
+                    yield self._line.sort_key(after)
                 continue
-            for sent in history.between(store, app, end.upstream, start.version if start else 0, end.version):
-                yield from self._sources_of(app, sent.stage, sent.version)
+            for sent in history.iter_between(store, app, end.upstream, start.version if start else 0, end.version):
+                yield from self._source_commits_of_version(app, sent.stage, sent.version)
 
 
-def _span_key(span: tuple[Place, Place, InputPart]) -> tuple[Place, Place]:
+def _span_key(span: tuple[LinePosition, LinePosition, InputPart]) -> tuple[LinePosition, LinePosition]:
     return span[:2]
 
 
-def sent_as(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
+def compute_sent_rows(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
     """Return the rows that a stage sends, given its function's rows, cast to the columns of the received rows."""
-    return replay.sent(rows).select(received.column_names).cast(received.schema)
+    return replay.sent_rows(rows).select(received.column_names).cast(received.schema)
 
 
-def why_different(program: LoadedProgram, after: Manifest) -> str:
+def explain_difference(program: LoadedProgram, after: Manifest) -> str:
     """Return a sentence on why a replay may differ from the committed result, judged by the program files."""
     now, then = program_of(program.app), after.program
     if now is None or then is None:
@@ -304,7 +306,7 @@ def why_different(program: LoadedProgram, after: Manifest) -> str:
     )
 
 
-class Choice:
+class SubsetReplay:
     """Results of batches if only a subset of their records is present.
 
     `chosen` has record numbers of some parts, and `extra_rows` has additional rows for these parts. Other parts have
@@ -314,43 +316,43 @@ class Choice:
 
     def __init__(
         self,
-        batches: Batches,
-        chosen: Mapping[InputPart, Numbers],
+        batches: OpenBatches,
+        chosen: Mapping[InputPart, RecordNumbers],
         root: ReplayBatch | None = None,
-        only: Numbers | None = None,
-        more: Mapping[InputPart, pa.Table] | None = None,
+        only: RecordNumbers | None = None,
+        extra_rows: Mapping[InputPart, pa.Table] | None = None,
     ) -> None:
         self._batches, self._chosen, self._root, self._only = batches, chosen, root, only
-        self._more = more or {}
-        self._inputs: dict[ReplayBatch, tuple[Numbers, dict[str, list[pa.Table]]]] = {}
+        self._extra_rows = extra_rows or {}
+        self._inputs: dict[ReplayBatch, tuple[RecordNumbers, dict[str, list[pa.Table]]]] = {}
         self._rows: dict[tuple[ReplayBatch, str], pa.Table] = {}
         self._whole: dict[ReplayBatch, bool] = {}
         self._manifests: dict[ReplayBatch, Manifest] = {}
 
-    def is_whole(self, batch: ReplayBatch) -> bool:
+    def has_all_records(self, batch: ReplayBatch) -> bool:
         """Return True if a batch has all its records, and its original state."""
         if batch not in self._whole:
-            previous = self._batches.before(batch)
+            previous = self._batches.previous(batch)
             self._whole[batch] = (
-                previous is None or self.is_whole(previous) or batch.replay.shape.bound is None
+                previous is None or self.has_all_records(previous) or batch.replay.shape.bound is None
             ) and all(self._has_all(part) for part in batch.parts)
         return self._whole[batch]
 
     def _has_all(self, part: InputPart) -> bool:
         if part in self._chosen:
-            return len(self._chosen[part]) == len(part.numbers) and part not in self._more
-        return part.sender is not None and self.is_whole(part.sender)
+            return len(self._chosen[part]) == len(part.numbers) and part not in self._extra_rows
+        return part.sender is not None and self.has_all_records(part.sender)
 
-    def numbers(self, batch: ReplayBatch) -> Numbers:
+    def numbers(self, batch: ReplayBatch) -> RecordNumbers:
         return self._present(batch)[0]
 
-    def of_part(self, part: InputPart) -> Numbers:
+    def numbers_of_part(self, part: InputPart) -> RecordNumbers:
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
-    def is_known(self, batch: ReplayBatch) -> bool:
+    def has_only_original_records(self, batch: ReplayBatch) -> bool:
         return not self._present(batch)[1]
 
-    def _present(self, batch: ReplayBatch) -> tuple[Numbers, dict[str, list[pa.Table]]]:
+    def _present(self, batch: ReplayBatch) -> tuple[RecordNumbers, dict[str, list[pa.Table]]]:
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
             for part in batch.parts:
@@ -364,33 +366,33 @@ class Choice:
             self._inputs[batch] = present, new
         return self._inputs[batch]
 
-    def _part(self, part: InputPart) -> tuple[Numbers, pa.Table | None]:
+    def _part(self, part: InputPart) -> tuple[RecordNumbers, pa.Table | None]:
         if part in self._chosen:
-            return self._chosen[part], self._more.get(part)
+            return self._chosen[part], self._extra_rows.get(part)
         if part.sender is None:
             return np.empty(0, np.int64), None
-        if self.is_whole(part.sender):
+        if self.has_all_records(part.sender):
             return part.numbers, None
-        if part.trace is not None and self.is_known(part.sender):
+        if part.trace is not None and self.has_only_original_records(part.sender):
             own_numbers, made_of = part.trace
             return own_numbers[np.isin(made_of, self.numbers(part.sender))], None
-        sent = sent_as(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
-        own_numbers, received_rows = like(sent, part.received)
+        sent = compute_sent_rows(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
+        own_numbers, received_rows = pair_similar_rows(sent, part.received)
         if len(own_numbers) == sent.num_rows:
             return part.numbers[received_rows], None
         rejected = own_numbers[part.numbers[received_rows] >= part.batch.replay.count]
         return part.numbers[:0], sent.take(pa.array(np.setdiff1d(np.arange(sent.num_rows), rejected)))
 
     def _replay(self, batch: ReplayBatch, output: str = "") -> StageReplay:
-        replay, previous = batch.of_output(output), self._batches.before(batch)
-        if previous is None or replay.shape.bound is None or self.is_whole(previous):
+        replay, previous = batch.for_output(output), self._batches.previous(batch)
+        if previous is None or replay.shape.bound is None or self.has_all_records(previous):
             return replay
-        return replay.based_on(self.manifest(previous))
+        return replay.with_previous(self.manifest(previous))
 
     def rows(self, batch: ReplayBatch, output: str = "") -> pa.Table:
         key = batch, "" if batch.replay.shape.bound is not None else output
         if key not in self._rows:
-            replay, (numbers, new) = batch.of_output(key[1]), self._present(batch)
+            replay, (numbers, new) = batch.for_output(key[1]), self._present(batch)
             processed = numbers[numbers < replay.count]
             if not new and not len(processed):
                 # Without records, the stage's function does not run.
@@ -409,6 +411,6 @@ class Choice:
         if batch not in self._manifests:
             replay, after = self._replay(batch), batch.replay.after
             if replay.shape.bound is not None:
-                after = replay.manifest(replay.merged(self.rows(batch))[0])
+                after = replay.manifest(replay.merge(self.rows(batch))[0])
             self._manifests[batch] = replace(after, side_tables=batch.side_tables(self.numbers(batch)))
         return self._manifests[batch]

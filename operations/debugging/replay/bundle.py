@@ -21,18 +21,18 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ....common.whole_file import whole_file
+from ....common.whole_file import atomic_file
 from ....errors import Refused
 from ....store.sst.schema import PREV, arrow_schema, sst_schema
 from ....store.versions import checks, limits
 from ....store.versions.manifest import EventTime, Manifest, Table
-from .inputs import PLACE, Records
+from .inputs import ORIGIN_SCHEMA, InputRecords
 
 FORMAT = 1
 """Format version of bundles that are written, and the newest version that can be read."""
 MAX_BYTES = 1 << 30
 """Maximum uncompressed size of all members together."""
-THERE = "_there"
+EXISTED = "_there"
 """Column of `Bundle.before`: True if the key had a row."""
 FILE_NAME = r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}\.py\Z"
 
@@ -76,8 +76,8 @@ class Index(Struct, frozen=True, kw_only=True):
     outputs: Annotated[tuple[BundledOutput, ...], _Names]
     table: Table | None
     seq: limits.Version
-    before_clock_ms: limits.SpanMs
-    clock_ms: limits.SpanMs
+    before_clock_ms: limits.AnyTimeMs
+    clock_ms: limits.AnyTimeMs
     """Clock by which rows expire at this version; `before_clock_ms` is the clock of the previous version."""
     before_watermark_ms: limits.EventMs | None
     bound_ms: limits.EventMs | None
@@ -85,9 +85,9 @@ class Index(Struct, frozen=True, kw_only=True):
 
     Rows are late if they are older than `before_watermark_ms`.
     """
-    before_due_ms: limits.SpanMs | None
-    next_due_ms: limits.SpanMs | None
-    due_ms: limits.SpanMs | None
+    before_due_ms: limits.AnyTimeMs | None
+    next_due_ms: limits.AnyTimeMs | None
+    due_ms: limits.AnyTimeMs | None
     """Time up to which rows had fallen due; `before_due_ms` and `next_due_ms` are values of the previous version."""
     wall_ms: limits.EventMs | None = None
     """Wall clock at the start of the batch, if it decides which rows of the table fall due; else None."""
@@ -136,7 +136,7 @@ class Bundle:
 
     index: Index
     program: bytes
-    records: Mapping[str, Records]
+    records: Mapping[str, InputRecords]
     before: pa.Table | None
     committed: pa.Table | None
     sent: Mapping[str, pa.Table]
@@ -148,7 +148,7 @@ def committed_schema(table: Table) -> pa.Schema:
 
 
 def before_schema(table: Table) -> pa.Schema:
-    return pa.schema([*arrow_schema(table.key), *arrow_schema(table.values), pa.field(THERE, pa.bool_())])
+    return pa.schema([*arrow_schema(table.key), *arrow_schema(table.values), pa.field(EXISTED, pa.bool_())])
 
 
 class _OnlyFormat(Struct):
@@ -163,7 +163,7 @@ def encode(bundle: Bundle) -> bytes:
     """
     index = msgspec.to_builtins(bundle.index)
     members = {_INDEX: msgspec.json.format(msgspec.json.encode({"format": FORMAT, **index})), _PROGRAM: bundle.program}
-    for name, table in _tables(bundle):
+    for name, table in _member_tables(bundle):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
@@ -184,7 +184,7 @@ def encode(bundle: Bundle) -> bytes:
 def write(bundle: Bundle, path: Path) -> None:
     """Write the zip atomically. Raises `Refused` if the file cannot be written."""
     data = encode(bundle)
-    with whole_file(path, "name") as temporary:
+    with atomic_file(path, "name") as temporary:
         temporary.write_bytes(data)
 
 
@@ -196,7 +196,7 @@ def read(path: Path) -> Bundle:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return _bundle(archive)
+            return _read_bundle(archive)
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
@@ -207,36 +207,36 @@ def read(path: Path) -> Bundle:
         ) from error
 
 
-def _tables(bundle: Bundle) -> Iterator[tuple[str, pa.Table]]:
+def _member_tables(bundle: Bundle) -> Iterator[tuple[str, pa.Table]]:
     for number, bundled_input in enumerate(bundle.index.inputs):
         records = bundle.records[bundled_input.name]
-        columns, fields = [*records.rows.columns, *records.place.columns], [*records.rows.schema, *PLACE]
-        yield _input(number), pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        columns, fields = [*records.rows.columns, *records.origin.columns], [*records.rows.schema, *ORIGIN_SCHEMA]
+        yield _input_member(number), pa.Table.from_arrays(columns, schema=pa.schema(fields))
     for number, output in enumerate(bundle.index.outputs):
         if output.known:
-            yield _output(number), bundle.sent[output.name]
+            yield _output_member(number), bundle.sent[output.name]
     if bundle.before is not None and bundle.committed is not None:
         yield _BEFORE, bundle.before
         yield _COMMITTED, bundle.committed
 
 
-def _input(number: int) -> str:
+def _input_member(number: int) -> str:
     return f"inputs/{number}.arrow"
 
 
-def _output(number: int) -> str:
+def _output_member(number: int) -> str:
     return f"sent/{number}.arrow"
 
 
-def _bundle(archive: zipfile.ZipFile) -> Bundle:
+def _read_bundle(archive: zipfile.ZipFile) -> Bundle:
     """Return the bundle in a zip. Raises `ValueError` if the zip is no valid bundle, and zip errors."""
     entries = archive.infolist()
     if (size := sum(entry.file_size for entry in entries)) > MAX_BYTES:
         raise ValueError(f"its members have {size:,} bytes; expected at most {MAX_BYTES:,}")
-    index = _index(archive)
-    outputs = {_output(number): output.name for number, output in enumerate(index.outputs) if output.known}
+    index = _read_index(archive)
+    outputs = {_output_member(number): output.name for number, output in enumerate(index.outputs) if output.known}
     state = (_BEFORE, _COMMITTED) if index.table is not None else ()
-    expected = {_INDEX, _PROGRAM, *map(_input, range(len(index.inputs))), *outputs, *state}
+    expected = {_INDEX, _PROGRAM, *map(_input_member, range(len(index.inputs))), *outputs, *state}
     names = [entry.filename for entry in entries]
     if unknown := sorted(set(names) - expected):
         raise ValueError(f"it has a member {unknown[0][:100]!r}, which bundles do not have")
@@ -245,19 +245,19 @@ def _bundle(archive: zipfile.ZipFile) -> Bundle:
     if len(names) > len(expected):
         raise ValueError("it has a member twice")
     records = {
-        bundled_input.name: _records(archive, number, bundled_input)
+        bundled_input.name: _read_records(archive, number, bundled_input)
         for number, bundled_input in enumerate(index.inputs)
     }
-    sent = {name: _table(archive, member) for member, name in outputs.items()}
+    sent = {name: _read_table(archive, member) for member, name in outputs.items()}
     rows_before = committed = None
     if index.table is not None:
-        rows_before = _table(archive, _BEFORE, before_schema(index.table))
-        committed = _table(archive, _COMMITTED, committed_schema(index.table))
-    return Bundle(index, _member(archive, _PROGRAM, MAX_BYTES), records, rows_before, committed, sent)
+        rows_before = _read_table(archive, _BEFORE, before_schema(index.table))
+        committed = _read_table(archive, _COMMITTED, committed_schema(index.table))
+    return Bundle(index, _read_member(archive, _PROGRAM, MAX_BYTES), records, rows_before, committed, sent)
 
 
-def _index(archive: zipfile.ZipFile) -> Index:
-    data = _member(archive, _INDEX, _MAX_INDEX_BYTES)
+def _read_index(archive: zipfile.ZipFile) -> Index:
+    data = _read_member(archive, _INDEX, _MAX_INDEX_BYTES)
     try:
         format_found = msgspec.json.decode(data, type=_OnlyFormat).format
         if format_found > FORMAT:
@@ -271,46 +271,48 @@ def _index(archive: zipfile.ZipFile) -> Index:
         raise ValueError(f"its {_INDEX} is not readable: {error}") from error
     if index is None:
         raise ValueError(f"its format is {format_found}; formats are counted from 1")
-    for problem in checks.relations(index.after):
+    for problem in checks.find_violations(index.after):
         raise ValueError(f"in its {_INDEX}, {problem.field} is {problem.actual!r:.200}; expected {problem.expected}")
     return index
 
 
-def _records(archive: zipfile.ZipFile, number: int, declared: BundledInput) -> Records:
-    table = _table(archive, _input(number))
-    at = table.num_columns - len(PLACE)
-    if at < 0 or pa.schema(list(table.schema)[at:]) != PLACE or any(c.null_count for c in table.columns[at:]):
-        raise ValueError(f"{_input(number)!r} lacks the columns with the origin of its records")
+def _read_records(archive: zipfile.ZipFile, number: int, declared: BundledInput) -> InputRecords:
+    table = _read_table(archive, _input_member(number))
+    at = table.num_columns - len(ORIGIN_SCHEMA)
+    if at < 0 or pa.schema(list(table.schema)[at:]) != ORIGIN_SCHEMA or any(c.null_count for c in table.columns[at:]):
+        raise ValueError(f"{_input_member(number)!r} lacks the columns with the origin of its records")
     rows, place = table.select(range(at)), table.select(range(at, table.num_columns))
-    return Records(declared.topic, declared.upstream, rows, place)
+    return InputRecords(declared.topic, declared.upstream, rows, place)
 
 
-def _table(archive: zipfile.ZipFile, name: str, schema: pa.Schema | None = None) -> pa.Table:
+def _read_table(archive: zipfile.ZipFile, name: str, schema: pa.Schema | None = None) -> pa.Table:
     try:
-        with pa.ipc.open_stream(pa.BufferReader(_member(archive, name, MAX_BYTES))) as stream:
+        with pa.ipc.open_stream(pa.BufferReader(_read_member(archive, name, MAX_BYTES))) as stream:
             table = stream.read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, MemoryError) as error:
         # Arrow reports a stream that was cut short as an error of I/O, also where there is no file.
         raise ValueError(f"{name!r} is not an Arrow stream: {error}") from error
     if schema is not None and table.schema != schema:
-        raise ValueError(f"{name!r} has columns ({_shown(table.schema)}); expected ({_shown(schema)})")
+        raise ValueError(
+            f"{name!r} has columns ({_format_columns(table.schema)}); expected ({_format_columns(schema)})"
+        )
     fields = zip(table.schema, table.columns, strict=True)
     if any(column.null_count for field, column in fields if not field.nullable):
         raise ValueError(f"{name!r} has nulls in a column that is not nullable")
     return table
 
 
-def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+def _read_member(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
     try:
         with archive.open(name) as member:
-            data = member.read(most + 1)
+            data = member.read(max_bytes + 1)
     except KeyError:
         raise ValueError(f"it lacks {name!r}") from None
-    if len(data) > most:
-        raise ValueError(f"{name!r} is larger than {most:,} bytes")
+    if len(data) > max_bytes:
+        raise ValueError(f"{name!r} is larger than {max_bytes:,} bytes")
     return data
 
 
-def _shown(schema: pa.Schema) -> str:
+def _format_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)

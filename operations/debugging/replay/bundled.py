@@ -16,35 +16,35 @@ from msgspec.structs import replace
 from ....errors import Refused
 from ....pipeline.kafka.memory import MemoryKafka
 from ....pipeline.run.program import load_app
-from ....snapshot.diff.stored_rows import distinct
+from ....snapshot.diff.stored_rows import distinct_keys
 from ....state.step import EVERY_HASH
 from ....store.objects.local import LocalStore
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import HASH, OP, PUT, SEQ, completed, sst_schema
+from ....store.sst.schema import HASH, OP, PUT, SEQ, add_missing_columns, sst_schema
 from ....store.versions.manifest import EventTime, Sst, Table
-from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
+from .bundle import EXISTED, FILE_NAME, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
 from .compare import Comparison, SentRows
 from .program import open_program
-from .stage_replay import StageReplay, of_keys
+from .stage_replay import StageReplay, filter_by_keys
 
 _CACHE_BYTES = 1 << 30
-_UNKNOWN = "the bundle lacks the rows sent: Kafka no longer had them"
+_SENT_ROWS_LOST = "the bundle lacks the rows sent: Kafka no longer had them"
 
 
 @dataclass(frozen=True)
 class BundledReplay(StageReplay):
     """Replay of a bundle's batch."""
 
-    known: pa.Table | None = None
+    known_keys: pa.Table | None = None
     """Keys whose previous rows are in the bundle; None for a stage without a table."""
 
-    def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """Merge rows like `StageReplay.merge`; raise `Refused` for keys whose previous rows are not in the bundle."""
-        assert self.known is not None  # noqa: S101  a stage without a table merges nothing
-        known_hashes = hash_keys(self.known, self.known.column_names)
+        assert self.known_keys is not None  # noqa: S101  a stage without a table merges nothing
+        known_hashes = hash_keys(self.known_keys, self.known_keys.column_names)
         new_hashes = np.setdiff1d(rows["_hash"].to_numpy(), known_hashes)
         if len(new_hashes):
             raise Refused(
@@ -53,10 +53,10 @@ class BundledReplay(StageReplay):
                 hint=f"write it again with this program: slackwater replay {self.after.app}/{self.after.stage}"
                 f"@v{self.after.version} --code FILE --bundle FILE.zip",
             )
-        return super().merged(rows)
+        return super().merge(rows)
 
 
-def capture(
+def capture_bundle(
     replay: StageReplay, comparison: Comparison, sent: Mapping[str, SentRows], only: pa.Table | None = None
 ) -> Bundle:
     """Return the bundle of a replayed batch.
@@ -94,9 +94,9 @@ def capture(
     )
     records, rows_before, committed = replay.records, None, None
     if only is not None and replay.knows_records:
-        records = replay.taken(np.unique(replay.record_of(of_keys(replay.rows(), only))))
+        records = replay.take_records(np.unique(replay.record_of(filter_by_keys(replay.rows(), only))))
     if table is not None and comparison.keys is not None and comparison.committed is not None:
-        rows_before = _before(replay, table, comparison.keys.keys, only)
+        rows_before = _previous_rows(replay, table, comparison.keys.keys, only)
         schema = committed_schema(table)
         committed = comparison.committed.select(schema.names).cast(schema)
     known_rows = {channel.name: rows for channel in channels if (rows := sent[channel.name].rows) is not None}
@@ -123,28 +123,32 @@ def open_bundle(
             before, after, known_keys = index.before, index.after, None
             if index.table is not None and bundle.before is not None and bundle.committed is not None:
                 known_keys = bundle.before.select([column.name for column in index.table.key])
-                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle.before, index.table)))
-                after = replace(after, ssts=before.ssts + _stored(store, index, index.table, bundle.committed))
-            replay = BundledReplay(program, before, after, read=dict(bundle.records), known=known_keys)
+                before = replace(
+                    before, ssts=_write_sst(store, index, index.table, _as_sst_rows(bundle.before, index.table))
+                )
+                after = replace(after, ssts=before.ssts + _write_sst(store, index, index.table, bundle.committed))
+            replay = BundledReplay(program, before, after, loaded=dict(bundle.records), known_keys=known_keys)
             _check_inputs(replay, bundle)
-            sent = {output.name: SentRows(bundle.sent.get(output.name), _UNKNOWN) for output in replay.stage.writes}
+            sent = {
+                output.name: SentRows(bundle.sent.get(output.name), _SENT_ROWS_LOST) for output in replay.stage.writes
+            }
             yield replay, sent, known_keys if index.some_keys else None
 
 
-def _before(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
+def _previous_rows(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
     """Return the previous rows of keys that the original or the replay wrote, and of keys whose rows fell due."""
     keys = written
     if replay.due is not None and replay.due.pending:
-        due = of_keys(replay.stored.due(replay.due.span, EVERY_HASH).keys, only)
+        due = filter_by_keys(replay.stored.get_due_rows(replay.due.span, EVERY_HASH).keys, only)
         keys = pa.concat_tables([keys, due.drop_columns([HASH]).cast(keys.schema)])
-    keys = distinct(keys.append_column(HASH, pa.array(hash_keys(keys, keys.column_names)))).drop_columns([HASH])
-    values, present, _ = replay.stored.of_keys(hash_keys(keys, keys.column_names), keys)
+    keys = distinct_keys(keys.append_column(HASH, pa.array(hash_keys(keys, keys.column_names)))).drop_columns([HASH])
+    values, present, _ = replay.stored.get_rows(hash_keys(keys, keys.column_names), keys)
     return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
 
 
-def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
+def _as_sst_rows(rows_before: pa.Table, table: Table) -> pa.Table:
     """Return the previous rows with the columns of SSTs, without an expiry: a bundle has no expired rows."""
-    rows = rows_before.filter(rows_before[THERE]).drop_columns([THERE])
+    rows = rows_before.filter(rows_before[EXISTED]).drop_columns([EXISTED])
     internal = {
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
@@ -152,14 +156,14 @@ def _as_sst(rows_before: pa.Table, table: Table) -> pa.Table:
     }
     for name, column in internal.items():
         rows = rows.append_column(name, column)
-    return completed(rows, sst_schema(table))
+    return add_missing_columns(rows, sst_schema(table))
 
 
-def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
+def _write_sst(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
     if not rows.num_rows:
         return ()
     whole = replace(table, partitions=1)
-    return (sst.write(store, None, app=index.app, stage=index.stage, table=whole, partition=0, rows=rows),)
+    return (sst.write_sst(store, None, app=index.app, stage=index.stage, table=whole, partition=0, rows=rows),)
 
 
 def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:

@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import Gone, Refused
-from ....pipeline.source.spark_types import arrow_of
+from ....pipeline.source.spark_types import arrow_schema_of
 from ....pipeline.spark.user_errors import as_user_error
 from ....snapshot.diff.candidates import changed_keys
-from ....snapshot.diff.equality import unlike
+from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.failing import RECORD
-from ....state.records import behind
+from ....state.records import fully_read_input
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import arrow_schema
 from ....store.versions.manifest import Output
 from .inputs import read_input
-from .stage_replay import StageReplay, of_keys
+from .stage_replay import StageReplay, filter_by_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class SentRows:
 
     rows: pa.Table | None
     """Rows in no particular order; None if they can no longer be read."""
-    unknown: str = ""
+    unknown_reason: str = ""
     """Reason why the rows are not known; empty if they are."""
 
 
 @dataclass(frozen=True, slots=True)
-class UnlikeRows:
+class RowDifferences:
     """Rows of one output that one of two runs sends and the other does not, or sends fewer times."""
 
     missing: pa.Table
@@ -44,9 +44,9 @@ class UnlikeRows:
     """Rows that only the second run sends."""
 
     @classmethod
-    def of(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
+    def compare(cls, first: pa.Table, second: pa.Table, largest: float = 0.0) -> Self:
         """Compare rows with equal columns, in any order, by `snapshot.diff.equality`."""
-        missing, added = unlike(first, second, largest)
+        missing, added = flag_unmatched_rows(first, second, largest)
         return cls(first.filter(pa.array(missing)), second.filter(pa.array(added)))
 
     def __bool__(self) -> bool:
@@ -109,18 +109,18 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
     batch = (after.app, after.stage, after.version, after.time_ms, read)
-    function_rows = None if replay.shape.bound is None else of_keys(replay.rows(), only)
+    function_rows = None if replay.shape.bound is None else filter_by_keys(replay.rows(), only)
     if function_rows is None:
         outputs = [
             # If each output has rows of its own, each needs its own job.
-            (output, (replay.of_output(output.name) if replay.shape.rows else replay).rows())
+            (output, (replay.for_output(output.name) if replay.shape.output_schemas else replay).rows())
             for output in replay.stage.writes
         ]
-        channels = tuple(_channel(output.name, sent[output.name], rows) for output, rows in outputs)
+        channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
-        new_rows, emitted = replay.merged(function_rows)
-    new_rows, stored = of_keys(new_rows, only), of_keys(replay.written(), only)
+        new_rows, emitted = replay.merge(function_rows)
+    new_rows, stored = filter_by_keys(new_rows, only), filter_by_keys(replay.written_rows(), only)
     key, program = arrow_schema(replay.table.key), replay.program
     touched = pa.concat_tables([rows.select(key.names).cast(key) for rows in (stored, function_rows, new_rows)])
     keys = changed_keys(program.store, program.cache, after, replay.manifest(new_rows), touched)
@@ -130,21 +130,21 @@ def compare(replay: StageReplay, sent: Mapping[str, SentRows], only: pa.Table | 
     # A single table goes to all outputs.
     tables = emitted if len(emitted) > 1 else emitted * len(writes)
     outputs = list(zip(writes, tables, strict=False))
-    if (late := replay.stage.late) is not None and only is None:
-        outputs.append((late, replay.late(function_rows)))
-    channels = tuple(_channel(output.name, sent[output.name], rows) for output, rows in outputs)
+    if (late := replay.stage.late_output) is not None and only is None:
+        outputs.append((late, replay.late_rows(function_rows)))
+    channels = tuple(_compare_channel(output.name, sent[output.name], rows) for output, rows in outputs)
     return Comparison(*batch, stored, new_rows.num_rows, keys, hidden, channels)
 
 
-def sent_rows(replay: StageReplay) -> dict[str, SentRows]:
+def read_sent_rows(replay: StageReplay) -> dict[str, SentRows]:
     """Read the rows that the version sent on each channel of its stage from Kafka.
 
     Raises the errors of `read_input`.
     """
-    return {output.name: _sent(replay, output.name) for output in replay.stage.writes}
+    return {output.name: _read_sent(replay, output.name) for output in replay.stage.writes}
 
 
-def _sent(replay: StageReplay, name: str) -> SentRows:
+def _read_sent(replay: StageReplay, name: str) -> SentRows:
     previous, after = replay.before, replay.after
     if name in after.sinks:
         return SentRows(None, "is a sink, whose rows are not kept for comparison")
@@ -152,31 +152,33 @@ def _sent(replay: StageReplay, name: str) -> SentRows:
         return SentRows(None, f"{after.stage}@v{after.version} wrote no such channel")
     # Read like a consumer that has consumed all earlier versions and now consumes this one.
     zeros = (0,) * len(output.ends)
-    start = behind(previous.outputs.get(name) or Output(output.topic, zeros, zeros), after.stage, previous.version)
-    end = behind(output, after.stage, after.version)
-    schema = arrow_of(replay.shape.emits[name])
+    start = fully_read_input(
+        previous.outputs.get(name) or Output(output.topic, zeros, zeros), after.stage, previous.version
+    )
+    end = fully_read_input(output, after.stage, after.version)
+    schema = arrow_schema_of(replay.shape.emits[name])
     try:
         return SentRows(read_input(replay.program, after.app, name, schema, start, end).rows)
     except Gone as error:
         return SentRows(None, error.message)
 
 
-def _channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelComparison:
+def _compare_channel(name: str, committed: SentRows, rows: pa.Table) -> ChannelComparison:
     if committed.rows is None:
         nothing = rows.slice(0, 0)
         return ChannelComparison(name, committed, rows, nothing, nothing)
-    rows = as_sent(rows, committed.rows.schema, name)
-    unlike_rows = UnlikeRows.of(committed.rows, rows)
+    rows = cast_to_sent(rows, committed.rows.schema, name)
+    unlike_rows = RowDifferences.compare(committed.rows, rows)
     return ChannelComparison(name, committed, rows, unlike_rows.missing, unlike_rows.added)
 
 
-def without_record(rows: pa.Table) -> pa.Table:
+def drop_record_numbers(rows: pa.Table) -> pa.Table:
     return rows.drop_columns([RECORD]) if RECORD in rows.column_names else rows
 
 
-def as_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+def cast_to_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     """Cast rows of an output to the columns of `schema`. Raises `Refused` if the columns differ."""
-    rows = without_record(rows)
+    rows = drop_record_numbers(rows)
     try:
         if set(rows.column_names) != set(schema.names):
             raise pa.ArrowInvalid("no cast makes columns")

@@ -14,17 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from ....common.whole_file import whole_file
+from ....common.whole_file import atomic_file
 from ....errors import Usage
 from ....store.sst.arrow_types import python_rows
 from .compare import Comparison
 
-_MOST = 10
+_MAX_EXPECTATIONS = 10
 """Maximum number of keys in the test, and of rows of a channel."""
 _MODULES = ("datetime", "decimal", "math")
 
 
-def check_beside(path: Path, bundle: Path) -> None:
+def check_same_folder(path: Path, bundle: Path) -> None:
     """Raise `Usage` unless the test is a Python file in the folder of its bundle."""
     if path.suffix != ".py":
         raise Usage(f"a test is a Python file: expected a name that ends with .py, found {path}")
@@ -42,11 +42,11 @@ def write_test(path: Path, bundle: Path, program: Path | None, comparison: Compa
     written.
     """
     file = None if program is None else _relative(program, path)
-    with whole_file(path, "name") as temporary:
-        temporary.write_bytes(text_of_test(bundle.name, file, comparison).encode())
+    with atomic_file(path, "name") as temporary:
+        temporary.write_bytes(format_test(bundle.name, file, comparison).encode())
 
 
-def text_of_test(bundle: str, program: str | None, comparison: Comparison) -> str:
+def format_test(bundle: str, program: str | None, comparison: Comparison) -> str:
     """Return the source of the test. `bundle` and `program` are paths relative to the test."""
     lines = list(_expectations(comparison))
     program_argument = "" if program is None else f", program=HERE / {program!r}"
@@ -68,7 +68,7 @@ def {name}() -> None:
 '''
 
 
-def comparable(value: Any) -> Any:
+def with_canonical_nan(value: Any) -> Any:
     """Return a value for comparisons in tests, with each NaN replaced by the object `math.nan`.
 
     Python's containers compare elements by identity first, so one NaN object equals itself within a row.
@@ -76,34 +76,34 @@ def comparable(value: Any) -> Any:
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
     if isinstance(value, Mapping):
-        return {name: comparable(item) for name, item in value.items()}
+        return {name: with_canonical_nan(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(comparable, value))
+        return type(value)(map(with_canonical_nan, value))
     return value
 
 
 def sorted_rows(rows: pa.Table) -> list[dict[str, object]]:
-    return sorted(map(comparable, python_rows(rows)), key=repr)
+    return sorted(map(with_canonical_nan, python_rows(rows)), key=repr)
 
 
 def _expectations(comparison: Comparison) -> Iterator[str]:
     keys = comparison.different or comparison.keys
-    for change in islice(keys or (), _MOST):
+    for change in islice(keys or (), _MAX_EXPECTATIONS):
         key = ", ".join(map(literal, change.key.values()))
         assertion = "is None" if change.before is None else f"== {literal({**change.key, **change.before})}"
         yield f"assert batch.row({key}) {assertion}"
-    if keys and len(keys) > _MOST:
+    if keys and len(keys) > _MAX_EXPECTATIONS:
         yield f"# Of {len(keys):,} keys, these are the first."
     for channel in comparison.channels if not keys else ():
         if channel.committed.rows is None:
             continue
-        if channel.committed.rows.num_rows <= _MOST:
+        if channel.committed.rows.num_rows <= _MAX_EXPECTATIONS:
             yield f"assert batch.sent[{channel.name!r}] == ["
             yield from (f"    {literal(row)}," for row in sorted_rows(channel.committed.rows))
             yield "]"
             continue
         yield f"assert len(batch.sent[{channel.name!r}]) == {channel.committed.rows.num_rows}"
-        for row in sorted_rows(channel.missing)[:_MOST]:
+        for row in sorted_rows(channel.missing)[:_MAX_EXPECTATIONS]:
             yield f"assert {literal(row)} in batch.sent[{channel.name!r}]"
 
 

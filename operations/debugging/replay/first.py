@@ -13,16 +13,24 @@ from itertools import pairwise
 
 import numpy as np
 
-from ....pipeline.batch.rerun import Numbers
+from ....pipeline.batch.rerun import RecordNumbers
 from ....pipeline.spark.user_errors import reason_of
-from ....snapshot.bisect.verdict import Address, NoRecord
-from ....state.failing import first_turn, last_turn, smallest, turning_point
+from ....snapshot.bisect.verdict import RecordlessBatch, RecordLocation
+from ....state.failing import find_early_turning_point, find_late_turning_point, find_turning_point, minimize_failing
 from .batches import InputPart
-from .what_if import BadBatch, Chosen, Item, by_part, may_emit, no_record, whole
+from .what_if import (
+    BadBatch,
+    ChosenRecords,
+    PartRecord,
+    all_records_of,
+    effects_without_records,
+    group_by_part,
+    has_due_rows,
+)
 
-_MOST = 20
+_MAX_NEEDS_REPLAYS = 20
 """Maximum number of replays for finding the earlier records that a bad record needs."""
-_SCANNED = 8
+_MAX_SCANNED_ITEMS = 8
 """Maximum number of items of which every prefix is tried.
 
 This finds the first bad item even if longer prefixes are good again.
@@ -32,24 +40,24 @@ _LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class RecordQueue:
     """Records of some parts in the app's order. Arrays have one element per record."""
 
     parts: tuple[InputPart, ...]
-    of: Numbers
-    numbers: Numbers
-    order: Ordered | None
+    part_indexes: RecordNumbers
+    numbers: RecordNumbers
+    order: RecordOrder | None
     """Order of the records and their ties; None unless one batch read all of them from users' topics."""
 
     @classmethod
-    def of_parts(cls, parts: Sequence[InputPart]) -> Queue:
+    def from_parts(cls, parts: Sequence[InputPart]) -> RecordQueue:
         """Return all records of `parts`, whose batches must be in the app's order."""
         of, numbers, order = [np.empty(0, np.int64)], [np.empty(0, np.int64)], None
         for batch in dict.fromkeys(part.batch for part in parts):
             indexes = [at for at, part in enumerate(parts) if part.batch is batch]
             batch_numbers = np.concatenate([parts[at].numbers for at in indexes])
-            partition, offset, row, time = (batch.column(name)[batch_numbers] for name in batch.place.column_names[:4])
-            order = in_order(time, batch.inputs[batch_numbers], partition, offset, row)
+            partition, offset, row, time = (batch.column(name)[batch_numbers] for name in batch.origin.column_names[:4])
+            order = sort_records(time, batch.inputs[batch_numbers], partition, offset, row)
             of.append(np.repeat(indexes, [len(parts[at].numbers) for at in indexes])[order.order])
             numbers.append(batch_numbers[order.order])
         is_one_batch = len(of) == 2 and not any(part.upstream for part in parts)
@@ -58,18 +66,18 @@ class Queue:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> Item:
-        return self.parts[int(self.of[place])], int(self.numbers[place])
+    def __getitem__(self, position: int) -> PartRecord:
+        return self.parts[int(self.part_indexes[position])], int(self.numbers[position])
 
-    def chosen(self, positions: Numbers) -> dict[InputPart, Numbers]:
-        of, numbers = self.of[positions], self.numbers[positions]
+    def numbers_by_part(self, positions: RecordNumbers) -> dict[InputPart, RecordNumbers]:
+        of, numbers = self.part_indexes[positions], self.numbers[positions]
         return {part: np.sort(numbers[of == at]) for at, part in enumerate(self.parts) if (of == at).any()}
 
-    def places(self, some: Mapping[InputPart, Numbers]) -> Numbers:
+    def positions(self, chosen: Mapping[InputPart, RecordNumbers]) -> RecordNumbers:
         parts_found = [np.empty(0, np.int64)]
         for at, part in enumerate(self.parts):
-            if part in some:
-                parts_found.append(np.flatnonzero((self.of == at) & np.isin(self.numbers, some[part])))
+            if part in chosen:
+                parts_found.append(np.flatnonzero((self.part_indexes == at) & np.isin(self.numbers, chosen[part])))
         return np.sort(np.concatenate(parts_found))
 
 
@@ -87,29 +95,29 @@ class FirstRecord:
 
     part: InputPart
     number: int
-    before: Chosen
-    until: Chosen
-    earlier: list[Item]
-    candidates: Chosen
+    records_before: ChosenRecords
+    records_until: ChosenRecords
+    earlier: list[PartRecord]
+    candidates: ChosenRecords
     proved: bool
     """True if, in replays with all earlier records, the moment is bad with this record and good without it."""
     alone: bool = True
-    needs: list[Item] | None = None
+    needs: list[PartRecord] | None = None
     """Smallest set of earlier records with which this record is bad, if it is not bad alone; None if not known."""
-    tied: tuple[Address, ...] = ()
+    tied: tuple[RecordLocation, ...] = ()
 
 
 @dataclass
 class RecordSearch(BadBatch):
     """Search for the record that caused one bad commit."""
 
-    last: bool = False
+    find_last: bool = False
     """True to find the last record that changed the result, False to find the first bad one."""
     levels: list[Level] = field(default_factory=list)
     reason: str = ""
-    nothing: NoRecord | None = None
+    no_record_finding: RecordlessBatch | None = None
     """Rows that expired or fell due, if the moment is bad even without any record; else None."""
-    fixed: dict[InputPart, Numbers] = field(default_factory=dict)
+    fixed: dict[InputPart, RecordNumbers] = field(default_factory=dict)
     """Earlier parts, which the search includes with all their records."""
 
     def run(self) -> FirstRecord | None:
@@ -118,8 +126,8 @@ class RecordSearch(BadBatch):
         Raises the errors of replays.
         """
         parts = self.root.parts
-        if (nothing := self.with_none()) is not None:
-            self.nothing = nothing
+        if (nothing := self.find_effects_without_records()) is not None:
+            self.no_record_finding = nothing
             return None
         while True:
             parts = self._descend(parts)
@@ -127,27 +135,27 @@ class RecordSearch(BadBatch):
             if not above:
                 break
             try:
-                senders = [*dict.fromkeys(self.batches.expand(part) for part in above)]
+                senders = [*dict.fromkeys(self.batches.replay_sender(part) for part in above)]
             except Exception as error:
                 self.reason = reason_of(error)
                 break
-            if any(may_emit(sender) for sender in senders) and self.is_bad(self.fixed):
-                self.nothing = no_record(next(filter(may_emit, senders)))
+            if any(has_due_rows(sender) for sender in senders) and self.is_bad(self.fixed):
+                self.no_record_finding = effects_without_records(next(filter(has_due_rows, senders)))
                 return None
             parts = tuple(part for part in parts if not part.upstream) + tuple(p for s in senders for p in s.parts)
-        return self._record(parts)
+        return self._find_record_in(parts)
 
     def _descend(self, parts: tuple[InputPart, ...]) -> tuple[InputPart, ...]:
         """Return the first parts that turn the moment bad, and add the parts before them to `fixed`."""
-        replays_before, clusters = self.replays, self.batches.clusters(parts)
+        replays_before, clusters = self.replays, self.batches.cluster_parts(parts)
 
         def is_bad(count: int) -> bool:
-            return self.is_bad(self.fixed | whole(part for cluster in clusters[:count] for part in cluster))
+            return self.is_bad(self.fixed | all_records_of(part for cluster in clusters[:count] for part in cluster))
 
-        alone = [self.reach(part, self.alone) for part in parts]
+        alone = [self.records_leading_to(part, self.records_bad_alone) for part in parts]
         bad = {part for part, some in zip(parts, alone, strict=True) if some is not None and len(some)}
         at = self._find_turn(len(clusters), is_bad, [at for at, cluster in enumerate(clusters) if bad & {*cluster}])
-        self.fixed |= whole(part for cluster in clusters[:at] for part in cluster)
+        self.fixed |= all_records_of(part for cluster in clusters[:at] for part in cluster)
         self.levels.append(Level(tuple(clusters[at]), self.replays - replays_before))
         return tuple(clusters[at])
 
@@ -156,21 +164,25 @@ class RecordSearch(BadBatch):
 
         `suspects` are the indexes of items with a record that is bad by itself.
         """
-        return last_turn(count, is_bad) if self.last else first_turn(count, is_bad, scan=_SCANNED, suspects=suspects)
+        return (
+            find_late_turning_point(count, is_bad)
+            if self.find_last
+            else find_early_turning_point(count, is_bad, scan=_MAX_SCANNED_ITEMS, suspects=suspects)
+        )
 
-    def _reached(self, queue: Queue, targets: Numbers | None) -> Numbers | None:
-        reached = {part: self.reach(part, targets) for part in queue.parts}
+    def _reached_positions(self, queue: RecordQueue, targets: RecordNumbers | None) -> RecordNumbers | None:
+        reached = {part: self.records_leading_to(part, targets) for part in queue.parts}
         known_parts = {part: some for part, some in reached.items() if some is not None}
-        return queue.places(known_parts) if len(known_parts) == len(reached) else None
+        return queue.positions(known_parts) if len(known_parts) == len(reached) else None
 
-    def _record(self, parts: tuple[InputPart, ...]) -> FirstRecord:
-        replays_before, queue = self.replays, Queue.of_parts(parts)
+    def _find_record_in(self, parts: tuple[InputPart, ...]) -> FirstRecord:
+        replays_before, queue = self.replays, RecordQueue.from_parts(parts)
         everything = np.arange(len(queue))
-        reached = self._reached(queue, self.relevant)
+        reached = self._reached_positions(queue, self.relevant_records)
         candidates = everything if reached is None or not len(reached) else reached
-        alone = self._reached(queue, self.alone)
+        alone = self._reached_positions(queue, self.records_bad_alone)
 
-        def turn(positions: Numbers, only: Numbers | None) -> int:
+        def turn(positions: RecordNumbers, only: RecordNumbers | None) -> int:
             suspects = (
                 np.searchsorted(positions, np.intersect1d(positions, alone)).tolist() if alone is not None else ()
             )
@@ -182,12 +194,12 @@ class RecordSearch(BadBatch):
                 ]
             )
 
-        def chosen(positions: Numbers) -> Chosen:
-            return self.fixed | queue.chosen(positions)
+        def chosen(positions: RecordNumbers) -> ChosenRecords:
+            return self.fixed | queue.numbers_by_part(positions)
 
         at = -1
-        if len(candidates) < len(queue) and self.is_bad(chosen(candidates), self.relevant):
-            at = turn(candidates, self.relevant)
+        if len(candidates) < len(queue) and self.is_bad(chosen(candidates), self.relevant_records):
+            at = turn(candidates, self.relevant_records)
         if at < 0 or not self.is_bad(chosen(everything[: at + 1])) or self.is_bad(chosen(everything[:at])):
             # Keys do not show which records are involved.
             candidates = everything
@@ -196,74 +208,82 @@ class RecordSearch(BadBatch):
         before_record, until = (chosen(everything[:end]) for end in (at, at + 1))
         earlier = [queue[place] for place in candidates[candidates < at].tolist()]
         record = FirstRecord(
-            part, number, before_record, until, earlier, queue.chosen(candidates), proved=not self.reason
+            part, number, before_record, until, earlier, queue.numbers_by_part(candidates), proved=not self.reason
         )
         self.levels[-1].replays += self.replays - replays_before
         replays_before = self.replays
-        if not self.last:
-            self._alone(record)
+        if not self.find_last:
+            self._test_alone(record)
             if queue.order is not None and record.proved:
-                record.tied = tuple(self._tied(queue, queue.order, at))
+                record.tied = tuple(self._find_tied(queue, queue.order, at))
         # Replays for extra findings do not count as part of the search.
         self.replays = replays_before
         return record
 
-    def _alone(self, result: FirstRecord) -> None:
+    def _test_alone(self, result: FirstRecord) -> None:
         record = (result.part, result.number)
         if not result.earlier and not any(len(numbers) for numbers in self.fixed.values()):
             return
-        result.alone = self.is_bad(by_part([record]))
+        result.alone = self.is_bad(group_by_part([record]))
         if not result.alone:
-            reached = ((part, self.reach(part, self.relevant)) for part in self.fixed)
+            reached = ((part, self.records_leading_to(part, self.relevant_records)) for part in self.fixed)
             fixed = [
                 (part, number) for part, some in reached for number in (part.numbers if some is None else some).tolist()
             ]
             items = [*fixed, *result.earlier]
 
-            def is_bad(some: Sequence[Item]) -> bool:
-                return self.is_bad(by_part([*some, record]))
+            def is_bad(some: Sequence[PartRecord]) -> bool:
+                return self.is_bad(group_by_part([*some, record]))
 
             if is_bad(items):
-                needed, is_smallest = smallest(items, is_bad, most=_MOST)
+                needed, is_smallest = minimize_failing(items, is_bad, max_tries=_MAX_NEEDS_REPLAYS)
                 result.needs = list(needed) if is_smallest else None
 
-    def _tied(self, queue: Queue, order: Ordered, at: int) -> Iterator[Address]:
+    def _find_tied(self, queue: RecordQueue, order: RecordOrder, at: int) -> Iterator[RecordLocation]:
         """Yield records that would be the first bad record if partitions were read in a different order."""
-        lanes = order.tied(at)
+        lanes = order.tied_positions(at)
         earlier = np.flatnonzero(order.times_ms < order.times_ms[at])
         for lane in [lane for lane in lanes if lane != order.lanes[at]][:_LANES]:
             lane_positions = lanes[lane]
             other_positions = np.concatenate([positions for other, positions in lanes.items() if other != lane])
             for first in (earlier, np.append(earlier, other_positions)):
 
-                def is_bad(count: int, first: Numbers = first, lane_positions: Numbers = lane_positions) -> bool:
-                    return self.is_bad(self.fixed | queue.chosen(np.append(first, lane_positions[:count])))
+                def is_bad(
+                    count: int, first: RecordNumbers = first, lane_positions: RecordNumbers = lane_positions
+                ) -> bool:
+                    return self.is_bad(self.fixed | queue.numbers_by_part(np.append(first, lane_positions[:count])))
 
                 if is_bad(0):
                     break
                 if is_bad(len(lane_positions)):
-                    part, number = queue[int(lane_positions[turning_point(len(lane_positions), is_bad)])]
+                    part, number = queue[int(lane_positions[find_turning_point(len(lane_positions), is_bad)])]
                     yield part.batch.address(number)
                     break
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class RecordOrder:
     """Records in the app's order. Arrays have one element per record."""
 
-    order: Numbers
-    times_ms: Numbers
+    order: RecordNumbers
+    times_ms: RecordNumbers
     """Sort key: the latest time in the record's partition up to the record."""
-    lanes: Numbers
+    lanes: RecordNumbers
     """Lane of each record: a number of its topic partition. Equal times in different lanes have no order."""
 
-    def tied(self, at: int) -> dict[int, Numbers]:
+    def tied_positions(self, at: int) -> dict[int, RecordNumbers]:
         """Return, by lane, the positions of records with the sort time of the record at `at`, its own lane included."""
         same = np.flatnonzero(self.times_ms == self.times_ms[at])
         return {int(lane): same[self.lanes[same] == lane] for lane in np.unique(self.lanes[same])}
 
 
-def in_order(times_ms: Numbers, topics: Numbers, partitions: Numbers, offsets: Numbers, rows: Numbers) -> Ordered:
+def sort_records(
+    times_ms: RecordNumbers,
+    topics: RecordNumbers,
+    partitions: RecordNumbers,
+    offsets: RecordNumbers,
+    rows: RecordNumbers,
+) -> RecordOrder:
     """Sort one batch's records into the app's order.
 
     `topics` has the topic number of each record, and `rows` the row number in its message.
@@ -278,4 +298,4 @@ def in_order(times_ms: Numbers, topics: Numbers, partitions: Numbers, offsets: N
         lanes[positions] = lane
         latest[positions] = np.maximum.accumulate(times_ms[positions])
     order = np.lexsort((rows, offsets, lanes, latest))
-    return Ordered(order, latest[order], lanes[order])
+    return RecordOrder(order, latest[order], lanes[order])

@@ -16,69 +16,74 @@ import pyarrow.compute as pc
 
 from ....errors import Refused
 from ....pipeline.api.stage import Stage
-from ....pipeline.kafka.columns import Columns
-from ....pipeline.kafka.messages import decode_addressed, header_of, read_rows
+from ....pipeline.kafka.columns import MessageColumns
+from ....pipeline.kafka.messages import decode_addressed, header_value, read_rows
 from ....pipeline.kafka.protocol import Message
-from ....pipeline.reject.table import RejectedTable, rows_of
-from ....snapshot.cut.stored import ADDRESS
-from ....snapshot.diff.equality import places_of
+from ....pipeline.reject.table import RejectedTable, to_input_rows
+from ....snapshot.cut.stored import ADDRESS_COLUMNS
+from ....snapshot.diff.equality import find_row_numbers
 from ....state import records
 from ....state.records import Range
 from ....store.objects.protocol import ObjectStore
 from ....store.versions import history
 from ....store.versions.manifest import Input, Manifest
-from ....store.versions.side_tables import rejected_of
+from ....store.versions.side_tables import rejected_counts
 from .program import LoadedProgram
 
 _TIME = "_time"
 _VERSION = "_version"
-PLACE = pa.schema(
-    [*zip(ADDRESS, (pa.int32(), pa.int64(), pa.int32()), strict=True), (_TIME, pa.int64()), (_VERSION, pa.int64())]
+ORIGIN_SCHEMA = pa.schema(
+    [
+        *zip(ADDRESS_COLUMNS, (pa.int32(), pa.int64(), pa.int32()), strict=True),
+        (_TIME, pa.int64()),
+        (_VERSION, pa.int64()),
+    ]
 )
 """Columns with the origin of a record: see `InputRecords.origin`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class InputRecords:
     """Records that one version read on one input, in the order of Kafka partitions and offsets.
 
     Attributes:
         topic: The Kafka topic.
         upstream: Stage that wrote the records; empty for a user's topic.
         rows: Rows as the stage's function receives them.
-        origin: `ADDRESS` of each record (row 0 for a message), the time of its message in ms, and the version of the
+        origin: `ADDRESS_COLUMNS` of each record (row 0 for a message), the time of its message in ms, and the version
+        of the
             upstream stage that sent the record (0 for a user's topic).
     """
 
     topic: str
     upstream: str
     rows: pa.Table
-    place: pa.Table
+    origin: pa.Table
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Records:
+    def take(self, rows: npt.NDArray[np.int64]) -> InputRecords:
         chosen = pa.array(rows)
-        return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
+        return InputRecords(self.topic, self.upstream, self.rows.take(chosen), self.origin.take(chosen))
 
     @property
-    def none(self) -> Records:
-        return Records(self.topic, self.upstream, self.rows.slice(0, 0), self.place.slice(0, 0))
+    def empty(self) -> InputRecords:
+        return InputRecords(self.topic, self.upstream, self.rows.slice(0, 0), self.origin.slice(0, 0))
 
     @property
     def times_ms(self) -> npt.NDArray[np.int64]:
-        return np.asarray(self.place[_TIME].to_numpy(), np.int64)
+        return np.asarray(self.origin[_TIME].to_numpy(), np.int64)
 
     @property
     def partitions(self) -> npt.NDArray[np.int64]:
-        return np.asarray(self.place[ADDRESS[0]].to_numpy(), np.int64)
+        return np.asarray(self.origin[ADDRESS_COLUMNS[0]].to_numpy(), np.int64)
 
     @property
     def versions(self) -> npt.NDArray[np.int64]:
-        return np.asarray(self.place[_VERSION].to_numpy(), np.int64)
+        return np.asarray(self.origin[_VERSION].to_numpy(), np.int64)
 
 
 def read_input(
     program: LoadedProgram, app: str, name: str, schema: pa.Schema, start: Input | None, end: Input
-) -> Records:
+) -> InputRecords:
     """Return the records of one input, by declared name, between the offsets of two versions.
 
     `schema` has the columns that the stage's function receives; `start` is None if the first version did not read the
@@ -93,13 +98,13 @@ def read_input(
         Unavailable: The broker has been away for longer than `program.patience_s`.
     """
     no_offsets = (0,) * len(end.offsets)
-    starts, starts_passed = (start.offsets, start.passed) if start is not None else (no_offsets, no_offsets)
-    parts = records.ranges(starts, end.offsets, starts_passed, end.passed)
+    starts, starts_passed = (start.offsets, start.rows_passed) if start is not None else (no_offsets, no_offsets)
+    parts = records.ranges(starts, end.offsets, starts_passed, end.rows_passed)
     if end.upstream:
         after = start.version if start is not None else 0
-        return _of_channel(program, name, schema, end, parts, _sent(program.store, app, name, end, after))
+        return _read_channel(program, name, schema, end, parts, _attempt_versions(program.store, app, name, end, after))
     chunks = [
-        Columns(messages).source(schema)
+        MessageColumns(messages).to_spark_batch(schema)
         for span in parts
         for messages in program.kafka.read(
             end.topic, span.partition, span.first, span.last, patience_s=program.patience_s, topic_id=end.topic_id
@@ -109,17 +114,19 @@ def read_input(
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
     times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     place = [rows["partition"], rows["offset"], zeros.cast(pa.int32()), times, zeros]
-    return Records(end.topic, "", rows, pa.table(place, schema=PLACE))
+    return InputRecords(end.topic, "", rows, pa.table(place, schema=ORIGIN_SCHEMA))
 
 
-def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
+def _attempt_versions(store: ObjectStore, app: str, name: str, end: Input, after: int) -> dict[str, int]:
     """Return the attempts that count in a channel after version `after`, with the version that sent each attempt."""
-    senders = tuple(history.between(store, app, end.upstream, after, end.version))
-    attempts = records.sent(name, senders).attempts
+    senders = tuple(history.iter_between(store, app, end.upstream, after, end.version))
+    attempts = records.sent_messages(name, senders).attempts
     rewinds = {manifest.version for manifest in senders if manifest.rewind is not None}
     # A rewind passes on attempts that earlier versions sent.
     handed_on = {attempt for attempt, version in attempts.items() if version in rewinds}
-    earlier = (number for last in senders[-1:] for numbers in reversed(last.follows()) for number in reversed(numbers))
+    earlier = (
+        number for last in senders[-1:] for numbers in reversed(last.base_versions()) for number in reversed(numbers)
+    )
     for version in earlier:
         if not handed_on:
             break
@@ -131,13 +138,13 @@ def _sent(store: ObjectStore, app: str, name: str, end: Input, after: int) -> di
     return attempts
 
 
-def _of_channel(
+def _read_channel(
     program: LoadedProgram, name: str, schema: pa.Schema, end: Input, parts: Iterator[Range], senders: Mapping[str, int]
-) -> Records:
+) -> InputRecords:
     def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
         for message in messages:
             for rows in decode_addressed([message], frozenset(senders)):
-                for column, value in ((_TIME, message.timestamp()[1]), (_VERSION, senders[header_of(message)])):
+                for column, value in ((_TIME, message.timestamp()[1]), (_VERSION, senders[header_value(message)])):
                     rows = rows.append_column(column, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
                 yield rows
 
@@ -147,50 +154,52 @@ def _of_channel(
         for span in parts
         for rows in read_rows(kafka, end.topic, span, decoded, patience_s=patience_s, topic_id=end.topic_id)
     ]
-    table = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *PLACE]).empty_table()
-    rows = table.drop_columns(PLACE.names)
+    table = pa.concat_tables(chunks) if chunks else pa.schema([*schema, *ORIGIN_SCHEMA]).empty_table()
+    rows = table.drop_columns(ORIGIN_SCHEMA.names)
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise Refused(
             f"the program's {name!r} has columns ({schema.to_string()}), and others were sent "
             f"({rows.schema.to_string()})",
             hint="replay with the program that ran then",
         )
-    return Records(end.topic, end.upstream, rows.cast(schema), table.select(PLACE.names))
+    return InputRecords(end.topic, end.upstream, rows.cast(schema), table.select(ORIGIN_SCHEMA.names))
 
 
-def as_taken(
-    program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, Records]
-) -> tuple[dict[str, Records], dict[str, Records]]:
+def split_rejected(
+    program: LoadedProgram, previous: Manifest, after: Manifest, stage: Stage, read: dict[str, InputRecords]
+) -> tuple[dict[str, InputRecords], dict[str, InputRecords]]:
     """Return the records that a version processed, retried ones included, and the records that it rejected.
 
     Reads no SST if the version neither rejected nor retried a record.
     """
-    rejected, retried = rejected_of(after), rejected_of(after).waiting - rejected_of(previous).waiting
+    rejected, retried = rejected_counts(after), rejected_counts(after).waiting - rejected_counts(previous).waiting
     if not rejected.rows and retried >= 0:
-        return read, {name: records.none for name, records in read.items()}
-    rows = RejectedTable(program.store, program.cache, after.app, after.stage).rows(after)
+        return read, {name: records.empty for name, records in read.items()}
+    rows = RejectedTable(program.store, program.cache, after.app, after.stage).read_rows(after)
     left_out = rows.filter(pc.equal(rows["version"], after.row_seq))
     retried_rows = rows.filter(pc.fill_null(pc.equal(rows["retried"], after.row_seq), False))
-    split = {name: _split(records, left_out) for name, records in read.items()}
+    split = {name: _split_input(records, left_out) for name, records in read.items()}
     processed = {name: _add_retried(records, retried_rows, name, stage) for name, (records, _) in split.items()}
     return processed, {name: records for name, (_, records) in split.items()}
 
 
-def _split(records: Records, rejected: pa.Table) -> tuple[Records, Records]:
+def _split_input(records: InputRecords, rejected: pa.Table) -> tuple[InputRecords, InputRecords]:
     rejected_places = rejected.filter(pc.equal(rejected["topic"], records.topic)).select(["partition", "offset", "row"])
     if not rejected_places.num_rows:
-        return records, records.none
-    left_out = places_of(rejected_places.rename_columns(PLACE.names[:3]), records.place)
+        return records, records.empty
+    left_out = find_row_numbers(rejected_places.rename_columns(ORIGIN_SCHEMA.names[:3]), records.origin)
     return records.take(np.setdiff1d(np.arange(records.rows.num_rows), left_out)), records.take(left_out)
 
 
-def _add_retried(records: Records, retried: pa.Table, name: str, stage: Stage) -> Records:
+def _add_retried(records: InputRecords, retried: pa.Table, name: str, stage: Stage) -> InputRecords:
     input_rows = retried.filter(pc.equal(retried["input"], name))
     if not input_rows.num_rows:
         return records
-    rows = rows_of(stage, name, input_rows.to_pylist(), records.rows.schema)
+    rows = to_input_rows(stage, name, input_rows.to_pylist(), records.rows.schema)
     zeros = pa.repeat(pa.scalar(0, pa.int64()), input_rows.num_rows)
     times = input_rows["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    placed = pa.table([input_rows["partition"], input_rows["offset"], input_rows["row"], times, zeros], schema=PLACE)
-    place = pa.concat_tables([records.place, placed])
-    return Records(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)
+    placed = pa.table(
+        [input_rows["partition"], input_rows["offset"], input_rows["row"], times, zeros], schema=ORIGIN_SCHEMA
+    )
+    place = pa.concat_tables([records.origin, placed])
+    return InputRecords(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)

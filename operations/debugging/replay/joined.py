@@ -14,69 +14,73 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ....pipeline.batch.rerun import Numbers
-from ....snapshot.diff.equality import places_of
+from ....pipeline.batch.rerun import RecordNumbers
+from ....snapshot.diff.equality import find_row_numbers
 from ....state.kinds.join import BoundJoin, JoinSide
-from ....state.multi_input import TAG, name_of
+from ....state.multi_input import INPUT_COLUMN, tagged_name
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import HASH
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .batches import Choice, InputPart, ReplayBatch
+from .batches import InputPart, ReplayBatch, SubsetReplay
 from .first import FirstRecord, RecordSearch
-from .what_if import Item
+from .what_if import PartRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class JoinPartner:
     """The record with the bad values on the other side of a join."""
 
-    at: int
+    path_index: int
     key: pa.Table
-    records: Numbers
+    records: RecordNumbers
     batch: ReplayBatch
     version: int
     """Version that wrote the waiting row with the bad values; 0 if not known, or if `records` is not empty."""
 
 
-def met(search: RecordSearch, record: FirstRecord, way: Sequence[Item]) -> Met | None:
+def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[PartRecord]) -> JoinPartner | None:
     """Return the joined record with the bad values; None if the found record itself has them, or if unknown.
 
     `path` has the records from the bad batch upstream to the found record.
     """
-    for at, (part, number) in enumerate(way[:-1]):
+    for at, (part, number) in enumerate(path[:-1]):
         batch = part.sender
         if batch is None or not isinstance(bound := batch.replay.shape.bound, BoundJoin):
             continue
         row = part.received.slice(int(np.searchsorted(part.numbers, number)), 1)
-        columns = _at_fault(search, record, part, row)
+        columns = _columns_at_fault(search, record, part, row)
         sides = [side for side in (bound.left, bound.right) if columns & {*side.columns.names}]
-        if len(sides) != 1 or sides[0].name == way[at + 1][0].name:
+        if len(sides) != 1 or sides[0].name == path[at + 1][0].name:
             return None
         key = row.select(list(bound.key))
-        records = _of_batch(Choice(search.batches, record.until).numbers(batch), batch, bound, sides[0], row)
-        return Met(at, key, records, batch, 0 if len(records) else _waited(batch, sides[0], key, row))
+        records = _records_of_side(
+            SubsetReplay(search.batches, record.records_until).numbers(batch), batch, bound, sides[0], row
+        )
+        return JoinPartner(
+            at, key, records, batch, 0 if len(records) else _waiting_row_version(batch, sides[0], key, row)
+        )
     return None
 
 
-def is_joined(way: Sequence[Item]) -> bool:
+def is_joined(path: Sequence[PartRecord]) -> bool:
     """Return True if the path passes a join, so that a record of another topic is a partner, not an alternative."""
-    return any(part.sender is not None and isinstance(part.sender.replay.shape.bound, BoundJoin) for part, _ in way)
+    return any(part.sender is not None and isinstance(part.sender.replay.shape.bound, BoundJoin) for part, _ in path)
 
 
-def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
+def _columns_at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: pa.Table) -> set[str]:
     """Return the columns that make a row bad: with null in such a column, the moment is good.
 
     A column counts only if the row with the null still reaches the keys of the original row.
     """
     replays_before = search.replays
-    without = Choice(search.batches, record.before).of_part(part)
+    without = SubsetReplay(search.batches, record.records_before).numbers_of_part(part)
     fixed = {fixed_part: numbers for fixed_part, numbers in search.fixed.items() if fixed_part is not part}
 
-    def tried(joined_row: pa.Table) -> tuple[bool, Numbers]:
-        choice = Choice(search.batches, fixed | {part: without}, more={part: joined_row})
+    def tried(joined_row: pa.Table) -> tuple[bool, RecordNumbers]:
+        choice = SubsetReplay(search.batches, fixed | {part: without}, extra_rows={part: joined_row})
         search.replays += 1
-        is_bad = search.is_bad_at(search.cut_of(choice.manifest(search.root)))
+        is_bad = search.is_bad_at(search.cut_with_manifest(choice.manifest(search.root)))
         return is_bad, np.unique(choice.rows(search.root)[HASH].to_numpy())
 
     is_bad, keys = tried(row)
@@ -90,53 +94,55 @@ def _at_fault(search: RecordSearch, record: FirstRecord, part: InputPart, row: p
     return columns
 
 
-def _of_batch(present: Numbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table) -> Numbers:
+def _records_of_side(
+    present: RecordNumbers, batch: ReplayBatch, bound: BoundJoin, side: JoinSide, row: pa.Table
+) -> RecordNumbers:
     replay = batch.replay
     if not replay.knows_records:
         return present[:0]
     rows = replay.rows()
-    side_rows = rows.filter(pc.equal(rows[TAG], side.part))
-    names = {name_of(side.part, name): name for name in side.columns.names}
+    side_rows = rows.filter(pc.equal(rows[INPUT_COLUMN], side.part))
+    names = {tagged_name(side.part, name): name for name in side.columns.names}
     shown = side_rows.select([*bound.key, *names]).rename_columns([*bound.key, *names.values()])
-    positions = places_of(row.select(shown.column_names), shown)
+    positions = find_row_numbers(row.select(shown.column_names), shown)
     return np.intersect1d(replay.record_of(side_rows.take(pa.array(positions))), present)
 
 
-def _waited(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
+def _waiting_row_version(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
     """Return the version that wrote the waiting row from which one side of a joined row comes; 0 if not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
     current: Manifest | None = batch.replay.before
     while current is not None:
-        waiting, seq = _waiting(batch, current, side, key)
+        waiting, seq = _waiting_rows(batch, current, side, key)
         if values not in waiting or not seq:
             return 0
         writer = history.find(program.store, after.app, after.stage, seq)
         if writer is None or writer.row_seq != seq:
             return 0
-        current = history.before(program.store, writer)
-        if current is None or values not in _waiting(batch, current, side, key)[0]:
+        current = history.previous_version(program.store, writer)
+        if current is None or values not in _waiting_rows(batch, current, side, key)[0]:
             return seq
     return 0
 
 
-def _waiting(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
+def _waiting_rows(batch: ReplayBatch, at: Manifest, side: JoinSide, key: pa.Table) -> tuple[list[object], int]:
     """Return the rows of a side that wait for a key at a version, and the `_seq` of the key's row; 0 for none."""
-    stored = batch.replay.based_on(at).stored
-    values, present, seqs = stored.of_keys(hash_keys(key, key.column_names), key)
+    stored = batch.replay.with_previous(at).stored
+    values, present, seqs = stored.get_rows(hash_keys(key, key.column_names), key)
     rows = values[side.name][0].as_py() if present[0] else None
     return list(rows or ()), int(seqs[0])
 
 
-def climb(search: RecordSearch, batch: ReplayBatch, number: int) -> list[Item]:
+def trace_upstream(search: RecordSearch, batch: ReplayBatch, number: int) -> list[PartRecord]:
     """Return a record of a batch, and its source records upstream as far as known. Raises the errors of replays."""
-    way = list[Item]()
+    way = list[PartRecord]()
     while True:
         part = next(part for part in batch.parts if number in part.numbers)
         way.append((part, number))
         if not part.upstream:
             return way
-        batch = search.batches.expand(part)
+        batch = search.batches.replay_sender(part)
         if part.trace is None:
             return way
         numbers, made_of = part.trace

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from ....errors import Refused
 from ....pipeline.api.app import App
 from ....pipeline.api.stage import Stage
-from ....pipeline.batch.schemas import Shape, shapes
-from ....pipeline.kafka.archived import archived
+from ....pipeline.batch.schemas import StageSchemas, derive_schemas
+from ....pipeline.kafka.archived import with_archives
 from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.run.claim import program_of
 from ....pipeline.run.program import load_app
@@ -53,7 +53,7 @@ class LoadedProgram:
 
     app: App
     spark: SparkSession
-    shapes: Mapping[str, Shape]
+    shapes: Mapping[str, StageSchemas]
     store: ObjectStore
     cache: SstCache
     kafka: Kafka = field(repr=False)
@@ -74,23 +74,23 @@ def open_program(
         tempfile.TemporaryDirectory(prefix="slackwater-replay-", ignore_cleanup_errors=True) as folder,
         spark_session(f"slackwater replay {app.name}", master="local[*]", conf=REPLAY_CONF, py_files=py_files) as spark,
     ):
-        with_archive = archived(kafka, store, app.name)
+        with_archive = with_archives(kafka, store, app.name)
         yield LoadedProgram(
-            app, spark, shapes(app, spark), store, cache, with_archive, LocalStore(Path(folder) / "store")
+            app, spark, derive_schemas(app, spark), store, cache, with_archive, LocalStore(Path(folder) / "store")
         )
 
 
-def stop_in(stage: Stage) -> tuple[str, ...]:
+def insert_breakpoints(stage: Stage) -> tuple[str, ...]:
     """Insert a breakpoint before the first line of a stage's function, and of its state's function if there is one.
 
     The functions stay changed in this process. Returns the functions' names. Raises `Refused` if a source cannot be
     read.
     """
     functions = (stage.transform, stage.state.function if stage.state is not None else None)
-    return tuple(_stop_in(function) for function in functions if function is not None)
+    return tuple(_insert_breakpoint(function) for function in functions if function is not None)
 
 
-def _stop_in(function: Callable[..., Any]) -> str:
+def _insert_breakpoint(function: Callable[..., Any]) -> str:
     if not isinstance(function, FunctionType):
         raise Refused(
             f"{function!r} has no Python source, so no breakpoint can be set",
@@ -147,4 +147,4 @@ def open_programs(
 
     first, *other_apps = sorted(apps, key=is_another)
     with open_program(first, store, cache, kafka) as program:
-        yield [program, *(replace(program, app=app, shapes=shapes(app, program.spark)) for app in other_apps)]
+        yield [program, *(replace(program, app=app, shapes=derive_schemas(app, program.spark)) for app in other_apps)]

@@ -18,46 +18,48 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import Gone
-from ....pipeline.batch.rerun import Numbers
+from ....pipeline.batch.rerun import RecordNumbers
 from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.spark.user_errors import reason_of
-from ....snapshot.bisect.predicate import Context, OfAllTables, Predicate
-from ....snapshot.bisect.verdict import Address, CannotProve, Guilty, Hop, SourceMessage, Verdict
+from ....snapshot.bisect.predicate import AnyTablePredicate, Context, Predicate
+from ....snapshot.bisect.verdict import Hop, RecordLocation, RecordPath, SourceRecord, UnprovedRecord, Verdict
 from ....snapshot.cut.graph import Cut
-from ....snapshot.cut.lineage import Window, direct, losses
+from ....snapshot.cut.lineage import Window, direct_windows, skipped_windows
 from ....snapshot.diff.candidates import changed_keys
-from ....snapshot.diff.equality import like
+from ....snapshot.diff.equality import pair_similar_rows
 from ....snapshot.diff.key_changes import KeyChanges
-from ....state.failing import TooMany, failing_alone, turning_point
-from ....state.records import id_in
+from ....state.failing import TooManyFailing, find_failing_alone, find_turning_point
+from ....state.records import topic_id_in
 from ....store.read.multi_get import multi_get
 from ....store.sst.hashing import hash_keys
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .batches import Choice, InputPart, why_different
-from .first import FirstRecord, Queue, RecordSearch
-from .joined import climb, is_joined, met
+from .batches import InputPart, SubsetReplay, explain_difference
+from .first import FirstRecord, RecordQueue, RecordSearch
+from .joined import find_join_partner, is_joined, trace_upstream
 from .program import LoadedProgram
-from .what_if import Item, by_part
+from .what_if import PartRecord, group_by_part
 
-_MOST_ALONE = 1_000
+_MAX_ALONE = 1_000
 """Maximum number of bad records found by trying groups; no limit if Spark shows each row's source record."""
-_MOST_REPLAYS = 60
+_MAX_GROUPS = 60
 """Maximum number of groups to try; a fifth of that if a try needs a Spark job or runs a user's program."""
 
 
 def find_record(
     program: LoadedProgram, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
-) -> Guilty:
+) -> RecordPath:
     """Return the record that caused a verdict, as far as replays prove it.
 
     `predicate` is the predicate of the bisect. `on_hop` receives each record on the path upstream, after all are found.
     An error in a replay ends the path; the result has the error's message as `reason`.
     """
-    return behind(program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop)
+    return find_record_of_commit(
+        program, predicate, verdict.bad, verdict.stage, verdict.keys, verdict.lineage.direct, on_hop
+    )
 
 
-def behind(
+def find_record_of_commit(
     program: LoadedProgram,
     predicate: Predicate,
     bad: Cut,
@@ -67,7 +69,7 @@ def behind(
     on_hop: Callable[[Hop], None] = lambda _hop: None,
     *,
     last: bool = False,
-) -> Guilty:
+) -> RecordPath:
     """Return the record that caused the last commit of `bad`, the moment that ends with this commit.
 
     The commit `changed` keys of `stage`, and read these `windows`. With `last`, the result is the last record that
@@ -76,14 +78,16 @@ def behind(
     hops, reason = list[Hop](), ""
     search: RecordSearch | None = None
     first: FirstRecord | None = None
-    guilty = Guilty((), None, "", windows, None)
+    guilty = RecordPath((), None, "", windows, None)
     try:
         search = _open_search(program, predicate, bad, stage, changed, last=last)
         first = search.run()
         if first is None:
-            return dataclasses.replace(guilty, reason=_no_record(search), no_record=search.nothing)
-        way = list[Item]()
-        for item in _path_up(search, first):
+            return dataclasses.replace(
+                guilty, reason=_no_record_reason(search), recordless_batch=search.no_record_finding
+            )
+        way = list[PartRecord]()
+        for item in _trace_path(search, first):
             way.append(item)
             hops.append(_hop(search, first, *item))
             on_hop(hops[-1])
@@ -94,16 +98,19 @@ def behind(
         return dataclasses.replace(guilty, reason=reason)
     tied = tuple(address for address in first.tied if address.topic == hops[-1].record.topic or not is_joined(way))
     guilty = dataclasses.replace(guilty, hops=tuple(hops), proved=first.proved, tied=tied)
-    guilty = _ending(program, guilty, *way[-1], reason)
+    guilty = _with_source_message(program, guilty, *way[-1], reason)
     with suppress(Exception):
         # The record's changes and other bad records are optional findings.
         guilty = dataclasses.replace(
-            guilty, keys=search.keys_between(search.cut(first.before), search.cut(first.until))
+            guilty,
+            keys=search.changed_keys_between(
+                search.cut_with_records(first.records_before), search.cut_with_records(first.records_until)
+            ),
         )
         if last:
-            reached = search.relevant
+            reached = search.relevant_records
             return dataclasses.replace(guilty, of_key=0 if reached is None else len(reached))
-        if guilty.message is not None and (other := _with_bad_values(search, first, guilty, way)) is not None:
+        if guilty.source_record is not None and (other := _follow_join(search, first, guilty, way)) is not None:
             return other
         records, is_complete, alone = _bad_records(search, first)
         num_others = None if alone is None else alone - first.alone
@@ -111,43 +118,47 @@ def behind(
     return guilty
 
 
-def _ending(program: LoadedProgram, guilty: Guilty, part: InputPart, number: int, reason: str) -> Guilty:
+def _with_source_message(
+    program: LoadedProgram, guilty: RecordPath, part: InputPart, number: int, reason: str
+) -> RecordPath:
     address = part.batch.address(number)
-    source_message: SourceMessage | None = None
+    source_message: SourceRecord | None = None
     if part.upstream and not reason:
         reason = f"cannot trace {address} to the records that {part.upstream}@v{part.version} made it from"
     if not reason:
         try:
-            source_message = message_at(
-                program.kafka, address, id_in(part.batch.replay.after, address.topic), program.patience_s
+            source_message = read_message(
+                program.kafka, address, topic_id_in(part.batch.replay.after, address.topic), program.patience_s
             )
         except Exception as error:
             reason = reason_of(error)
     window = Window(address.topic, address.partition, address.offset, address.offset + 1)
-    return dataclasses.replace(guilty, message=source_message, reason=reason, windows=(window,))
+    return dataclasses.replace(guilty, source_record=source_message, reason=reason, windows=(window,))
 
 
-def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, way: Sequence[Item]) -> Guilty | None:
-    if (other := met(search, first, way)) is None:
+def _follow_join(
+    search: RecordSearch, first: FirstRecord, guilty: RecordPath, way: Sequence[PartRecord]
+) -> RecordPath | None:
+    if (other := find_join_partner(search, first, way)) is None:
         return None
-    program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.at + 1]
-    nothing = dataclasses.replace(guilty, hops=hops, message=None, proved=False, tied=())
+    program, after, hops = search.batches.program, other.batch.replay.after, guilty.hops[: other.path_index + 1]
+    nothing = dataclasses.replace(guilty, hops=hops, source_record=None, proved=False, tied=())
     if len(other.records) == 1:
-        up = climb(search, other.batch, int(other.records[0]))
+        up = trace_upstream(search, other.batch, int(other.records[0]))
         # The partner record is bad only together with the found one, which came later.
         part, number = up[-1]
         partner = dataclasses.replace(
             first, part=part, number=number, alone=False, needs=[way[-1]], candidates={part: np.array([number])}
         )
         hops += tuple(_hop(search, partner, *item) for item in up)
-        return _ending(program, dataclasses.replace(guilty, hops=hops, tied=()), *up[-1], "")
+        return _with_source_message(program, dataclasses.replace(guilty, hops=hops, tied=()), *up[-1], "")
     if len(other.records) or not other.version:
         fact = "several records have them" if len(other.records) else "they were in its table already"
         return dataclasses.replace(
             nothing,
             reason=f"{way[-1][0].batch.address(way[-1][1])} was joined with bad values at {other.batch!r}: {fact}",
         )
-    earlier = why(program, after.stage, other.version, other.key)
+    earlier = find_record_of_key(program, after.stage, other.version, other.key)
     return dataclasses.replace(
         earlier, hops=(*hops, *earlier.hops), keys=guilty.keys, of_key=0, proved=earlier.proved and earlier.of_key == 1
     )
@@ -156,31 +167,31 @@ def _with_bad_values(search: RecordSearch, first: FirstRecord, guilty: Guilty, w
 def _open_search(
     program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None, *, last: bool
 ) -> RecordSearch:
-    """Open the search after a check that a replay gives the committed rows. Raises `CannotProve` if it does not."""
+    """Open the search after a check that a replay gives the committed rows. Raises `UnprovedRecord` if it does not."""
     after = bad.stages[stage]
-    if predicate.channels:
-        raise CannotProve("the predicate reads in-flight records, which a replay does not have")
+    if predicate.reads_channels:
+        raise UnprovedRecord("the predicate reads in-flight records, which a replay does not have")
     if after.table is None and not after.side_tables:
-        raise CannotProve(f"stage {after.stage!r} has no table")
+        raise UnprovedRecord(f"stage {after.stage!r} has no table")
     if after.edited is not None:
-        raise CannotProve(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
-    search = RecordSearch.of(program, predicate, bad, stage, changed)
-    search.last = last
+        raise UnprovedRecord(f"{stage}@v{after.version} is an edit by hand, by {after.edited.by}: {after.edited.what}")
+    search = RecordSearch.open(program, predicate, bad, stage, changed)
+    search.find_last = last
     replay = search.root.replay
     if replay.shape.bound is not None:
-        stored, whole_choice = replay.written(), Choice(search.batches, search.everything)
-        if different := len(replay.differing_keys(stored, replay.merged(whole_choice.rows(search.root))[0])):
-            raise CannotProve(
+        stored, whole_choice = replay.written_rows(), SubsetReplay(search.batches, search.all_records)
+        if different := len(replay.differing_keys(stored, replay.merge(whole_choice.rows(search.root))[0])):
+            raise UnprovedRecord(
                 f"a replay of {stage}@v{after.version} does not give what was committed: {different} of "
-                f"{stored.num_rows} keys are different. {why_different(program, after)}"
+                f"{stored.num_rows} keys are different. {explain_difference(program, after)}"
             )
-    if not search.is_bad_at(search.cut(search.everything)):
-        raise CannotProve(f"a replay of {stage}@v{after.version} does not turn bad")
+    if not search.is_bad_at(search.cut_with_records(search.all_records)):
+        raise UnprovedRecord(f"a replay of {stage}@v{after.version} does not turn bad")
     return search
 
 
-def _no_record(search: RecordSearch) -> str:
-    nothing = search.nothing
+def _no_record_reason(search: RecordSearch) -> str:
+    nothing = search.no_record_finding
     assert nothing is not None  # noqa: S101
     version_text = f"{nothing.stage}@v{nothing.version}"
     if (nothing.stage, nothing.version) != (search.root.replay.after.stage, search.root.replay.after.version):
@@ -192,10 +203,10 @@ def _no_record(search: RecordSearch) -> str:
     return f"{version_text} is bad whatever records it read"
 
 
-def _path_up(search: RecordSearch, first: FirstRecord) -> Iterator[Item]:
-    with_, without = (Choice(search.batches, chosen) for chosen in (first.until, first.before))
-    for part in _path_to(search, first.part, with_, without):
-        yield part, first.number if part is first.part else _received(search, part, with_, without)
+def _trace_path(search: RecordSearch, first: FirstRecord) -> Iterator[PartRecord]:
+    with_, without = (SubsetReplay(search.batches, chosen) for chosen in (first.records_until, first.records_before))
+    for part in _part_path(search, first.part, with_, without):
+        yield part, first.number if part is first.part else _received_record(search, part, with_, without)
 
 
 def _hop(search: RecordSearch, first: FirstRecord, part: InputPart, number: int) -> Hop:
@@ -209,35 +220,37 @@ def _hop(search: RecordSearch, first: FirstRecord, part: InputPart, number: int)
 
 
 def _candidates(search: RecordSearch, part: InputPart) -> int:
-    some = search.reach(part, search.relevant)
+    some = search.records_leading_to(part, search.relevant_records)
     return len(part.numbers) if some is None else len(some)
 
 
-def _path_to(search: RecordSearch, end: InputPart, with_: Choice, without: Choice) -> list[InputPart]:
+def _part_path(search: RecordSearch, end: InputPart, with_: SubsetReplay, without: SubsetReplay) -> list[InputPart]:
     way = [end]
     while (batch := way[0].batch) is not search.root:
         every = [part for level in search.levels for part in level.parts if part.sender is batch]
-        way.insert(0, next((part for part in every if len(_gained(part, with_, without))), every[0]))
+        way.insert(0, next((part for part in every if len(_added_records(part, with_, without))), every[0]))
     return way
 
 
-def _gained(part: InputPart, with_: Choice, without: Choice) -> Numbers:
-    return np.setdiff1d(with_.of_part(part), without.of_part(part))
+def _added_records(part: InputPart, with_: SubsetReplay, without: SubsetReplay) -> RecordNumbers:
+    return np.setdiff1d(with_.numbers_of_part(part), without.numbers_of_part(part))
 
 
-def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Choice) -> int:
+def _received_record(search: RecordSearch, part: InputPart, with_: SubsetReplay, without: SubsetReplay) -> int:
     replays_before = search.replays
-    gained = _gained(part, with_, without)
-    if (reached := search.reach(part, search.relevant)) is not None and len(np.intersect1d(gained, reached)):
+    gained = _added_records(part, with_, without)
+    if (reached := search.records_leading_to(part, search.relevant_records)) is not None and len(
+        np.intersect1d(gained, reached)
+    ):
         gained = np.intersect1d(gained, reached)
-    base = without.of_part(part)
+    base = without.numbers_of_part(part)
     if not len(gained):
         # A state sent different rows, so search the originally received ones for the one that turns it bad.
         gained, base = part.numbers, part.numbers[:0]
     try:
         if len(gained) == 1:
             return int(gained[0])
-        at = turning_point(
+        at = find_turning_point(
             len(gained), lambda count: search.is_bad(search.fixed | {part: np.union1d(base, gained[:count])})
         )
         return int(gained[at])
@@ -249,7 +262,8 @@ def _received(search: RecordSearch, part: InputPart, with_: Choice, without: Cho
 def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bool, int | None]:
     """Return the bad records of the batch in the app's order, True if complete, and how many are bad alone.
 
-    The number is a lower bound from the batch itself if the records are incomplete; None if not known. `Guilty.records`
+    The number is a lower bound from the batch itself if the records are incomplete; None if not known.
+    `RecordPath.records`
     describes the columns. Records that need more replays than allowed, or whose replay fails, are left out.
     """
     alone, is_complete, count = _bad_alone(search, first)
@@ -261,20 +275,22 @@ def _bad_records(search: RecordSearch, first: FirstRecord) -> tuple[pa.Table, bo
     return _table(search, items), is_complete, sum(items.values()) if is_complete else count
 
 
-def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[Item], bool, int | None]:
+def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[PartRecord], bool, int | None]:
     """Return the records that are bad by themselves, as far upstream as batches were replayed; True if complete.
 
     The third value is the number of such records in the bad batch itself, None if not known.
     """
     replays_before, count = search.replays, None
     try:
-        numbers = search.alone
+        numbers = search.records_bad_alone
         if numbers is None:
-            some, are_all = _by_groups(search, first.candidates)
+            some, are_all = _search_by_groups(search, first.candidates)
             # Other parts may have bad records too.
             return some, are_all and len(search.root.parts) == 1, None
         count = len(numbers)
-        return *_sources(search, [(part, np.intersect1d(part.numbers, numbers)) for part in search.root.parts]), count
+        return *_trace_sources(
+            search, [(part, np.intersect1d(part.numbers, numbers)) for part in search.root.parts]
+        ), count
     except Exception:
         return [], False, count
     finally:
@@ -282,9 +298,11 @@ def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[Item], bo
         search.replays = replays_before
 
 
-def _sources(search: RecordSearch, waiting: list[tuple[InputPart, Numbers]]) -> tuple[list[Item], bool]:
+def _trace_sources(
+    search: RecordSearch, waiting: list[tuple[InputPart, RecordNumbers]]
+) -> tuple[list[PartRecord], bool]:
     """Return the records of users' topics from which the records `waiting` were made, and True if all were traced."""
-    items, is_complete = list[Item](), True
+    items, is_complete = list[PartRecord](), True
     while waiting:
         part, numbers = waiting.pop()
         if not len(numbers):
@@ -293,19 +311,22 @@ def _sources(search: RecordSearch, waiting: list[tuple[InputPart, Numbers]]) -> 
             items += [(part, number) for number in numbers.tolist()]
             continue
         try:
-            sender = search.batches.expand(part)
+            sender = search.batches.replay_sender(part)
         except Exception:
             # The sender cannot be replayed, so its sent rows are the last known source.
             items += [(part, number) for number in numbers.tolist()]
             is_complete = False
             continue
         if part.trace is None:
-            reached = {source_part: search.reach(source_part, search.relevant) for source_part in sender.parts}
+            reached = {
+                source_part: search.records_leading_to(source_part, search.relevant_records)
+                for source_part in sender.parts
+            }
             chosen = {
                 source_part: source_part.numbers if some is None else some for source_part, some in reached.items()
             }
-            some, are_all = _by_groups(search, chosen)
-            waiting += by_part(some).items()
+            some, are_all = _search_by_groups(search, chosen)
+            waiting += group_by_part(some).items()
             is_complete &= are_all
             continue
         own_numbers, made_of = part.trace
@@ -314,45 +335,45 @@ def _sources(search: RecordSearch, waiting: list[tuple[InputPart, Numbers]]) -> 
     return list(dict.fromkeys(items)), is_complete
 
 
-def _by_groups(search: RecordSearch, chosen: Mapping[InputPart, Numbers]) -> tuple[list[Item], bool]:
+def _search_by_groups(search: RecordSearch, chosen: Mapping[InputPart, RecordNumbers]) -> tuple[list[PartRecord], bool]:
     """Return the records that are bad by themselves, found by trying groups, and True if complete."""
     items = [(part, number) for part, numbers in chosen.items() for number in numbers.tolist()]
     replays_before = search.replays
-    is_traceable = all(batch.replay.knows_records for batch in search.batches.known.values())
+    is_traceable = all(batch.replay.knows_records for batch in search.batches.opened.values())
     is_cheap = is_traceable and bool(search.predicate.sql)
-    most = _MOST_REPLAYS if is_cheap else _MOST_REPLAYS // 5
+    most = _MAX_GROUPS if is_cheap else _MAX_GROUPS // 5
 
-    def fails(groups: Sequence[Numbers]) -> list[bool]:
+    def fails(groups: Sequence[RecordNumbers]) -> list[bool]:
         if search.replays - replays_before + len(groups) > most:
-            raise TooMany([])
-        return [search.is_bad(by_part(items[at] for at in group.tolist())) for group in groups]
+            raise TooManyFailing([])
+        return [search.is_bad(group_by_part(items[at] for at in group.tolist())) for group in groups]
 
     try:
         every = np.arange(len(items), dtype=np.int64)
         if not fails([every])[0]:
             return [], True
-        return [items[at] for at in failing_alone(every, fails, _MOST_ALONE)], True
-    except TooMany:
+        return [items[at] for at in find_failing_alone(every, fails, _MAX_ALONE)], True
+    except TooManyFailing:
         return [], False
 
 
-def _table(search: RecordSearch, items: Mapping[Item, bool]) -> pa.Table:
-    """Return records in the form of `Guilty.records`; `items` has True for records that are bad by themselves."""
-    chosen, alone = by_part(items), by_part(item for item, is_alone in items.items() if is_alone)
-    ordered = [part for cluster in search.batches.clusters(tuple(chosen)) for part in cluster]
-    tables = [_RECORDS.empty_table()]
+def _table(search: RecordSearch, items: Mapping[PartRecord, bool]) -> pa.Table:
+    """Return records in the form of `RecordPath.records`; `items` has True for records that are bad by themselves."""
+    chosen, alone = group_by_part(items), group_by_part(item for item, is_alone in items.items() if is_alone)
+    ordered = [part for cluster in search.batches.cluster_parts(tuple(chosen)) for part in cluster]
+    tables = [_RECORD_SCHEMA.empty_table()]
     for batch in dict.fromkeys(part.batch for part in ordered):
         parts = [part for part in ordered if part.batch is batch]
-        queue = Queue.of_parts(parts)
-        tables.append(_rows(queue, queue.places(chosen), alone))
+        queue = RecordQueue.from_parts(parts)
+        tables.append(_queue_rows(queue, queue.positions(chosen), alone))
     return pa.concat_tables(tables)
 
 
-def _rows(queue: Queue, positions: Numbers, alone: Mapping[InputPart, Numbers]) -> pa.Table:
-    of, numbers, tables = queue.of[positions], queue.numbers[positions], [_RECORDS.empty_table()]
+def _queue_rows(queue: RecordQueue, positions: RecordNumbers, alone: Mapping[InputPart, RecordNumbers]) -> pa.Table:
+    of, numbers, tables = queue.part_indexes[positions], queue.numbers[positions], [_RECORD_SCHEMA.empty_table()]
     for at, part in enumerate(queue.parts):
         part_numbers = numbers[of == at]
-        partition, offset, row, time = (part.batch.place.take(pa.array(part_numbers)).columns)[:4]
+        partition, offset, row, time = (part.batch.origin.take(pa.array(part_numbers)).columns)[:4]
         topic = pa.repeat(part.batch.replay.records[part.name].topic, len(part_numbers))
         if part.upstream:
             key = pa.nulls(len(part_numbers), pa.binary())
@@ -360,13 +381,13 @@ def _rows(queue: Queue, positions: Numbers, alone: Mapping[InputPart, Numbers]) 
             key = part.received["key"].take(pa.array(np.searchsorted(part.numbers, part_numbers)))
             row = pa.nulls(len(part_numbers), pa.int32())
         is_alone = pa.array(np.isin(part_numbers, alone.get(part, part_numbers[:0])))
-        columns = [topic, partition, offset, row, time.cast(_RECORDS.field("time").type), key, is_alone]
-        tables.append(pa.Table.from_arrays(columns, schema=_RECORDS))
+        columns = [topic, partition, offset, row, time.cast(_RECORD_SCHEMA.field("time").type), key, is_alone]
+        tables.append(pa.Table.from_arrays(columns, schema=_RECORD_SCHEMA))
     back = np.argsort(np.concatenate([np.flatnonzero(of == at) for at in range(len(queue.parts))]))
     return pa.concat_tables(tables).take(pa.array(back))
 
 
-_RECORDS = pa.schema(
+_RECORD_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -379,19 +400,20 @@ _RECORDS = pa.schema(
 )
 
 
-def message_at(kafka: Kafka, address: Address, topic_id: str, patience_s: float) -> SourceMessage:
+def read_message(kafka: Kafka, address: RecordLocation, topic_id: str, patience_s: float) -> SourceRecord:
     """Read the message at an address from Kafka. Raises `Gone` if Kafka no longer has it."""
     where = (address.topic, address.partition, address.offset, address.offset + 1)
     for (message,) in kafka.read(*where, patience_s=patience_s, topic_id=topic_id):
         headers = tuple((name, value) for name, value in message.headers() or ())
-        return SourceMessage(address, message.timestamp()[1], message.key(), message.value(), headers)
+        return SourceRecord(address, message.timestamp()[1], message.key(), message.value(), headers)
     raise Gone(f"there is no message at {dataclasses.replace(address, row=None)} any more")
 
 
-def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guilty:
+def find_record_of_key(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> RecordPath:
     """Return the record that caused the row, or the deletion, of a key in a version, as far as replays prove it.
 
-    If several records of the batch reach the key (`Guilty.of_key`), the last record that changed the row is returned.
+    If several records of the batch reach the key (`RecordPath.of_key`), the last record that changed the row is
+    returned.
     `version` wrote the row, or removed it; `key` is one row of key columns, as `parse_key` returns it. Raises
     `NotFound` if a version was collected.
     """
@@ -402,12 +424,12 @@ def why(program: LoadedProgram, stage: str, version: int, key: pa.Table) -> Guil
         "the row is what was committed", stage, key, _row(Context(store, cache, cut), after, key)
     )
     keys = changed_keys(store, cache, previous, after, key)
-    windows = direct(previous, after, losses(after))
-    return behind(program, predicate, cut, stage, keys, windows, last=True)
+    windows = direct_windows(previous, after, skipped_windows(after))
+    return find_record_of_commit(program, predicate, cut, stage, keys, windows, last=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _IsAsCommitted(OfAllTables):
+class _IsAsCommitted(AnyTablePredicate):
     """Predicate that selects a key if its row, or the lack of one, is as a given version committed it."""
 
     stage: str
@@ -416,7 +438,9 @@ class _IsAsCommitted(OfAllTables):
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         row = _row(at, at.cut.stages[self.stage], self.key)
-        return self.key.slice(0, 1 if len(like(self.row, row)[0]) == self.row.num_rows == row.num_rows else 0)
+        return self.key.slice(
+            0, 1 if len(pair_similar_rows(self.row, row)[0]) == self.row.num_rows == row.num_rows else 0
+        )
 
 
 def _row(at: Context, manifest: Manifest, key: pa.Table) -> pa.Table:

@@ -16,23 +16,23 @@ from msgspec.structs import replace
 
 from ....errors import NotFound, Refused
 from ....pipeline.api.stage import Stage
-from ....pipeline.batch.rerun import Numbers, Rerun, records_of
-from ....pipeline.batch.schemas import Shape
-from ....pipeline.source.spark_types import arrow_of
-from ....snapshot.bisect.verdict import Address
-from ....snapshot.diff.equality import unlike
+from ....pipeline.batch.rerun import RecordNumbers, Rerun, numbered_records_frame
+from ....pipeline.batch.schemas import StageSchemas
+from ....pipeline.source.spark_types import arrow_schema_of
+from ....snapshot.bisect.verdict import RecordLocation
+from ....snapshot.diff.equality import flag_unmatched_rows
 from ....snapshot.diff.stored_rows import TableSide
-from ....state.event_time import Due, Lateness, due_after
+from ....state.event_time import Due, Lateness, due_span_after
 from ....state.failing import RECORD
 from ....state.step import Step
-from ....store.read.multi_get import LookUps
+from ....store.read.multi_get import TableLookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import HASH, OP, SEQ, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
-from .inputs import Records, as_taken, read_input
+from .inputs import InputRecords, read_input, split_rejected
 from .program import LoadedProgram
 
 
@@ -44,7 +44,7 @@ class StageReplay:
     before: Manifest
     after: Manifest
     output: str = ""
-    read: dict[str, Records] | None = None
+    loaded: dict[str, InputRecords] | None = None
 
     def __post_init__(self) -> None:
         hint = "give the program that ran then with --code"
@@ -63,7 +63,7 @@ class StageReplay:
             )
 
     @classmethod
-    def of(cls, program: LoadedProgram, after: Manifest, output: str = "") -> StageReplay:
+    def for_version(cls, program: LoadedProgram, after: Manifest, output: str = "") -> StageReplay:
         """Return the replay of a version. `output` is the channel to replay; empty for the table.
 
         Raises:
@@ -80,7 +80,7 @@ class StageReplay:
         return self.program.app.stages[self.after.stage]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> StageSchemas:
         return self.program.shapes[self.after.stage]
 
     @property
@@ -90,17 +90,17 @@ class StageReplay:
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
-        return {name: arrow_of(schema) for name, schema in self.shape.inputs.items()}
+        return {name: arrow_schema_of(schema) for name, schema in self.shape.inputs.items()}
 
-    def of_output(self, name: str) -> StageReplay:
+    def for_output(self, name: str) -> StageReplay:
         """Return a copy for a channel, or for the table if `name` is empty. Keeps records that were already read."""
-        return self._like(output=name) if self.shape.bound is not None else self._like(output=name, _all=None)
+        return self._copy_with(output=name) if self.shape.bound is not None else self._copy_with(output=name, _all=None)
 
-    def based_on(self, version: Manifest) -> StageReplay:
+    def with_previous(self, version: Manifest) -> StageReplay:
         """Return a copy whose previous version is `version`, which must have the columns of the original one."""
-        return self._like(before=version)
+        return self._copy_with(before=version)
 
-    def _like(self, **changes: object) -> StageReplay:
+    def _copy_with(self, **changes: object) -> StageReplay:
         other = copy.copy(self)
         for name, value in changes.items():
             if value is None:
@@ -110,27 +110,27 @@ class StageReplay:
         return other
 
     @property
-    def records(self) -> dict[str, Records]:
+    def records(self) -> dict[str, InputRecords]:
         """Processed records by the input's declared name, without rejected ones. Raises the errors of `read_input`."""
         return self._records[0]
 
     @property
-    def left_out(self) -> dict[str, Records]:
+    def left_out(self) -> dict[str, InputRecords]:
         return self._records[1]
 
     @cached_property
-    def _records(self) -> tuple[dict[str, Records], dict[str, Records]]:
-        if self.read is not None:
-            return self.read, {name: records.none for name, records in self.read.items()}
+    def _records(self) -> tuple[dict[str, InputRecords], dict[str, InputRecords]]:
+        if self.loaded is not None:
+            return self.loaded, {name: records.empty for name, records in self.loaded.items()}
         previous, after = self.before, self.after
         read = {
             name: read_input(self.program, after.app, name, schema, previous.inputs.get(name), after.inputs[name])
             for name, schema in self.schemas.items()
         }
-        return as_taken(self.program, previous, after, self.stage, read)
+        return split_rejected(self.program, previous, after, self.stage, read)
 
     @cached_property
-    def numbers(self) -> dict[str, Numbers]:
+    def numbers(self) -> dict[str, RecordNumbers]:
         times = np.concatenate([records.times_ms for records in self.records.values()])
         numbers = np.empty(len(times), np.int64)
         numbers[np.argsort(times, kind="stable")] = np.arange(len(times))
@@ -141,10 +141,10 @@ class StageReplay:
     def count(self) -> int:
         return sum(map(len, self.numbers.values()))
 
-    def address(self, number: int) -> Address:
+    def address(self, number: int) -> RecordLocation:
         _, records, at = self._find_record(number)
-        partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
-        return Address(records.topic, partition, offset, row if records.upstream else None)
+        partition, offset, row = (int(records.origin[name][at].as_py()) for name in records.origin.column_names[:3])
+        return RecordLocation(records.topic, partition, offset, row if records.upstream else None)
 
     def sender(self, number: int) -> tuple[str, str, int]:
         """Return a record's input, and the upstream stage and version that sent the record.
@@ -154,32 +154,32 @@ class StageReplay:
         name, records, at = self._find_record(number)
         return name, records.upstream, int(records.versions[at])
 
-    def _find_record(self, number: int) -> tuple[str, Records, int]:
+    def _find_record(self, number: int) -> tuple[str, InputRecords, int]:
         name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
 
-    def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
+    def inputs(self, chosen: RecordNumbers) -> dict[str, pa.Table]:
         """Return the chosen records as the function receives them, ordered by number."""
         rows = {name: np.intersect1d(numbers, chosen, return_indices=True)[1] for name, numbers in self.numbers.items()}
         return {name: records.rows.take(pa.array(rows[name])) for name, records in self.records.items()}
 
-    def taken(self, chosen: Numbers) -> dict[str, Records]:
+    def take_records(self, chosen: RecordNumbers) -> dict[str, InputRecords]:
         rows = {name: np.flatnonzero(np.isin(numbers, chosen)) for name, numbers in self.numbers.items()}
         return {name: records.take(rows[name]) for name, records in self.records.items()}
 
     @cached_property
     def _all(self) -> tuple[pa.Table, bool]:
-        return self._function({name: records.rows for name, records in self.records.items()}, self.numbers)
+        return self._run_function({name: records.rows for name, records in self.records.items()}, self.numbers)
 
     @property
     def knows_records(self) -> bool:
         """True if the source record of each of the function's rows is known."""
         return self._all[1]
 
-    def record_of(self, rows: pa.Table) -> Numbers:
+    def record_of(self, rows: pa.Table) -> RecordNumbers:
         return np.asarray(rows[RECORD].to_numpy(), np.int64)
 
-    def rows(self, chosen: Numbers | None = None) -> pa.Table:
+    def rows(self, chosen: RecordNumbers | None = None) -> pa.Table:
         """Return the function's rows for chosen records, by default all. Runs a Spark job unless `knows_records`."""
         all_rows, is_traceable = self._all
         if chosen is None:
@@ -190,7 +190,7 @@ class StageReplay:
 
     def run(self, inputs: Mapping[str, pa.Table]) -> pa.Table:
         numbers = {name: np.zeros(rows.num_rows, np.int64) for name, rows in inputs.items()}
-        return self._function(inputs, numbers)[0]
+        return self._run_function(inputs, numbers)[0]
 
     def manifest(self, new: pa.Table) -> Manifest:
         table, program = self.table, self.program
@@ -204,45 +204,45 @@ class StageReplay:
             written = [replace(sst_written, root=program.scratch.url) for sst_written in ssts]
         return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
 
-    def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """Return the table rows to write, and the rows that the state emits.
 
         The emitted rows are one table for all outputs, or one table per output.
         """
         step = self.step
-        result = step.made(step.split_late(rows)[0], self.stored)
+        result = step.apply(step.split_late(rows)[0], self.stored)
         if result.new.num_columns:
             return result.new, result.emitted
-        return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emits)
+        return sst_schema(self.table).empty_table(), tuple(kind.empty_table() for kind in step.state.emitted_schemas)
 
     @property
     def step(self) -> Step:
         bound, event_time = self.shape.bound, self.after.event_time
         assert bound is not None  # noqa: S101  a stage with a table has one
         lateness = None
-        if self.shape.late_by and event_time is not None and event_time.bound_ms is not None:
-            lateness = Lateness(self.shape.late_by, self.before.watermark_ms, event_time.bound_ms)
+        if self.shape.lateness_columns and event_time is not None and event_time.bound_ms is not None:
+            lateness = Lateness(self.shape.lateness_columns, self.before.watermark_ms, event_time.bound_ms)
         return Step(self.table, bound, self.after.row_seq, self.clock_ms, lateness, self.due)
 
     @property
-    def stored(self) -> LookUps:
-        return LookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
+    def stored(self) -> TableLookUps:
+        return TableLookUps(self.program.store, self.program.cache, self.table, self.before.ssts, self.clock_ms)
 
     @property
     def due(self) -> Due | None:
         by, after = self.shape.due_by, self.after.event_time
-        return due_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
+        return due_span_after(self.before.event_time, by, after.wall_ms if after else None) if by is not None else None
 
-    def written(self) -> pa.Table:
+    def written_rows(self) -> pa.Table:
         """Return the rows that the version wrote to its table, with internal columns and tombstones."""
         table, seq = self.table, self.after.row_seq
         side = TableSide(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
         tables = (
-            side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max
+            side.read_stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max
         )
-        return pa.concat_tables([side.no_rows(values=True), *tables])
+        return pa.concat_tables([side.empty_rows(values=True), *tables])
 
-    def differing_keys(self, written: pa.Table, new: pa.Table) -> Numbers:
+    def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
         """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.
 
         Rows are compared by `snapshot.diff.equality`, since a replay may sum floats in a different order.
@@ -250,47 +250,49 @@ class StageReplay:
         key = arrow_schema(self.table.key)
         written = written.select([*key.names, *(column.name for column in self.table.values), OP])
         new = new.select(written.column_names).cast(written.schema)
-        sides = zip((written, new), unlike(written, new), strict=True)
+        sides = zip((written, new), flag_unmatched_rows(written, new), strict=True)
         different = pa.concat_tables([rows.select(key.names).filter(pa.array(flags)) for rows, flags in sides])
         return np.unique(hash_keys(different.cast(key), key.names))
 
-    def sent(self, rows: pa.Table) -> pa.Table:
+    def sent_rows(self, rows: pa.Table) -> pa.Table:
         if self.shape.bound is None:
             return rows
-        if self.stage.late is not None and self.output == self.stage.late.name:
-            return self.late(rows)
-        emitted = self.merged(rows)[1]
+        if self.stage.late_output is not None and self.output == self.stage.late_output.name:
+            return self.late_rows(rows)
+        emitted = self.merge(rows)[1]
         names = [output.name for output in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
-    def sent_records(self, rows: pa.Table) -> Numbers | None:
+    def sent_records(self, rows: pa.Table) -> RecordNumbers | None:
         """Return the record number of each row of `sent_rows`; None if not known, or if a state made the rows."""
         if not self.knows_records:
             return None
         if self.shape.bound is None:
             return self.record_of(rows)
-        if self.stage.late is not None and self.output == self.stage.late.name:
+        if self.stage.late_output is not None and self.output == self.stage.late_output.name:
             return self.record_of(self.step.split_late(rows)[1])
         return None
 
-    def late(self, rows: pa.Table) -> pa.Table:
-        columns = self.shape.late
+    def late_rows(self, rows: pa.Table) -> pa.Table:
+        columns = self.shape.late_columns
         return self.step.split_late(rows)[1].select(list(columns)).rename_columns(list(columns.values()))
 
     @property
     def clock_ms(self) -> int:
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
 
-    def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
+    def _run_function(
+        self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, RecordNumbers]
+    ) -> tuple[pa.Table, bool]:
         with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
             records = [
-                records_of(self.program.spark, rows, numbers[name], Path(folder) / name)
+                numbered_records_frame(self.program.spark, rows, numbers[name], Path(folder) / name)
                 for name, rows in inputs.items()
             ]
-            return Rerun(self.stage, self.shape, records, self.output).table()
+            return Rerun(self.stage, self.shape, records, self.output).to_arrow()
 
 
-def of_keys(rows: pa.Table, keys: pa.Table | None) -> pa.Table:
+def filter_by_keys(rows: pa.Table, keys: pa.Table | None) -> pa.Table:
     """Return the rows of these keys, matched by `_hash`; all rows if `keys` is None."""
     if keys is None:
         return rows

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from ....errors import NotFound, SlackwaterError
-from ....pipeline.batch.rerun import Numbers
-from ....snapshot.bisect.flips import ROW, numbers_of, row_local
-from ....snapshot.bisect.predicate import Context, Predicate, Skip, Wanted
-from ....snapshot.bisect.verdict import MAX_ROWS, Address, CannotProve, NoRecord
+from ....pipeline.batch.rerun import RecordNumbers
+from ....snapshot.bisect.flips import ROW_NUMBER, matching_row_numbers, parse_row_local
+from ....snapshot.bisect.predicate import AnswerNeeded, Context, Predicate, Skip
+from ....snapshot.bisect.verdict import MAX_ROWS, RecordlessBatch, RecordLocation, UnprovedRecord
 from ....snapshot.cut.graph import Cut
 from ....snapshot.diff.candidates import Ancestry, changed_keys
 from ....snapshot.diff.key_changes import KeyChanges
@@ -31,13 +31,13 @@ from ....store.sst import ttl
 from ....store.sst.hashing import normalise_keys
 from ....store.sst.schema import DUE, EXPIRES, HASH, SEQ
 from ....store.versions.manifest import Manifest
-from ....store.versions.side_tables import table_name, table_of, tables_of
-from .batches import Batches, Choice, InputPart, ReplayBatch
+from ....store.versions.side_tables import as_main_table, table_name, tables_of
+from .batches import InputPart, OpenBatches, ReplayBatch, SubsetReplay
 from .program import LoadedProgram
-from .stage_replay import StageReplay, of_keys
+from .stage_replay import StageReplay, filter_by_keys
 
-Chosen = Mapping[InputPart, Numbers]
-Item = tuple[InputPart, int]
+ChosenRecords = Mapping[InputPart, RecordNumbers]
+PartRecord = tuple[InputPart, int]
 _TIME = pa.timestamp("ms", "UTC")
 
 
@@ -45,7 +45,7 @@ _TIME = pa.timestamp("ms", "UTC")
 class BadBatch:
     """A batch with which a moment turned bad."""
 
-    batches: Batches
+    batches: OpenBatches
     predicate: Predicate
     bad: Cut
     root: ReplayBatch
@@ -53,54 +53,57 @@ class BadBatch:
     replays: int = 0
 
     @classmethod
-    def of(
+    def open(
         cls, program: LoadedProgram, predicate: Predicate, bad: Cut, stage: str, changed: KeyChanges | None = None
     ) -> Self:
         """Open the batch that committed a stage's version of the bad moment.
 
         Raises the errors of `StageReplay.for_version`.
         """
-        batches = Batches(program)
-        return cls(batches, predicate, bad, batches.of(bad.stages[stage]), changed)
+        batches = OpenBatches(program)
+        return cls(batches, predicate, bad, batches.open(bad.stages[stage]), changed)
 
     @property
-    def everything(self) -> Chosen:
-        return whole(self.root.parts)
+    def all_records(self) -> ChosenRecords:
+        return all_records_of(self.root.parts)
 
-    def cut(self, chosen: Chosen, only: Numbers | None = None) -> Cut:
-        return self.cut_of(Choice(self.batches, chosen, self.root, only).manifest(self.root))
+    def cut_with_records(self, chosen: ChosenRecords, only: RecordNumbers | None = None) -> Cut:
+        return self.cut_with_manifest(SubsetReplay(self.batches, chosen, self.root, only).manifest(self.root))
 
-    def cut_of(self, manifest: Manifest) -> Cut:
+    def cut_with_manifest(self, manifest: Manifest) -> Cut:
         return dataclasses.replace(self.bad, stages={**self.bad.stages, self.root.replay.after.stage: manifest})
 
     def is_bad_at(self, cut: Cut) -> bool:
         """Return True if the predicate judges a moment bad.
 
-        Raises the errors of `Predicate.rows`, and `CannotProve` if the predicate skips the moment or asks a person.
+        Raises the errors of `Predicate.rows`, and `UnprovedRecord` if the predicate skips the moment or asks a person.
         """
         program = self.batches.program
         try:
             return bool(self.predicate.rows(Context(program.store, program.cache, cut), 1).num_rows)
         except Skip as error:
-            raise CannotProve(f"the predicate cannot judge what a replay gives: {error}") from error
-        except Wanted:
-            raise CannotProve("moments were judged by hand, and a replay cannot ask a person") from None
+            raise UnprovedRecord(f"the predicate cannot judge what a replay gives: {error}") from error
+        except AnswerNeeded:
+            raise UnprovedRecord("moments were judged by hand, and a replay cannot ask a person") from None
 
-    def is_bad(self, chosen: Chosen, only: Numbers | None = None) -> bool:
+    def is_bad(self, chosen: ChosenRecords, only: RecordNumbers | None = None) -> bool:
         self.replays += 1
-        return self.is_bad_at(self.cut(chosen, only))
+        return self.is_bad_at(self.cut_with_records(chosen, only))
 
-    def with_none(self) -> NoRecord | None:
+    def find_effects_without_records(self) -> RecordlessBatch | None:
         """Return the batch's effects without any record; None if the moment is good without the records."""
         if not self.is_bad({}):
             return None
-        return dataclasses.replace(no_record(self.root), keys=self.keys_between(self.before, self.cut({})))
+        return dataclasses.replace(
+            effects_without_records(self.root),
+            keys=self.changed_keys_between(self.cut_before, self.cut_with_records({})),
+        )
 
     @property
-    def before(self) -> Cut:
-        return self.cut_of(self.root.replay.before)
+    def cut_before(self) -> Cut:
+        return self.cut_with_manifest(self.root.replay.before)
 
-    def find(self, address: Address) -> Item:
+    def find_record(self, address: RecordLocation) -> PartRecord:
         """Return a source record of the bad batch by its address. Raises `NotFound`, and the errors of replays."""
         for part in self.source_records():
             if part.batch.replay.records[part.name].topic == address.topic:
@@ -110,30 +113,32 @@ class BadBatch:
                     return part, int(part.numbers[matches][0])
         raise NotFound("record of the bad batch", str(address))
 
-    def source_records(self) -> Chosen:
+    def source_records(self) -> ChosenRecords:
         """Return all source records of the bad batch, by replays of its upstream batches.
 
         Raises the errors of replays.
         """
-        waiting, records = [*self.root.parts], dict[InputPart, Numbers]()
+        waiting, records = [*self.root.parts], dict[InputPart, RecordNumbers]()
         while waiting:
             part = waiting.pop()
             if part.upstream:
                 waiting += [
-                    upstream_part for upstream_part in self.batches.expand(part).parts if upstream_part not in records
+                    upstream_part
+                    for upstream_part in self.batches.replay_sender(part).parts
+                    if upstream_part not in records
                 ]
             else:
                 records[part] = part.numbers
         return records
 
-    def keys_between(self, earlier: Cut, later: Cut) -> KeyChanges | None:
+    def changed_keys_between(self, earlier: Cut, later: Cut) -> KeyChanges | None:
         program, stage = self.batches.program, self.root.replay.after.stage
-        before, after = (table_of(cut.stages[stage], self.table) for cut in (earlier, later))
+        before, after = (as_main_table(cut.stages[stage], self.table) for cut in (earlier, later))
         rows = pa.table({})
         for cut in (later, earlier):
             if self.predicate.sql and not rows.num_rows:
                 rows = self.predicate.rows(Context(program.store, program.cache, cut), MAX_ROWS)
-        ssts = table_of(self.root.replay.before, self.table).ssts
+        ssts = as_main_table(self.root.replay.before, self.table).ssts
         shared = Ancestry(max((sst.seq_max for sst in ssts), default=0))
         keys = changed_keys(program.store, program.cache, before, after, rows, shared)
         return keys.changed() if keys is not None else None
@@ -142,41 +147,45 @@ class BadBatch:
     def table(self) -> str:
         """Table that the predicate reads: the stage's own, unless the predicate names only a side table."""
         after = self.root.replay.after
-        return next(filter(self.predicate.names, (after.stage, *tables_of(after))), after.stage)
+        return next(filter(self.predicate.names_table, (after.stage, *tables_of(after))), after.stage)
 
     @property
-    def own_table(self) -> bool:
+    def reads_own_table(self) -> bool:
         return self.table == self.root.replay.after.stage
 
     @cached_property
-    def relevant(self) -> Numbers | None:
+    def relevant_records(self) -> RecordNumbers | None:
         """Records of the bad batch that may be involved; None if not known."""
         replay = self.root.replay
         numbers_parts = [np.empty(0, np.int64), *(numbers[numbers >= 0] for _, numbers in self.root.side_rows.values())]
-        if not self.own_table:
+        if not self.reads_own_table:
             return np.unique(np.concatenate(numbers_parts))
         if replay.shape.bound is None or not replay.knows_records:
             return None
         function_rows = replay.rows()
-        if self.changed is not None and self.changed.named:
-            function_rows, numbers_parts = of_keys(function_rows, self.changed.changed().keys), numbers_parts[:1]
+        if self.changed is not None and self.changed.from_predicate:
+            function_rows, numbers_parts = filter_by_keys(function_rows, self.changed.changed().keys), numbers_parts[:1]
         return np.unique(np.concatenate([replay.record_of(function_rows), *numbers_parts]))
 
     @cached_property
-    def alone(self) -> Numbers | None:
+    def records_bad_alone(self) -> RecordNumbers | None:
         """Records of the bad batch that are bad by themselves; None if only replays could tell."""
-        return bad_alone(self.root.replay, self.predicate) if self.own_table else bad_beside(self.root, self.predicate)
+        return (
+            bad_alone(self.root.replay, self.predicate)
+            if self.reads_own_table
+            else find_bad_alone_in_side_table(self.root, self.predicate)
+        )
 
-    def reach(self, part: InputPart, targets: Numbers | None) -> Numbers | None:
+    def records_leading_to(self, part: InputPart, targets: RecordNumbers | None) -> RecordNumbers | None:
         if targets is None:
             return None
         if part.batch is self.root:
             return np.intersect1d(part.numbers, targets)
         records_found = [np.empty(0, np.int64)]
-        for below in (batch_part for batch in self.batches.known.values() for batch_part in batch.parts):
+        for below in (batch_part for batch in self.batches.opened.values() for batch_part in batch.parts):
             if below.sender is not part.batch:
                 continue
-            reached = self.reach(below, targets)
+            reached = self.records_leading_to(below, targets)
             if below.trace is None or reached is None:
                 return None
             records, made_of = below.trace
@@ -184,78 +193,80 @@ class BadBatch:
         return np.intersect1d(part.numbers, np.concatenate(records_found))
 
 
-def whole(parts: Iterable[InputPart]) -> dict[InputPart, Numbers]:
+def all_records_of(parts: Iterable[InputPart]) -> dict[InputPart, RecordNumbers]:
     return {part: part.numbers for part in parts}
 
 
-def by_part(items: Iterable[Item]) -> dict[InputPart, Numbers]:
+def group_by_part(items: Iterable[PartRecord]) -> dict[InputPart, RecordNumbers]:
     numbers_by_part: dict[InputPart, list[int]] = {}
     for part, number in items:
         numbers_by_part.setdefault(part, []).append(number)
     return {part: np.array(sorted(numbers), np.int64) for part, numbers in numbers_by_part.items()}
 
 
-def may_emit(batch: ReplayBatch) -> bool:
+def has_due_rows(batch: ReplayBatch) -> bool:
     """Return True if rows fell due in a batch, so that it may have sent rows that no record caused."""
     replay = batch.replay
     return replay.shape.bound is not None and replay.due is not None and replay.due.pending
 
 
-def no_record(batch: ReplayBatch) -> NoRecord:
+def effects_without_records(batch: ReplayBatch) -> RecordlessBatch:
     """Return a batch's effects without any record: rows that expired, and rows that fell due."""
     replay, after = batch.replay, batch.replay.after
     if replay.shape.bound is None:
         nothing = pa.table({"time": pa.array([], _TIME)})
-        return NoRecord(after.stage, after.version, nothing, nothing, (0, 0), (None, None))
+        return RecordlessBatch(after.stage, after.version, nothing, nothing, (0, 0), (None, None))
     table, due, clocks = replay.table, replay.due, (replay.before.clock_ms, replay.clock_ms)
-    by_clock = ttl.by_write_time(table.ttl) or (after.event_time is not None and after.event_time.by_clock)
-    return NoRecord(
+    by_clock = ttl.expires_by_write_time(table.ttl) or (after.event_time is not None and after.event_time.by_clock)
+    return RecordlessBatch(
         after.stage,
         after.version,
-        _expired(replay),
-        _fell_due(replay),
+        _expired_rows(replay),
+        _rows_fallen_due(replay),
         clocks,
         (due.after_ms, due.until_ms) if due is not None else (None, None),
         "clock" if by_clock else "watermark",
     )
 
 
-def _expired(replay: StageReplay) -> pa.Table:
+def _expired_rows(replay: StageReplay) -> pa.Table:
     program, table = replay.program, replay.table
     side = TableSide(program.store, program.cache, table, replay.before, replay.before.clock_ms)
     span = replay.before.clock_ms + 1, replay.clock_ms
-    tables = [side.no_rows(values=False)]
+    tables = [side.empty_rows(values=False)]
     if table.ttl is not None and span[0] <= span[1]:
-        tables += [side.stored(sst, EXPIRES, *span) for sst in side.ssts if sst.expiring]
+        tables += [side.read_stored(sst, EXPIRES, *span) for sst in side.ssts if sst.expiring]
     rows = pa.concat_tables(tables)
     keys = rows.select(side.key)
     # Only the newest row of a key counts.
     stored = dataclasses.replace(replay.stored, clock_ms=replay.before.clock_ms)
-    _, present, seqs = stored.of_keys(rows[HASH].to_numpy(), keys)
+    _, present, seqs = stored.get_rows(rows[HASH].to_numpy(), keys)
     newest = pa.array(present & (seqs == rows[SEQ].to_numpy()))
     return keys.filter(newest).append_column("time", rows[EXPIRES].filter(newest).cast(_TIME))
 
 
-def _fell_due(replay: StageReplay) -> pa.Table:
-    key = TableSide(replay.program.store, replay.program.cache, replay.table, replay.before).no_rows()
+def _rows_fallen_due(replay: StageReplay) -> pa.Table:
+    key = TableSide(replay.program.store, replay.program.cache, replay.table, replay.before).empty_rows()
     names = [column.name for column in replay.table.key]
     if (due := replay.due) is None or not due.pending:
         return key.select(names).append_column("time", pa.array([], _TIME))
-    due_rows = replay.stored.due(due.span, EVERY_HASH)
+    due_rows = replay.stored.get_due_rows(due.span, EVERY_HASH)
     return due_rows.keys.select(names).append_column("time", due_rows.values[DUE].cast(_TIME))
 
 
-def bad_beside(batch: ReplayBatch, predicate: Predicate) -> Numbers | None:
+def find_bad_alone_in_side_table(batch: ReplayBatch, predicate: Predicate) -> RecordNumbers | None:
     names = {table_name(batch.replay.after.stage, name): name for name in batch.side_rows}
     try:
-        table, sql = row_local(predicate.sql, names)
+        table, sql = parse_row_local(predicate.sql, names)
         rows, numbers = batch.side_rows[names[table]]
-        return numbers_of(sql, table, rows.append_column(ROW, pa.array(numbers)).filter(pa.array(numbers >= 0)))
+        return matching_row_numbers(
+            sql, table, rows.append_column(ROW_NUMBER, pa.array(numbers)).filter(pa.array(numbers >= 0))
+        )
     except SlackwaterError:
         return None
 
 
-def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
+def bad_alone(replay: StageReplay, predicate: Predicate) -> RecordNumbers | None:
     """Return the records that make the predicate true by themselves, ascending; None if not known.
 
     Known only if each of the function's rows comes from one record, and the predicate is SQL over single rows of the
@@ -264,15 +275,15 @@ def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
     if not replay.knows_records or not predicate.sql or replay.before.table is None:
         return None
     try:
-        stage, sql = row_local(predicate.sql, [replay.after.stage])
-        return numbers_of(sql, stage, _rows_by_record(replay))
+        stage, sql = parse_row_local(predicate.sql, [replay.after.stage])
+        return matching_row_numbers(sql, stage, _rows_by_record(replay))
     except Exception:
         # The predicate is not row-local, or the state's function does not accept repeated keys.
         return None
 
 
 def _rows_by_record(replay: StageReplay) -> pa.Table:
-    """Return the table rows that each record would leave if it were the only one; `ROW` has the record's number."""
+    """Return the table rows that each record would leave alone; `ROW_NUMBER` has the record's number."""
     step, table = replay.step, replay.table
     bound = step.state_now
     key = [column.name for column in table.key]
@@ -284,11 +295,11 @@ def _rows_by_record(replay: StageReplay) -> pa.Table:
     starts = np.flatnonzero(begins)
     keys = rows.select(key).take(pa.array(starts))
     unique_hashes, first, place = np.unique(hashes[starts], return_index=True, return_inverse=True)
-    old, _, _ = replay.stored.of_keys(unique_hashes, keys.take(pa.array(first)))
+    old, _, _ = replay.stored.get_rows(unique_hashes, keys.take(pa.array(first)))
     groups = Groups((np.cumsum(begins) - 1).astype(np.int32), starts)
-    merged = bound.merge(rows.select([*key, *bound.needs]), groups, keys, old.take(pa.array(place)))
+    merged = bound.merge(rows.select([*key, *bound.needed_columns]), groups, keys, old.take(pa.array(place)))
     result = pa.table(
         [*keys.columns, *merged.values.columns, pa.array(records[starts])],
-        names=[*key, *merged.values.column_names, ROW],
+        names=[*key, *merged.values.column_names, ROW_NUMBER],
     )
     return result if merged.deleted is None else result.filter(pa.array(~merged.deleted))

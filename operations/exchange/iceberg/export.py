@@ -21,21 +21,21 @@ from pyiceberg.manifest import DataFile
 from ....common.durations import HOUR_MS
 from ....errors import Refused, SlackwaterError
 from ....snapshot.cut.graph import Cut
-from ....snapshot.cut.moments import having
-from ....snapshot.cut.resolve import telling_if_collected
+from ....snapshot.cut.moments import require_tables
+from ....snapshot.cut.resolve import report_if_collected
 from ....snapshot.cut.stored import SNAPSHOTS
-from ....snapshot.take.snapshots import pin, remove
+from ....snapshot.take.snapshots import delete_snapshot, pin_cut
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
-from ....store.read.decode import check_shape, read_groups
-from ....store.read.fetch import corrupt, file_name
-from ....store.sst.arrow_types import showable
-from ....store.sst.schema import Reading
+from ....store.read.decode import check_columns, read_groups
+from ....store.read.fetch import corruption_error, file_name
+from ....store.sst.arrow_types import make_sql_safe
+from ....store.sst.schema import ColumnConversion
 from ....store.versions import apps, keys
 from ....store.versions.manifest import Manifest, Sst, Table
-from .files import address, data_file, data_schema, iceberg_schema, is_read_alike
+from .files import address, data_file, data_schema, iceberg_schema, is_readable_by_iceberg
 from .hidden import Positions, hidden_positions, plan_deletes
-from .table import OWN, SWEEP_MS, Head, IcebergTable, Snapshotted
+from .table import OWNER_PREFIX, SWEEP_MS, Head, IcebergTable, NewSnapshot
 
 KEEP_MS = HOUR_MS
 """Time in milliseconds for which a replaced snapshot stays readable."""
@@ -68,14 +68,14 @@ class _Plan:
     table: IcebergTable
     manifest: Manifest
     head: Head | None
-    snapshot: Snapshotted
-    copies: Mapping[str, tuple[Sst, Reading | None]]
+    snapshot: NewSnapshot
+    copies: Mapping[str, tuple[Sst, ColumnConversion | None]]
     """Data files that are copies, by address: the SST, and how to read its rows."""
     rows: int
-    moved: bool
+    needs_snapshot: bool
 
     @property
-    def pinned_by(self) -> str:
+    def pin_name(self) -> str:
         if self.head is None or self.head.snapshot is None:
             return ""
         return self.head.pins.get(self.head.snapshot.snapshot_id, "")
@@ -101,21 +101,21 @@ class IcebergExport:
         Raises `NotFound` (no such table, or the cut was garbage collected meanwhile), `Refused` (Iceberg cannot express
         a table, or its folder belongs to another app) and `Unavailable`: repeating the call completes the export.
         """
-        named = having(self.store, cut, only)
+        named = require_tables(self.store, cut, only)
         names = [name for name in named.tables if not only or name in only]
         apps.check_root(self.target)
         pins = _Pins(self, cut, now_ms)
         try:
-            with telling_if_collected(self.store, cut):
+            with report_if_collected(self.store, cut):
                 plans = [self._plan(named, name) for name in names]
-                if any(plan.moved or not pins.has(plan.pinned_by) for plan in plans):
-                    pins.new()
-                done = tuple(self._carry_out(named, plan, pins) for plan in plans)
+                if any(plan.needs_snapshot or not pins.exists(plan.pin_name) for plan in plans):
+                    pins.pin_cut()
+                done = tuple(self._commit_with_retries(named, plan, pins) for plan in plans)
         except BaseException:
             with suppress(SlackwaterError):  # the next call removes remaining pins
-                self._release(cut.app, now_ms, pins.new_name)
+                self._remove_old_pins(cut.app, now_ms, pins.new_name)
             raise
-        self._release(cut.app, now_ms)
+        self._remove_old_pins(cut.app, now_ms)
         return done
 
     def _plan(self, cut: Cut, name: str) -> _Plan:
@@ -126,15 +126,15 @@ class IcebergExport:
         head, schema = table.head(), iceberg_schema(name, declared)
         if head is None and apps.find_app(self.target, name) is not None:
             raise Refused(f"{table.location} is the folder of app {name!r}", hint="export to another folder")
-        _check_own(table, head, self._properties(cut.app, name))
-        live = table.live(head.snapshot if head is not None else None)
+        _check_is_ours(table, head, self._properties(cut.app, name))
+        live = table.snapshot_files(head.snapshot if head is not None else None)
         data: dict[str, DataFile] = {}
-        copies: dict[str, tuple[Sst, Reading | None]] = {}
+        copies: dict[str, tuple[Sst, ColumnConversion | None]] = {}
         deletes: dict[str, Positions] = {}
         hidden = hidden_positions(self.store, self.cache, manifest, cut.clock_ms(name))
         for sst, positions in hidden.items():
             at = address(self.store.at(sst.root).url, sst.object)
-            if (reading := self._reading(sst, declared)) is not None or sst.unshowable:
+            if (reading := self._reading_for_copy(sst, declared)) is not None or sst.unshowable:
                 at = f"{table.location}/data/{_copy_name(sst, declared)}"
                 copies[at] = (sst, reading)
             data[at] = live.data[at].data_file if at in live.data else data_file(at, sst.rows, sst.bytes)
@@ -150,17 +150,17 @@ class IcebergExport:
             or head.metadata.schema().columns != schema.columns
         )
         rows = sum(sst.rows - len(positions) for sst, positions in hidden.items())
-        return _Plan(table, manifest, head, Snapshotted(schema, data, plan, shown), copies, rows, moved)
+        return _Plan(table, manifest, head, NewSnapshot(schema, data, plan, shown), copies, rows, moved)
 
-    def _reading(self, sst: Sst, table: Table) -> Reading | None:
+    def _reading_for_copy(self, sst: Sst, table: Table) -> ColumnConversion | None:
         """Return how to read an SST whose rows must be copied; None if the SST can be a data file."""
         if not table.schema:
             return None
         with pq.ParquetFile(self.cache.parquet_path(self.store, sst), memory_map=True) as file:
-            reading = check_shape(sst, table, file.schema_arrow, sst.rows)
-        return None if is_read_alike(reading) else reading
+            reading = check_columns(sst, table, file.schema_arrow, sst.rows)
+        return None if is_readable_by_iceberg(reading) else reading
 
-    def _carry_out(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
+    def _commit_with_retries(self, cut: Cut, plan: _Plan, pins: "_Pins") -> WrittenTable:
         table, bytes_before = plan.table, plan.table.bytes_written
         for _ in range(_TRIES):
             if (head := self._commit(cut, plan, pins)) is not None:
@@ -171,8 +171,8 @@ class IcebergExport:
                 f"cannot commit to {table.location}: other writers committed first, {_TRIES} times",
                 hint="run one export at a time",
             )
-        table.tell(head)
-        table.sweep(head)
+        table.update_version_hint(head)
+        table.delete_orphans(head)
         files, snapshot = plan.snapshot.data.values(), head.snapshot
         return WrittenTable(
             name=table.name,
@@ -183,24 +183,24 @@ class IcebergExport:
             bytes=sum(file.file_size_in_bytes for file in files),
             hidden=sum(file.record_count for file in files) - plan.rows,
             snapshot=snapshot.snapshot_id if snapshot is not None else 0,
-            moved=plan.moved,
+            moved=plan.needs_snapshot,
             written_bytes=table.bytes_written - bytes_before,
             copied=len(plan.copies),
         )
 
     def _commit(self, cut: Cut, plan: _Plan, pins: "_Pins") -> Head | None:
         """Return the table's metadata after the commit; None after a concurrent commit."""
-        table, head, pin_name, keep_ms = plan.table, plan.head, plan.pinned_by, self.keep_ms
-        if plan.moved or not pins.has(pin_name):
-            pin_name = pins.new()
+        table, head, pin_name, keep_ms = plan.table, plan.head, plan.pin_name, self.keep_ms
+        if plan.needs_snapshot or not pins.exists(pin_name):
+            pin_name = pins.pin_cut()
         elif pins.new_name and pins.now_ms - _pinned_at_ms(pin_name) > keep_ms:
             pin_name = pins.new_name
         elif head is not None and not head.replaced_before(pins.now_ms - keep_ms):
             return head
         snapshot = None
-        if plan.moved:
-            existing = table.live(head.snapshot if head is not None else None).data
-            written_copies = {path: self._copy(plan, path) for path in plan.copies.keys() - existing.keys()}
+        if plan.needs_snapshot:
+            existing = table.snapshot_files(head.snapshot if head is not None else None).data
+            written_copies = {path: self._write_copy(plan, path) for path in plan.copies.keys() - existing.keys()}
             snapshot = replace(plan.snapshot, data={**plan.snapshot.data, **written_copies})
         properties = self._properties(cut.app, table.name)
         return table.commit(head, pins.now_ms, snapshot=snapshot, pin=pin_name, properties=properties, keep_ms=keep_ms)
@@ -208,11 +208,11 @@ class IcebergExport:
     def _properties(self, app: str, name: str) -> dict[str, str]:
         # The data files are SSTs: expiring snapshots or dropping the table must not delete them.
         own = {"app": app, "store": self.store.url, "table": name}
-        return {f"{OWN}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
+        return {f"{OWNER_PREFIX}{key}": value for key, value in own.items()} | {"gc.enabled": "false"}
 
-    def _copy(self, plan: _Plan, at: str) -> DataFile:
+    def _write_copy(self, plan: _Plan, path: str) -> DataFile:
         """Write a copy of an SST with the current columns, in the SST's order, with values that any reader accepts."""
-        (sst, reading), declared = plan.copies[at], plan.manifest.table
+        (sst, reading), declared = plan.copies[path], plan.manifest.table
         assert declared is not None  # noqa: S101  as in `_plan`
         schema = data_schema(declared)
         try:
@@ -220,21 +220,21 @@ class IcebergExport:
                 names = reading.stored_names(schema.names) if reading is not None else schema.names
                 stored = read_groups(file, range(file.num_row_groups), names)
         except (pa.ArrowException, OSError) as error:
-            raise corrupt(sst, f"it cannot be decoded ({error})") from error
-        read = reading.read(stored, schema.names) if reading is not None else stored
-        rows = showable(pa.Table.from_arrays(read.columns, schema=schema))
+            raise corruption_error(sst, f"it cannot be decoded ({error})") from error
+        read = reading.convert(stored, schema.names) if reading is not None else stored
+        rows = make_sql_safe(pa.Table.from_arrays(read.columns, schema=schema))
         sink = pa.BufferOutputStream()
         pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
         data = bytes(sink.getvalue())
-        plan.table.add("data", at.rpartition("/")[2], data)
-        return data_file(at, rows.num_rows, len(data))
+        plan.table.add("data", path.rpartition("/")[2], data)
+        return data_file(path, rows.num_rows, len(data))
 
-    def _release(self, app: str, now_ms: int, own: str = "") -> None:
+    def _remove_old_pins(self, app: str, now_ms: int, own_pin: str = "") -> None:
         """Remove old pins that no table names. Recent pins stay, since a running export may need them.
 
         Also removes `own_pin`, the pin of a failed call, at any age.
         """
-        old = [name for name in self.pins(app) if name == own or _pinned_at_ms(name) <= now_ms - SWEEP_MS]
+        old = [name for name in self.pins(app) if name == own_pin or _pinned_at_ms(name) <= now_ms - SWEEP_MS]
         named: set[str] = set()
         for folder in self.target.list_folders("") if old else ():
             with suppress(Refused):  # another program's table
@@ -242,7 +242,7 @@ class IcebergExport:
                 named |= set(head.pins.values()) if head is not None else set()
         for name in old:
             if name not in named:
-                remove(self.store, app, name)
+                delete_snapshot(self.store, app, name)
 
     def pins(self, app: str) -> list[str]:
         """List the snapshots of an app that pin SSTs for tables under the root, by name. One listing."""
@@ -264,14 +264,14 @@ class _Pins:
         self._export, self._cut = export, cut
         self._known = set(export.pins(cut.app))
 
-    def has(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         return name in self._known
 
-    def new(self) -> str:
+    def pin_cut(self) -> str:
         if not self.new_name:
             export, names = self._export, map(self._export.pin_name, count(self.now_ms))
             name = next(candidate for candidate in names if candidate not in self._known)
-            pin(export.store, self._cut, name, by=f"{export.by}, export --iceberg {export.target.url}")
+            pin_cut(export.store, self._cut, name, by=f"{export.by}, export --iceberg {export.target.url}")
             self._known.add(name)
             self.new_name = name
         return self.new_name
@@ -281,10 +281,10 @@ def _pinned_at_ms(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def _check_own(table: IcebergTable, head: Head | None, expected: Mapping[str, str]) -> None:
+def _check_is_ours(table: IcebergTable, head: Head | None, expected: Mapping[str, str]) -> None:
     actual = head.metadata.properties if head is not None else expected
-    if any(actual.get(name) != value for name, value in expected.items() if name.startswith(OWN)):
-        own = [actual.get(f"{OWN}{key}") for key in ("app", "table", "store")]
+    if any(actual.get(name) != value for name, value in expected.items() if name.startswith(OWNER_PREFIX)):
+        own = [actual.get(f"{OWNER_PREFIX}{key}") for key in ("app", "table", "store")]
         owner = "app {}, table {}, in {}".format(*own) if all(own) else "not slackwater's"
         raise Refused(f"{table.location} is already another Iceberg table ({owner})", hint="export to another folder")
 

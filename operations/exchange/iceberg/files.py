@@ -33,7 +33,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
 from ....errors import Refused
-from ....store.sst.schema import ColumnSource, Reading, sst_schema, visible_columns
+from ....store.sst.schema import ColumnConversion, ColumnSource, sst_schema, visible_columns
 from ....store.versions.manifest import Table, is_internal
 from .hidden import Deletes, bounds
 
@@ -51,7 +51,7 @@ def iceberg_schema(name: str, table: Table) -> Schema:
     name: Iceberg names the field of a struct `struct.field`.
     """
     fields = data_schema(table)
-    field_ids = list(_ids(pa.struct(fields)))
+    field_ids = list(_field_ids(pa.struct(fields)))
     try:
         if len(set(field_ids)) != len(field_ids):
             raise ValueError("two of its columns have the same field id")
@@ -64,7 +64,7 @@ def iceberg_schema(name: str, table: Table) -> Schema:
     return schema
 
 
-def _ids(kind: pa.DataType) -> Iterator[int]:
+def _field_ids(kind: pa.DataType) -> Iterator[int]:
     children: list[pa.Field] = []
     if pa.types.is_struct(kind):
         children = [kind.field(place) for place in range(kind.num_fields)]
@@ -74,36 +74,36 @@ def _ids(kind: pa.DataType) -> Iterator[int]:
         children = [kind.key_field, kind.item_field]
     for child in children:
         yield int(child.metadata[b"PARQUET:field_id"])
-        yield from _ids(child.type)
+        yield from _field_ids(child.type)
 
 
-def is_read_alike(reading: Reading | None) -> bool:
+def is_readable_by_iceberg(reading: ColumnConversion | None) -> bool:
     """Return True if Iceberg readers read SSTs that need this `reading` correctly.
 
     None is the reading of SSTs that have the table's columns.
     """
     if reading is None:
         return True
-    return all(_is_found(source) for name, source in reading.sources.items() if not is_internal(name))
+    return all(_is_source_readable(source) for name, source in reading.sources.items() if not is_internal(name))
 
 
-def _is_found(source: ColumnSource) -> bool:
+def _is_source_readable(source: ColumnSource) -> bool:
     if source.name is None:
         return not source.default.is_valid
-    return _is_promoted(source.stored, source.type)
+    return _is_type_promoted(source.stored_type, source.type)
 
 
-def _is_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
+def _is_type_promoted(was: pa.DataType, kind: pa.DataType) -> bool:
     """Return True if Iceberg reads stored values of type `was` as `kind`; our migrations can widen `was` to `kind`."""
     types = pa.types
     if types.is_decimal(was):
         return bool(was.scale == kind.scale)
     if types.is_struct(was):
-        return all(_is_promoted(field.type, kind.field(field.name).type) for field in was)
+        return all(_is_type_promoted(field.type, kind.field(field.name).type) for field in was)
     if types.is_list(was):
-        return _is_promoted(was.value_type, kind.value_type)
+        return _is_type_promoted(was.value_type, kind.value_type)
     if types.is_map(was):
-        return _is_promoted(was.key_type, kind.key_type) and _is_promoted(was.item_type, kind.item_type)
+        return _is_type_promoted(was.key_type, kind.key_type) and _is_type_promoted(was.item_type, kind.item_type)
     return True
 
 
@@ -133,13 +133,13 @@ class MemoryFile(InputFile, OutputFile):
         return BytesIO(self.data)
 
     def create(self, overwrite: bool = False) -> BytesIO:
-        return _Sink(self)
+        return _MemoryWriter(self)
 
     def to_input_file(self) -> "MemoryFile":
         return self
 
 
-class _Sink(BytesIO):
+class _MemoryWriter(BytesIO):
     def __init__(self, file: MemoryFile) -> None:
         super().__init__()
         self._file = file
@@ -150,7 +150,7 @@ class _Sink(BytesIO):
         super().close()
 
 
-class _Deletes(ManifestWriterV2):
+class _DeleteManifestWriter(ManifestWriterV2):
     """Writer of manifests of delete files, which pyiceberg lacks."""
 
     def content(self) -> ManifestContent:
@@ -162,16 +162,16 @@ class _Deletes(ManifestWriterV2):
 
 
 def data_file(path: str, rows: int, size: int) -> DataFile:
-    return _file(DataFileContent.DATA, path, rows, size)
+    return _file_entry(DataFileContent.DATA, path, rows, size)
 
 
 def delete_file(path: str, deletes: Deletes, size: int) -> DataFile:
     lower, upper = bounds(deletes)
     rows = sum(map(len, deletes.values()))
-    return _file(DataFileContent.POSITION_DELETES, path, rows, size, lower_bounds=lower, upper_bounds=upper)
+    return _file_entry(DataFileContent.POSITION_DELETES, path, rows, size, lower_bounds=lower, upper_bounds=upper)
 
 
-def _file(content: DataFileContent, path: str, rows: int, size: int, **more: Any) -> DataFile:
+def _file_entry(content: DataFileContent, path: str, rows: int, size: int, **more: Any) -> DataFile:
     entry = DataFile.from_args(
         content=content,
         file_path=path,
@@ -196,7 +196,7 @@ def write_manifest(
     removed: Iterable[ManifestEntry],
 ) -> ManifestFile:
     """Write a manifest of added, existing and removed files, at least one in all. Return its entry for the list."""
-    kind = _Deletes if of_deletes else ManifestWriterV2
+    kind = _DeleteManifestWriter if of_deletes else ManifestWriterV2
     with kind(UNPARTITIONED_PARTITION_SPEC, schema, to, snapshot_id, _CODEC) as writer:
         for file in added:
             writer.add(ManifestEntry.from_args(snapshot_id=snapshot_id, sequence_number=None, data_file=file))
@@ -219,7 +219,7 @@ def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
     return read_manifest_list(MemoryFile(path, data))
 
 
-class MemoryFiles:
+class SingleFileIO:
     """Part of pyiceberg's FileIO that is needed to read one file in memory."""
 
     def __init__(self, path: str, data: bytes) -> None:
@@ -231,4 +231,4 @@ class MemoryFiles:
 
 def read_manifest(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:
     """Return the files in a manifest, except those marked as removed."""
-    return manifest.fetch_manifest_entry(MemoryFiles(manifest.manifest_path, data))  # type: ignore[arg-type]
+    return manifest.fetch_manifest_entry(SingleFileIO(manifest.manifest_path, data))  # type: ignore[arg-type]

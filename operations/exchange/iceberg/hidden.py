@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.decode import read_groups, read_whole
-from ....store.read.fetch import corrupt
-from ....store.read.visible_rows import hidden_rows
-from ....store.sst.schema import EXPIRES, FIELD_ID, expired
-from ....store.sst.ttl import may_have_expired, shows_nothing
+from ....store.read.fetch import corruption_error
+from ....store.read.visible_rows import find_hidden_rows
+from ....store.sst.schema import EXPIRES, FIELD_ID, expired_mask
+from ....store.sst.ttl import has_expired_rows, has_no_visible_rows
 from ....store.versions.manifest import Manifest, Sst
 
 Positions = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ _SCHEMA = pa.schema(
         pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(POS_ID).encode()}),
     ]
 )
-_NONE = np.empty(0, np.int64)
+_NO_POSITIONS = np.empty(0, np.int64)
 
 
 def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, clock_ms: int) -> dict[Sst, Positions]:
@@ -44,32 +44,32 @@ def hidden_positions(store: ObjectStore, cache: SstCache, manifest: Manifest, cl
     A row is hidden if it is shadowed by a newer SST, is a tombstone, or has expired.
     """
     assert manifest.table is not None  # noqa: S101  callers pass versions with a table
-    hidden = hidden_rows(store, cache, manifest.ssts, manifest.table)
+    hidden = find_hidden_rows(store, cache, manifest.ssts, manifest.table)
     positions_by_sst = {}
     for sst in manifest.ssts:
-        if shows_nothing(sst, clock_ms):
+        if has_no_visible_rows(sst, clock_ms):
             continue
-        parts = [hidden.get(sst, _NONE)]
-        if may_have_expired(sst, clock_ms):
-            parts.append(_expired(store, cache, sst, manifest, clock_ms))
+        parts = [hidden.get(sst, _NO_POSITIONS)]
+        if has_expired_rows(sst, clock_ms):
+            parts.append(_expired_positions(store, cache, sst, manifest, clock_ms))
         positions = np.unique(np.concatenate(parts))
         if len(positions) < sst.rows:
             positions_by_sst[sst] = positions
     return positions_by_sst
 
 
-def _expired(store: ObjectStore, cache: SstCache, sst: Sst, manifest: Manifest, clock_ms: int) -> Positions:
+def _expired_positions(store: ObjectStore, cache: SstCache, sst: Sst, manifest: Manifest, clock_ms: int) -> Positions:
     assert manifest.table is not None  # noqa: S101  as above
-    mapped = cache.peek(sst, manifest.table)
+    mapped = cache.cached_rows(sst, manifest.table)
     try:
-        rows = mapped.stored.select([EXPIRES]) if mapped is not None else _column(cache.parquet_path(store, sst))
+        rows = mapped.stored.select([EXPIRES]) if mapped is not None else _read_expiry(cache.parquet_path(store, sst))
     except (pa.ArrowException, OSError) as error:
-        raise corrupt(sst, f"it cannot be decoded ({error})") from error
-    gone = expired(rows, clock_ms)
-    return _NONE if gone is None else np.flatnonzero(gone)
+        raise corruption_error(sst, f"it cannot be decoded ({error})") from error
+    gone = expired_mask(rows, clock_ms)
+    return _NO_POSITIONS if gone is None else np.flatnonzero(gone)
 
 
-def _column(path: Path) -> pa.Table:
+def _read_expiry(path: Path) -> pa.Table:
     with pq.ParquetFile(path, memory_map=True) as file:
         return read_groups(file, range(file.num_row_groups), [EXPIRES])
 
@@ -99,13 +99,13 @@ def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     not in `expected`, or if at least half of its deletes are for dropped data files.
     """
     kept_files: list[tuple[int, str, dict[str, Positions]]] = []
-    expected_rows = _Rows(expected)
+    expected_rows = _PositionBitmaps(expected)
     for file in files:
         live = {path: rows for path, rows in file.deletes.items() if path in expected}
         num_rows = sum(map(len, live.values()))
-        if 2 * num_rows > file.rows and all(expected_rows.have(path, rows) for path, rows in live.items()):
+        if 2 * num_rows > file.rows and all(expected_rows.contains_all(path, rows) for path, rows in live.items()):
             kept_files.append((num_rows, file.path, live))
-    missing = _Rows(expected)
+    missing = _PositionBitmaps(expected)
     for _, _, live in kept_files:
         for path, rows in live.items():
             missing.drop(path, rows)
@@ -113,11 +113,11 @@ def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     kept_files.sort(key=lambda file: file[:2])
     while added and kept_files and kept_files[0][0] <= sum(map(len, added.values())):
         _, _, live = kept_files.pop(0)
-        added |= {path: np.union1d(added.get(path, _NONE), rows) for path, rows in live.items()}
+        added |= {path: np.union1d(added.get(path, _NO_POSITIONS), rows) for path, rows in live.items()}
     return DeletePlan(tuple(path for _, path, _ in kept_files), added)
 
 
-class _Rows:
+class _PositionBitmaps:
     """Row positions of data files as bitmaps, for look-ups without sorting."""
 
     def __init__(self, deletes: Deletes) -> None:
@@ -126,7 +126,7 @@ class _Rows:
             self._bits[path] = np.zeros(int(rows[-1]) + 1, np.bool_)
             self._bits[path][rows] = True
 
-    def have(self, path: str, rows: Positions) -> bool:
+    def contains_all(self, path: str, rows: Positions) -> bool:
         bits = self._bits[path]
         return bool(rows[-1] < bits.size and bits[rows].all())
 

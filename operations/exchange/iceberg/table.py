@@ -42,9 +42,9 @@ from .hidden import DeleteFile, DeletePlan, Deletes, decode, encode
 
 _METADATA = re.compile(r"v(\d{1,18})\.metadata\.json")
 _HINT = "version-hint.text"
-OWN = "slackwater."
+OWNER_PREFIX = "slackwater."
 """Prefix of the properties that identify the table's owner."""
-PIN = f"{OWN}pin."
+PIN_PREFIX = f"{OWNER_PREFIX}pin."
 """Prefix of the property that names the pin of a snapshot; the snapshot's id follows."""
 SWEEP_MS = HOUR_MS
 """Minimum age in milliseconds at which files that no snapshot names are deleted."""
@@ -65,7 +65,7 @@ class Head:
     def pins(self) -> dict[int, str]:
         """Names of pins, by the id of the snapshot that each keeps."""
         named = self.metadata.properties.items()
-        return {int(name.removeprefix(PIN)): pin for name, pin in named if name.startswith(PIN)}
+        return {int(name.removeprefix(PIN_PREFIX)): pin for name, pin in named if name.startswith(PIN_PREFIX)}
 
     def replaced_before(self, time_ms: int) -> tuple[int, ...]:
         """Return the ids of snapshots that had a successor at `time_ms`."""
@@ -87,7 +87,7 @@ class TableFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshotted:
+class NewSnapshot:
     """Contents of a new snapshot."""
 
     schema: Schema
@@ -107,9 +107,9 @@ class IcebergTable:
         self.location = address(root.url, name)
         self.bytes_written = 0
         self._store = root
-        self._live: dict[str, TableFiles] = {}
+        self._files_by_manifest_list: dict[str, TableFiles] = {}
         """Files by the address of the snapshot's manifest list."""
-        self._deletes: dict[str, dict[str, object]] = {}
+        self._deletes_by_path: dict[str, dict[str, object]] = {}
 
     def head(self) -> Head | None:
         """Return the newest metadata; None without a table. One listing and one read."""
@@ -120,14 +120,14 @@ class IcebergTable:
             if not number:
                 return None
             try:
-                data = self._store.get(self._metadata(number))
+                data = self._store.get(self._metadata_key(number))
             except ObjectNotFound:
                 continue  # a newer one was committed meanwhile, and this one was deleted
             try:
                 metadata = TableMetadataUtil.parse_raw(data.decode())
             except (ValidationError, ValueError) as error:
                 raise Refused(
-                    f"cannot add to the Iceberg table {self.location}: {self._metadata(number)} cannot be parsed",
+                    f"cannot add to the Iceberg table {self.location}: {self._metadata_key(number)} cannot be parsed",
                     hint="export to another folder",
                 ) from error
             if metadata.format_version != 2:
@@ -138,33 +138,35 @@ class IcebergTable:
             return Head(number, metadata)
         raise Refused(f"{self.location} changes faster than it can be read", hint="run one writer at a time")
 
-    def live(self, snapshot: Snapshot | None) -> TableFiles:
+    def snapshot_files(self, snapshot: Snapshot | None) -> TableFiles:
         """Return the files of a snapshot. One read for the manifest list, and one for each manifest."""
         if snapshot is None:
             return TableFiles()
         path = snapshot.manifest_list
-        if path not in self._live:
-            manifests = tuple(read_list(path, self._get(path)))
+        if path not in self._files_by_manifest_list:
+            manifests = tuple(read_list(path, self._get_by_address(path)))
             entries = [
-                entry for manifest in manifests for entry in read_manifest(manifest, self._get(manifest.manifest_path))
+                entry
+                for manifest in manifests
+                for entry in read_manifest(manifest, self._get_by_address(manifest.manifest_path))
             ]
             is_data = {entry.data_file.file_path: entry.data_file.content == DataFileContent.DATA for entry in entries}
             by_path = {entry.data_file.file_path: entry for entry in entries}
-            self._live[path] = TableFiles(
+            self._files_by_manifest_list[path] = TableFiles(
                 {at: entry for at, entry in by_path.items() if is_data[at]},
                 {at: entry for at, entry in by_path.items() if not is_data[at]},
                 frozenset((path, *(manifest.manifest_path for manifest in manifests))),
             )
-        return self._live[path]
+        return self._files_by_manifest_list[path]
 
     def delete_files(self, live: TableFiles) -> list[DeleteFile]:
         """Return the contents of a snapshot's delete files. One read for each that is not cached."""
-        for path in self._deletes.keys() - live.deletes.keys():
-            del self._deletes[path]
-        for path in live.deletes.keys() - self._deletes.keys():
-            self._deletes[path] = dict(decode(self._get(path)))
+        for path in self._deletes_by_path.keys() - live.deletes.keys():
+            del self._deletes_by_path[path]
+        for path in live.deletes.keys() - self._deletes_by_path.keys():
+            self._deletes_by_path[path] = dict(decode(self._get_by_address(path)))
         rows = {path: entry.data_file.record_count for path, entry in live.deletes.items()}
-        return [DeleteFile(path, rows[path], self._deletes[path]) for path in live.deletes]  # type: ignore[arg-type]
+        return [DeleteFile(path, rows[path], self._deletes_by_path[path]) for path in live.deletes]  # type: ignore[arg-type]
 
     def add(self, kind: str, name: str, data: bytes) -> str:
         """Put a file into a folder of the table, replacing any file of that name. Return its address."""
@@ -178,7 +180,7 @@ class IcebergTable:
         head: Head | None,
         now_ms: int,
         *,
-        snapshot: Snapshotted | None,
+        snapshot: NewSnapshot | None,
         pin: str,
         properties: Mapping[str, str],
         keep_ms: int,
@@ -188,28 +190,32 @@ class IcebergTable:
         `snapshot` is a new snapshot, or None to keep the newest one; `pin` is the pin that keeps its files. Snapshots
         that were replaced more than `keep_ms` before `now_ms` are removed.
         """
-        base = head.metadata if head is not None else self._first(snapshot, properties)
+        base = head.metadata if head is not None else self._first_metadata(snapshot, properties)
         updates: list[TableUpdate] = [SetPropertiesUpdate(updates=dict(properties))]
         current = base.current_snapshot()
         if snapshot is not None:
-            schema_id, changes = _schema_of(base, snapshot.schema, is_new=head is None)
-            current = self._write(base, snapshot, schema_id, max(now_ms, base.last_updated_ms + 1))
+            schema_id, changes = _schema_updates(base, snapshot.schema, is_new=head is None)
+            current = self._write_snapshot(base, snapshot, schema_id, max(now_ms, base.last_updated_ms + 1))
             main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": current.snapshot_id}
             updates += (*changes, AddSnapshotUpdate(snapshot=current), SetSnapshotRefUpdate.model_validate(main))
         assert current is not None  # noqa: S101  a table's first metadata has a snapshot
-        pins = {f"{PIN}{current.snapshot_id}": pin} if pin else {}
+        pins = {f"{PIN_PREFIX}{current.snapshot_id}": pin} if pin else {}
         updates.append(SetPropertiesUpdate(updates=pins))
         # This commit replaces the previous newest snapshot.
         replaced_ids = head.replaced_before(now_ms - keep_ms) if head is not None else ()
         if replaced_ids:
             updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": replaced_ids}))
-            names = [f"{PIN}{snapshot_id}" for snapshot_id in replaced_ids if f"{PIN}{snapshot_id}" in base.properties]
+            names = [
+                f"{PIN_PREFIX}{snapshot_id}"
+                for snapshot_id in replaced_ids
+                if f"{PIN_PREFIX}{snapshot_id}" in base.properties
+            ]
             updates += [RemovePropertiesUpdate(removals=names)] if names else []
         metadata = update_table_metadata(base, tuple(updates))
         metadata = metadata.model_copy(update={"last_updated_ms": max(now_ms, base.last_updated_ms + 1)})
         return self._put(Head(head.number + 1 if head is not None else 1, metadata))
 
-    def _first(self, snapshot: Snapshotted | None, properties: Mapping[str, str]) -> TableMetadata:
+    def _first_metadata(self, snapshot: NewSnapshot | None, properties: Mapping[str, str]) -> TableMetadata:
         assert snapshot is not None  # noqa: S101  as above
         spec, order = UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER
         return TableMetadataV2.model_validate(
@@ -228,10 +234,10 @@ class IcebergTable:
             }
         )
 
-    def _write(self, base: TableMetadata, new: Snapshotted, schema_id: int, time_ms: int) -> Snapshot:
+    def _write_snapshot(self, base: TableMetadata, new: NewSnapshot, schema_id: int, time_ms: int) -> Snapshot:
         snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
-        live, sequence = self.live(parent), base.next_sequence_number()
-        deletes = self._new_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")
+        live, sequence = self.snapshot_files(parent), base.next_sequence_number()
+        deletes = self._write_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")
         file_changes = (
             (
                 False,
@@ -287,14 +293,14 @@ class IcebergTable:
             }
         )
 
-    def _new_deletes(self, added: Deletes, name: str) -> list[DataFile]:
+    def _write_deletes(self, added: Deletes, name: str) -> list[DataFile]:
         if not added:
             return []
         data = encode(added)
         return [delete_file(self.add("data", name, data), added, len(data))]
 
     def _put(self, head: Head) -> Head | None:
-        data, key = head.metadata.model_dump_json().encode(), self._metadata(head.number)
+        data, key = head.metadata.model_dump_json().encode(), self._metadata_key(head.number)
         try:
             self._store.put_if_absent(key, data)
         except ObjectExists:
@@ -303,7 +309,7 @@ class IcebergTable:
         self.bytes_written += len(data)
         return head
 
-    def tell(self, head: Head) -> None:
+    def update_version_hint(self, head: Head) -> None:
         """Update the hint that names the newest metadata. Readers of an outdated hint see an older, complete table.
 
         One read, and a put if the hint has another number, because the process that committed may have died before its
@@ -317,27 +323,29 @@ class IcebergTable:
         if hint != number:
             self.add("metadata", _HINT, number)
 
-    def sweep(self, head: Head) -> int:
+    def delete_orphans(self, head: Head) -> int:
         """Delete old files that no snapshot names, and old metadata. Return how many were deleted. One listing."""
         listed = list(self._store.list(f"{self.name}/"))
         now_ms = max((info.modified_ms for info in listed), default=0)
         old = [info.key for info in listed if info.modified_ms <= now_ms - SWEEP_MS]
-        old = [key for key in old if key not in (self._metadata(head.number), f"{self.name}/metadata/{_HINT}")]
+        old = [key for key in old if key not in (self._metadata_key(head.number), f"{self.name}/metadata/{_HINT}")]
         lists = {snapshot.manifest_list for snapshot in head.metadata.snapshots}
         named = (
-            frozenset().union(*(self.live(snapshot).addresses for snapshot in head.metadata.snapshots)) if old else ()
+            frozenset().union(*(self.snapshot_files(snapshot).addresses for snapshot in head.metadata.snapshots))
+            if old
+            else ()
         )
-        for path in self._live.keys() - lists:
-            del self._live[path]
+        for path in self._files_by_manifest_list.keys() - lists:
+            del self._files_by_manifest_list[path]
         unnamed = [key for key in old if address(self._store.url, key) not in named]
         for key in unnamed:
             self._store.delete(key)
         return len(unnamed)
 
-    def _metadata(self, number: int) -> str:
+    def _metadata_key(self, number: int) -> str:
         return f"{self.name}/metadata/v{number}.metadata.json"
 
-    def _get(self, path: str) -> bytes:
+    def _get_by_address(self, path: str) -> bytes:
         root = address(self._store.url, "")
         if not path.startswith(root):
             raise Refused(
@@ -347,7 +355,7 @@ class IcebergTable:
         return self._store.get(path.removeprefix(root))
 
 
-def _schema_of(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:
+def _schema_updates(base: TableMetadata, schema: Schema, *, is_new: bool) -> tuple[int, Iterable[TableUpdate]]:
     """Return the id of a schema in a table, and the updates that add the schema and make it current."""
     if is_new:
         return schema.schema_id, ()

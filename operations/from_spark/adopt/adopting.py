@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ....errors import Gone, Refused
 from ....pipeline.api.app import App
 from ....pipeline.api.stage import Stage
-from ....pipeline.api.topic import Topic, starting_offsets_in
+from ....pipeline.api.topic import Topic, parse_offsets_arguments
 from ....pipeline.kafka.protocol import Kafka
 from ....pipeline.run.program import load_app
 from ....pipeline.spark.session import spark_session
@@ -20,17 +20,17 @@ from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.versions import apps, history
 from ....store.versions.manifest import Table
-from ...exchange.first_version import FirstVersion, first_version
+from ...exchange.first_version import FirstVersion, plan_first_version
 from ..checkpoint import checkpoint as reader
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
-from .adoption import Adopted, AdoptedBatch, Adoption, adopted_before
+from .adoption import AdoptedBatch, Adoption, AdoptionResult, find_adoption
 from .attached import AttachedHistory
 from .buffers import MappedColumn
-from .mapping import mapping_of
+from .mapping import map_tables
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class AdoptionRequest:
     """Adoption request: the query's checkpoint, and the stage that the query becomes."""
 
     checkpoint: str
@@ -50,30 +50,30 @@ class AdoptionPlan:
     app: str
     stage: str
     query: str
-    where: str
+    location: str
     batches: range
-    of: tuple[str, ...]
+    operator_kinds: tuple[str, ...]
     table: Table
-    made: tuple[MappedColumn, ...]
+    mapped_columns: tuple[MappedColumn, ...]
     offsets: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Adopting:
+class PreparedAdoption:
     """Adoption that is ready to run, or that an earlier call completed."""
 
     plan: AdoptionPlan | None
     adoption: Adoption | None
-    done: Adopted | None
-    first: FirstVersion | None
+    earlier_result: AdoptionResult | None
+    first_version: FirstVersion | None
     program: App
     checkpoint: ReadableCheckpoint
     spark: SparkSession
 
 
 @contextmanager
-def opened(
-    query: Query,
+def prepare_adoption(
+    query: AdoptionRequest,
     store: ObjectStore,
     cache: SstCache,
     kafka: Kafka,
@@ -82,36 +82,38 @@ def opened(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
-) -> Iterator[Adopting]:
+) -> Iterator[PreparedAdoption]:
     """Open a checkpoint with a new Spark session, and check that its query can become the stage. Writes nothing.
 
     Raises `NotFound` if the checkpoint, program, stage or topic is missing, `Refused` for state that the stage cannot
     store, and the errors of `first_version`.
     """
     program = load_app(query.path, name=query.app or None, store=store)
-    (declared,) = program.select((query.stage,))
-    reader.check_there(query.checkpoint)
+    (declared,) = program.select_stages((query.stage,))
+    reader.check_exists(query.checkpoint)
     conf = {"spark.ui.enabled": "false", **(conf or {})}
     with (
         spark_session(f"slackwater adopt {query.checkpoint}", master=master, conf=conf) as spark,
-        reader.opened(query.checkpoint, spark) as opened_checkpoint,
+        reader.open_checkpoint(query.checkpoint, spark) as opened_checkpoint,
     ):
         checkpoint = _with_history(opened_checkpoint, query.attached, store, cache)
-        if (done := adopted_before(store, program.name, query.stage, checkpoint.query)) is not None:
-            yield Adopting(None, None, done, None, program, checkpoint, spark)
+        if (done := find_adoption(store, program.name, query.stage, checkpoint.query)) is not None:
+            yield PreparedAdoption(None, None, done, None, program, checkpoint, spark)
             return
-        batches = batches_of(checkpoint, query.last_batch)
-        last = checkpoint.batch(batches[-1])
-        offsets = offsets_of(declared, last, query)
-        first = first_version(program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=offsets, by=by)
+        batches = batches_to_adopt(checkpoint, query.last_batch)
+        last = checkpoint.read_batch(batches[-1])
+        offsets = first_offset_options(declared, last, query)
+        first = plan_first_version(
+            program, query.stage, store, kafka, lambda: nullcontext(spark), offsets=offsets, by=by
+        )
         table = first.manifest.table
         assert table is not None  # noqa: S101  a stage without a table was refused
         new_mapping = partial(
-            mapping_of, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound
+            map_tables, checkpoint.tables, table, f"stage {program.name}/{query.stage}", first.shape.bound
         )
         rows = new_mapping()
         inputs = {name: replace(source, offsets=()) for name, source in first.manifest.inputs.items()}
-        given_topics = starting_offsets_in(query.offsets)
+        given_topics = parse_offsets_arguments(query.offsets)
         constant = {name: source.offsets for name, source in first.manifest.inputs.items() if name in given_topics}
         adoption = Adoption(
             store,
@@ -120,10 +122,10 @@ def opened(
             replace(first.manifest, inputs=inputs),
             new_mapping,
             batches=batches,
-            rules=first.shape.time_rules,
+            time_rules=first.shape.time_rules,
             info=first.info,
-            channels=first.channels,
-            constant=constant,
+            create_channels=first.channels,
+            constant_offsets=constant,
             on_step=on_step,
         )
         next_offsets = {source.topic: source.offsets for source in first.manifest.inputs.values()}
@@ -132,14 +134,14 @@ def opened(
             program.name,
             query.stage,
             checkpoint.query,
-            checkpoint.where,
+            checkpoint.location,
             batches,
             kinds,
             table,
             rows.columns,
             next_offsets,
         )
-        yield Adopting(plan, adoption, None, first, program, checkpoint, spark)
+        yield PreparedAdoption(plan, adoption, None, first, program, checkpoint, spark)
 
 
 def _with_history(
@@ -157,30 +159,32 @@ def _with_history(
     return AttachedHistory(store, cache, app, stage, checkpoint)
 
 
-def batches_of(checkpoint: ReadableCheckpoint, last: int | None) -> range:
+def batches_to_adopt(checkpoint: ReadableCheckpoint, last: int | None) -> range:
     """Return the batches that become versions. Raises `Refused` if the batch `last` cannot be read."""
-    committed, available = checkpoint.committed(), checkpoint.available(last)
+    committed, available = checkpoint.committed_batches(), checkpoint.readable_batches(last)
     if not committed:
-        raise Refused(f"the query of {checkpoint.where} has not committed a batch yet")
+        raise Refused(f"the query of {checkpoint.location} has not committed a batch yet")
     last_batch = committed[-1] if last is None else last
     if available and available[-1] == last_batch:
         return available
-    earlier = next((batch for batch in reversed(committed) if batch < last_batch and checkpoint.available(batch)), None)
+    earlier = next(
+        (batch for batch in reversed(committed) if batch < last_batch and checkpoint.readable_batches(batch)), None
+    )
     suggestion = f"the newest readable batch is {earlier}" if earlier is not None else "no earlier batch is readable"
     why = ""
     try:
-        next(iter(checkpoint.rows(checkpoint.tables[0], last_batch)), None)
+        next(iter(checkpoint.read_rows(checkpoint.tables[0], last_batch)), None)
     except Gone as error:
         why = f" ({error.message})"
     raise Refused(
-        f"cannot read the whole state at batch {last_batch} from {checkpoint.where}{why}; {suggestion}",
+        f"cannot read the whole state at batch {last_batch} from {checkpoint.location}{why}; {suggestion}",
         hint=f"adopt that batch: --from-batch {earlier}"
         if earlier is not None
         else "let the query run another batch, then adopt it",
     )
 
 
-def offsets_of(stage: Stage, last: ReadableBatch, query: Query) -> list[str]:
+def first_offset_options(stage: Stage, last: ReadableBatch, query: AdoptionRequest) -> list[str]:
     """Return the stage's first offsets as command-line options. Raises `Refused` if a topic's offsets are unknown."""
     if channels := [name for name, source in stage.inputs.items() if not isinstance(source, Topic)]:
         raise Refused(

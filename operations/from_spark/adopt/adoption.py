@@ -1,6 +1,6 @@
 """Conversion of a query's checkpoint to a stage: a version with the oldest state, then one for each batch.
 
-A journal (`apps.Cloning`) marks the app as incomplete until the last batch is committed and its rows are verified
+A journal (`apps.CloneJournal`) marks the app as incomplete until the last batch is committed and its rows are verified
 against Spark's. Then the app gets its identity, and the journal is deleted. A repeated call resumes after the last
 version. If the adoption fails, everything that it wrote is deleted.
 """
@@ -18,28 +18,28 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ....errors import Corruption, Gone, Refused
-from ....snapshot.take.audit_log import record_once
+from ....snapshot.take.audit_log import record_operation_once
 from ....snapshot.under_way.exclusion import Intent, check_exclusion
 from ....state.event_time import TimeRules
 from ....state.kinds.kind import kind_of
-from ....store.compaction.merge import merged_rows
+from ....store.compaction.merge import iter_visible_rows
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.sst import ttl
-from ....store.sst.hashing import digests, normalise_keys
+from ....store.sst.hashing import hash_values, normalise_keys
 from ....store.sst.schema import arrow_schema
-from ....store.sst.ttl import BEFORE_ALL_MS
+from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ....store.versions import apps, codec, history, keys
-from ....store.versions.amend import Amendment, amend, newest
-from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Output, Sst, Table
+from ....store.versions.amend import Amendment, amend, read_base
+from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Output, Sst, Table
 from ...maintenance.compact import StageCompactor
 from ..attach.rows import RowWriter
-from ..attach.steps import MOST_BATCHES
+from ..attach.steps import MAX_BATCHES
 from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint, ReadableTable
 from .buffers import MappedColumn
 
 
-class AdoptedRows(Protocol):
+class StateMapping(Protocol):
     """Mapping from a query's rows to rows of a stage's table. Stateful: one instance for one pass over the history."""
 
     @property
@@ -50,16 +50,16 @@ class AdoptedRows(Protocol):
     def columns(self) -> Sequence[MappedColumn]:
         """Columns and their sources, for reports."""
 
-    def whole(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
+    def map_all(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
         """Return all rows of the table, given all rows of `states` at the end of a batch.
 
         Raises `Refused` for a value that does not fit.
         """
 
-    def recall(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
+    def load_state(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
         """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
 
-    def changes(self, states: Sequence[pa.Table], /) -> pa.Table:
+    def map_changes(self, states: Sequence[pa.Table], /) -> pa.Table:
         """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
 
 
@@ -73,7 +73,7 @@ class AdoptedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class AdoptionResult:
     """Result of an adoption."""
 
     app: str
@@ -98,40 +98,41 @@ class Adoption:
     checkpoint: ReadableCheckpoint
     first: Manifest
     """First version of the stage, of kind `init`, without rows, offsets and times."""
-    rows: Callable[[], AdoptedRows]
+    new_mapping: Callable[[], StateMapping]
     _: KW_ONLY
     batches: range
     """Batches to adopt, from the oldest one with complete state files to the last."""
-    rules: TimeRules
+    time_rules: TimeRules
     info: AppInfo
-    channels: Callable[[], Mapping[str, Output]] = dict
+    create_channels: Callable[[], Mapping[str, Output]] = dict
     """Function that creates missing channels that the stage writes, and returns their end offsets."""
-    constant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    constant_offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Offsets by topic, equal in all versions, for topics that are missing in the query's offsets."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
-    _rows: AdoptedRows | None = field(default=None, init=False)
+    _mapping: StateMapping | None = field(default=None, init=False)
 
-    def run(self) -> Adopted:
+    def run(self) -> AdoptionResult:
         """Create all versions, verify the last one, and complete the app.
 
         Raises `Refused` if the stage has other versions, a runner of the app is alive, a value does not fit the table,
         or the stored rows differ from Spark's; `Gone` if the query removes files meanwhile. After either error, all
         versions are deleted.
         """
-        done = adopted_before(self.store, self.info.name, self.first.stage, self.checkpoint.query)
+        done = find_adoption(self.store, self.info.name, self.first.stage, self.checkpoint.query)
         if done is not None:
             return done
-        self._begin()
+        self._mark_incomplete()
         try:
-            head = self.advance(self._resumable())
+            head = self.advance(self._resumable_head())
             checksum = self._verify(head)
         except (Refused, Gone, Corruption):
             self._undo()
             raise
         detail = (
-            f"{self.first.stage} v{head.version}: {checksum}, of {self.checkpoint.where} up to batch {self.batches[-1]}"
+            f"{self.first.stage} v{head.version}: {checksum}, of {self.checkpoint.location} up to batch "
+            f"{self.batches[-1]}"
         )
-        record_once(
+        record_operation_once(
             self.store,
             self.info.name,
             "adopt",
@@ -142,24 +143,24 @@ class Adoption:
         )
         if apps.find_app(self.store, self.info.name) is None:
             apps.create_app(self.store, self.info, cloned=True)
-        self.store.delete(keys.cloning(self.info.name))
+        self.store.delete(keys.clone_journal(self.info.name))
         return _adopted(head, checksum)
 
-    def _begin(self) -> None:
+    def _mark_incomplete(self) -> None:
         store, app = self.store, self.info.name
-        if (note := apps.find_cloning(store, app)) is not None:
+        if (note := apps.find_clone_journal(store, app)) is not None:
             self.info = note.info
             return
-        note = apps.Cloning(self.info, "", "", adopts=self.first.stage)
+        note = apps.CloneJournal(self.info, "", "", adopts=self.first.stage)
         if apps.find_app(store, app) is None:
             apps.check_root(store)
-            apps.check_free(store, app)
+            apps.check_name_free(store, app)
             apps.begin_clone(store, note)
             return
         check_exclusion(store, app, Intent.ADOPT)
-        codec.add(store, keys.cloning(app), note, under=lambda cloning: keys.cloning(cloning.info.name))
+        codec.add(store, keys.clone_journal(app), note, key_of=lambda cloning: keys.clone_journal(cloning.info.name))
 
-    def _resumable(self) -> Manifest | None:
+    def _resumable_head(self) -> Manifest | None:
         store, app, stage = self.store, self.info.name, self.first.stage
         if (head := history.head(store, app, stage)) is None:
             return None
@@ -173,30 +174,30 @@ class Adoption:
 
     def advance(self, head: Manifest | None) -> Manifest:
         """Create the versions after `head` up to the last batch; all versions if `head` is None."""
-        rows, table = self._rows or self.rows(), self.first.table
+        rows, table = self._mapping or self.new_mapping(), self.first.table
         assert table is not None  # noqa: S101  a stage without a table was refused
         clock_ms = self._clock_ms()
         writer = RowWriter(self.store, self.cache, self.info.name, self.first.stage, clock_ms)
         if head is None:
-            batch = self.checkpoint.batch(self.batches[0])
-            whole = rows.whole([self.checkpoint.rows(state, batch.id) for state in rows.states])
-            ssts = writer.differing(self.first, whole, 1)
-            first = replace(self.first, outputs=dict(self.channels()), clock_ms=clock_ms)
-            head = self._committed(None, batch, ssts, lambda draft: replace(first, **_identity(draft)))
-        elif self._rows is None:
+            batch = self.checkpoint.read_batch(self.batches[0])
+            whole = rows.map_all([self.checkpoint.read_rows(state, batch.id) for state in rows.states])
+            ssts = writer.write_differences(self.first, whole, 1)
+            first = replace(self.first, outputs=dict(self.create_channels()), clock_ms=clock_ms)
+            head = self._commit_batch(None, batch, ssts, lambda draft: replace(first, **_identity(draft)))
+        elif self._mapping is None:
             last = self._next_batch(head) - 1
-            rows.recall([self.checkpoint.rows(state, last) for state in rows.states])
-        self._rows = rows
+            rows.load_state([self.checkpoint.read_rows(state, last) for state in rows.states])
+        self._mapping = rows
         while (following := self._next_batch(head)) <= self.batches[-1]:
-            up_to = min(following + MOST_BATCHES - 1, self.batches[-1])
-            changes = [self.checkpoint.changes(state, following - 1, up_to) for state in rows.states]
+            up_to = min(following + MAX_BATCHES - 1, self.batches[-1])
+            changes = [self.checkpoint.read_changes(state, following - 1, up_to) for state in rows.states]
             for number, *batch_changes in zip(range(following, up_to + 1), *changes, strict=True):
-                ssts = writer.changed(table, rows.changes(batch_changes), head.version + 1)
-                head = self._committed(head, self.checkpoint.batch(number), ssts, lambda draft: draft)
+                ssts = writer.write_changes(table, rows.map_changes(batch_changes), head.version + 1)
+                head = self._commit_batch(head, self.checkpoint.read_batch(number), ssts, lambda draft: draft)
             head = self._run_merges(head)
         return head
 
-    def _committed(
+    def _commit_batch(
         self,
         head: Manifest | None,
         batch: ReadableBatch,
@@ -225,56 +226,60 @@ class Adoption:
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
-        for _ in compactor.until_done():
+        for _ in compactor.merge_until_done():
             pass
-        return newest(self.store, self.info.name, self.first.stage, head) or head
+        return read_base(self.store, self.info.name, self.first.stage, head) or head
 
     def _verify(self, head: Manifest) -> Checksum:
         """Compare the last version's rows with Spark's. Returns the checksum. Raises `Refused` if the rows differ."""
-        rows, table = self.rows(), self.first.table
+        rows, table = self.new_mapping(), self.first.table
         assert table is not None  # noqa: S101
-        stored = of_version(self.store, self.cache, head)
-        from_spark = of_rows(
-            rows.whole([self.checkpoint.rows(state, self.batches[-1]) for state in rows.states]), table
+        stored = checksum_version(self.store, self.cache, head)
+        from_spark = checksum_rows(
+            rows.map_all([self.checkpoint.read_rows(state, self.batches[-1]) for state in rows.states]), table
         )
         if stored != from_spark:
             raise Refused(
                 f"{self.info.name}/{self.first.stage} would have {stored}, but Spark reads {from_spark} at batch "
-                f"{self.batches[-1]}: the changes in {self.checkpoint.where} do not lead to its last state",
+                f"{self.batches[-1]}: the changes in {self.checkpoint.location} do not lead to its last state",
                 hint="a file of the checkpoint may be damaged; --from-batch N adopts the state of an earlier batch",
             )
         return stored
 
     def _clock_ms(self) -> int:
         table = self.first.table
-        by_write = table is not None and ttl.by_write_time(table.ttl)
-        return self.checkpoint.batch(self.batches[-1]).committed_ms if by_write else ttl.first_clock_ms(None, table, 0)
+        by_write = table is not None and ttl.expires_by_write_time(table.ttl)
+        return (
+            self.checkpoint.read_batch(self.batches[-1]).committed_ms
+            if by_write
+            else ttl.claim_clock_ms(None, table, 0)
+        )
 
     def _input(self, name: str, previous: Input, batch: ReadableBatch) -> Input:
         # The first batches have no offsets of a topic that the query reads only later.
-        offsets = self.constant.get(name) or batch.offsets.get(name, previous.offsets)
+        offsets = self.constant_offsets.get(name) or batch.offsets.get(name, previous.offsets)
         previous_sum = sum(previous.offsets) if len(previous.offsets) <= len(offsets) else sum(offsets)
-        watermark_ms = batch.next_watermark_ms if name in self.rules.timed else None
+        watermark_ms = batch.next_watermark_ms if name in self.time_rules.timed else None
         rows = max(0, sum(offsets) - previous_sum) if batch.id > self.batches[0] else 0
         return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
         """Return the event times for a batch's version. As in Spark, the previous batch's watermark makes rows due."""
-        due_by = self.rules.due_by
-        if due_by is None and not self.rules.timed:
+        due_by = self.time_rules.due_by
+        if due_by is None and not self.time_rules.timed:
             return None
         return EventTime(
-            batch.next_watermark_ms if self.rules.timed else None,
+            batch.next_watermark_ms if self.time_rules.timed else None,
             due_ms=batch.watermark_ms if due_by == "watermark" else None,
             # No task has looked for due rows yet.
-            next_due_ms=None if due_by is None else BEFORE_ALL_MS,
+            next_due_ms=None if due_by is None else BEFORE_FIRST_EVENT_MS,
             by_clock=due_by == "clock",
-            behind_ms=self.rules.behind_ms,
+            behind_ms=self.time_rules.behind_ms,
         )
 
-    def _followed(self, batch: int) -> Followed:
+    def _followed(self, batch: int) -> FollowedQuery:
         num_batches = batch + 1 if batch == self.batches[0] else 1
-        return Followed(self.checkpoint.query, batch + 1, num_batches, self.checkpoint.where)
+        return FollowedQuery(self.checkpoint.query, batch + 1, num_batches, self.checkpoint.location)
 
     def _next_batch(self, head: Manifest) -> int:
         assert head.adopted is not None  # noqa: S101  set in all versions of an adoption
@@ -282,7 +287,7 @@ class Adoption:
 
     def _undo(self) -> None:
         self._undo_versions()
-        self.store.delete(keys.cloning(self.info.name))
+        self.store.delete(keys.clone_journal(self.info.name))
 
     def _undo_versions(self) -> None:
         """Delete the stage's versions, newest first, so that a crash leaves no gaps."""
@@ -291,17 +296,17 @@ class Adoption:
             self.store.delete(keys.manifest(app, stage, version))
         for info in list(self.store.list(keys.ssts(app, stage))):
             self.store.delete(info.key)
-        history.forget(self.store, app)
+        history.drop_cached(self.store, app)
 
 
-def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adopted | None:
+def find_adoption(store: ObjectStore, app: str, stage: str, query: str) -> AdoptionResult | None:
     """Return the result of a completed adoption, or None. Makes two requests if the stage has no versions.
 
     Raises `Refused` if the stage has other versions, or another stage of the app is being adopted.
     """
-    if (note := apps.find_cloning(store, app)) is not None:
+    if (note := apps.find_clone_journal(store, app)) is not None:
         if note.adopts != stage:
-            raise apps.being_cloned(app)
+            raise apps.clone_in_progress(app)
         return None
     history.list_stages(store, app)  # raises if the app is being removed
     if (newest := history.head(store, app, stage)) is None:
@@ -313,7 +318,7 @@ def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adop
             f"cannot adopt the query as {app}/{stage}: the stage already has versions, up to v{newest.version}",
             hint="adopt it under another --app, or another --stage",
         )
-    if kind_of(last.table.state).elsewhere:
+    if kind_of(last.table.state).external_owner:
         raise Refused(
             f"stage {app}/{stage} is attached to this query",
             hint="adopt it under another --app, or another --stage; the attached stage does not change",
@@ -321,10 +326,10 @@ def adopted_before(store: ObjectStore, app: str, stage: str, query: str) -> Adop
     return _adopted(last, None)
 
 
-def _adopted(last: Manifest, checksum: Checksum | None) -> Adopted:
+def _adopted(last: Manifest, checksum: Checksum | None) -> AdoptionResult:
     assert last.adopted is not None  # noqa: S101  set in all versions of an adoption
     offsets = {source.topic: source.offsets for source in last.inputs.values()}
-    return Adopted(last.app, last.stage, last.version, last.adopted.next_batch - 1, checksum, offsets)
+    return AdoptionResult(last.app, last.stage, last.version, last.adopted.next_batch - 1, checksum, offsets)
 
 
 def _identity(draft: Manifest) -> dict[str, object]:
@@ -345,24 +350,24 @@ class Checksum:
         return f"{self.rows:,} rows, checksum {self.sum:016x}"
 
 
-def of_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
+def checksum_rows(rows: Iterable[pa.Table], table: Table) -> Checksum:
     schema, key = arrow_schema(table.columns), [column.name for column in table.key]
     count = total = 0
     for part in rows:
         for batch in normalise_keys(part.select(schema.names).cast(schema), key).combine_chunks().to_batches():
             count += batch.num_rows
             # Unsigned sums wrap around.
-            total += int(digests(batch.to_struct_array()).sum(dtype=np.uint64))
+            total += int(hash_values(batch.to_struct_array()).sum(dtype=np.uint64))
     return Checksum(count, total % (1 << 64))
 
 
-def of_version(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
+def checksum_version(store: ObjectStore, cache: SstCache, version: Manifest) -> Checksum:
     table = version.table
     assert table is not None  # noqa: S101  callers pass versions with a table
     partitions = range(table.partitions)
     stored = (
         part
         for partition in partitions
-        for part in merged_rows(store, cache, version.ssts, table, partition, version.clock_ms)
+        for part in iter_visible_rows(store, cache, version.ssts, table, partition, version.clock_ms)
     )
-    return of_rows(stored, table)
+    return checksum_rows(stored, table)

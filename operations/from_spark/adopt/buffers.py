@@ -31,12 +31,12 @@ class MappedColumn:
     """One column of a stage's table, and its sources."""
 
     column: str
-    of: tuple[str, ...]
-    make: Callable[[pa.Table], Array]
+    sources: tuple[str, ...]
+    compute: Callable[[pa.Table], Array]
     how: str = ""
 
 
-def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
+def concat_changes(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
     """Combine a batch's changed rows and deleted keys in one table with the column `DELETED`."""
     null_values = [pa.nulls(deleted.num_rows, value.type) for value in arrow_schema(table.values)]
     deleted_rows = pa.table([*deleted.columns, *null_values], schema=put.schema)
@@ -45,7 +45,7 @@ def with_deleted(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
 
 
 @dataclass(slots=True)
-class ColumnSearch:
+class ColumnMapper:
     """Mapped columns so far, and problems of columns that cannot be mapped."""
 
     columns: list[MappedColumn] = field(default_factory=list)
@@ -53,7 +53,7 @@ class ColumnSearch:
 
     @property
     def used(self) -> set[str]:
-        return {name for mapped in self.columns for name in mapped.of}
+        return {name for mapped in self.columns for name in mapped.sources}
 
     def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
         """Map a column to a state column if its type can store the values; otherwise add a problem."""
@@ -63,7 +63,7 @@ class ColumnSearch:
             self.problems.append(f"column {column!r} is {kind}, but {source.name!r} of the state is {source.type}")
 
 
-def by_name_or_place(columns: Sequence[Column], state: pa.Schema, search: ColumnSearch, label: str) -> None:
+def map_by_name_or_position(columns: Sequence[Column], state: pa.Schema, search: ColumnMapper, label: str) -> None:
     """Map columns by name, and the rest by position if the table and the state have equally many left."""
     unmatched = {state_field.name.casefold(): state_field for state_field in state}
     sources = {
@@ -113,24 +113,24 @@ class _Buffer:
 
     fields: tuple[str, ...]
     make: _Make
-    of: str = ""
+    spark_name: str = ""
     """Spark's name of the aggregate if slackwater has a different name."""
 
 
-def _same(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+def _map_value(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
     (value,) = fields
     return [MappedColumn(name, (value,), lambda rows: rows[value])]
 
 
-def _least_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
+def _map_minimum(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
     """Map a minimum, with NaN as null.
 
     In Spark, NaN is the largest number, so a minimum of NaN means that there was no other value.
     """
     (value,) = fields
     if not pa.types.is_floating(types[name]):
-        return _same(name, types, fields)
-    return [MappedColumn(name, (value,), lambda rows: _unless(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
+        return _map_value(name, types, fields)
+    return [MappedColumn(name, (value,), lambda rows: _null_where(pc.is_nan(rows[value]), rows[value]), "null for NaN")]
 
 
 def _largest_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -179,7 +179,7 @@ def _decimal_sum(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[
                 "does not have them",
                 hint="restart the query with a new checkpoint and fewer digits, or declare the column as update(...)",
             )
-        return _unless(rows[is_empty], rows[total])
+        return _null_where(rows[is_empty], rows[total])
 
     return [MappedColumn(name, (total, is_empty), nonempty, "null if it is empty")]
 
@@ -190,11 +190,11 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
     kind = types[f"_{name}_sum"]
 
     def mean(rows: pa.Table) -> Array:
-        nonzero = _unless(pc.equal(rows[number], 0), rows[number]).cast(pa.float64())
+        nonzero = _null_where(pc.equal(rows[number], 0), rows[number]).cast(pa.float64())
         return pc.divide(_scaled(rows[total], kind).cast(pa.float64(), safe=False), nonzero)
 
     def nonempty_total(rows: pa.Table) -> Array:
-        return _unless(pc.equal(rows[number], 0), _scaled(rows[total], kind))
+        return _null_where(pc.equal(rows[number], 0), _scaled(rows[total], kind))
 
     return [
         MappedColumn(name, (total, number), mean, f"{total} / {number}"),
@@ -212,7 +212,7 @@ def _by_arrival(*, first: bool) -> _Make:
         value, is_set = fields
         by = f"_{name}_by"
         # Every new row is later than null, and no new row is earlier than the smallest value.
-        edge = _least(types[by]) if first else None
+        edge = _smallest_value(types[by]) if first else None
         how = "the smallest value: no later row is earlier" if first else "null: every later row replaces it"
         return [
             MappedColumn(
@@ -237,10 +237,10 @@ def _by_order(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str
 
 _EXTREMUM = ("valueWithExtremumOrdering", "extremumOrdering")
 _BUFFERS: Mapping[str, tuple[_Buffer, ...]] = {
-    "count": (_Buffer(("count",), _same),),
+    "count": (_Buffer(("count",), _map_value),),
     "sum": (_Buffer(("sum", "isEmpty"), _decimal_sum), _Buffer(("sum",), _sum)),
     "mean": (_Buffer(("sum", "count"), _mean, "avg"),),
-    "min": (_Buffer(("min",), _least_value),),
+    "min": (_Buffer(("min",), _map_minimum),),
     "max": (_Buffer(("max",), _largest_value),),
     "first": (_Buffer(("first", "valueSet"), _by_arrival(first=True)), _Buffer(_EXTREMUM, _by_order, "min_by")),
     "last": (_Buffer(("last", "valueSet"), _by_arrival(first=False)), _Buffer(_EXTREMUM, _by_order, "max_by")),
@@ -253,8 +253,8 @@ _UNSUPPORTED = {
 """Aggregates that cannot be adopted, by the start of their field names."""
 
 
-def aggregates(
-    declarations: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, search: ColumnSearch
+def map_aggregates(
+    declarations: Sequence[tuple[str, Aggregate]], state: pa.Schema, values: pa.Schema, search: ColumnMapper
 ) -> None:
     """Map the fields `state` of a buffer to the columns of declared aggregates.
 
@@ -266,14 +266,23 @@ def aggregates(
         remaining = fields[at:]
         candidates = _BUFFERS[declared.function]
         buffer = next(
-            (candidate for candidate in candidates if _fields(remaining[: len(candidate.fields)]) == candidate.fields),
+            (
+                candidate
+                for candidate in candidates
+                if _unnumbered_names(remaining[: len(candidate.fields)]) == candidate.fields
+            ),
             None,
         )
         if buffer is None:
             expected = " or ".join(
-                f"{candidate.of or declared.function} ({', '.join(candidate.fields)})" for candidate in candidates
+                f"{candidate.spark_name or declared.function} ({', '.join(candidate.fields)})"
+                for candidate in candidates
             )
-            actual = f"{remaining[0].name} {remaining[0].type}{_guess(remaining[0].name)}" if remaining else "nothing"
+            actual = (
+                f"{remaining[0].name} {remaining[0].type}{_unsupported_hint(remaining[0].name)}"
+                if remaining
+                else "nothing"
+            )
             search.problems.append(
                 f"column {name!r} is {declared}: expected {expected} at position {at + 1} of the state, found {actual}"
             )
@@ -285,7 +294,7 @@ def aggregates(
             unfit = [
                 source
                 for source in own_fields
-                if mapped.of == (source.name,) and not mapped.how
+                if mapped.sources == (source.name,) and not mapped.how
                 if not is_convertible(source.type, types[mapped.column])
             ]
             search.problems += [
@@ -299,11 +308,11 @@ def aggregates(
         )
         search.problems.append(
             f"the state has {len(remaining)} more fields than the declared aggregates: {more}"
-            f"{_guess(remaining[0].name)}"
+            f"{_unsupported_hint(remaining[0].name)}"
         )
 
 
-def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
+def guess_aggregates(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
     """Guess a buffer's aggregates. Returns function, first field's name and type of each, and unknown fields.
 
     An ambiguous buffer becomes the longest match: `sum, count` is a mean.
@@ -316,33 +325,34 @@ def declared_from(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]],
     while at < len(fields):
         for function, buffer in all_buffers:
             own_fields = fields[at : at + len(buffer.fields)]
-            if _fields(own_fields) == buffer.fields:
+            if _unnumbered_names(own_fields) == buffer.fields:
                 declarations.append((function, own_fields[0].name, own_fields[0].type))
                 at += len(own_fields)
                 break
         else:
             # Aggregates such as approx_count_distinct have fifty fields.
-            first_field, guess = fields[at], _guess(fields[at].name)
-            similar = [*takewhile(lambda other: _guess(other.name) == guess, fields[at:])] if guess else [first_field]  # noqa: B023
+            first_field, guess = fields[at], _unsupported_hint(fields[at].name)
+            same_hint = takewhile(lambda other: _unsupported_hint(other.name) == guess, fields[at:])  # noqa: B023
+            similar = [*same_hint] if guess else [first_field]
             unknown.append(f"{first_field.name} {first_field.type}{' and others' if len(similar) > 1 else ''}{guess}")
             at += len(similar)
     return declarations, unknown
 
 
-def _fields(fields: Sequence[pa.Field]) -> tuple[str, ...]:
+def _unnumbered_names(fields: Sequence[pa.Field]) -> tuple[str, ...]:
     return tuple(_NUMBERED.fullmatch(buffer_field.name)[1] for buffer_field in fields)  # type: ignore[index]
 
 
-def _guess(name: str) -> str:
+def _unsupported_hint(name: str) -> str:
     guess = next((noun for start, noun in _UNSUPPORTED.items() if re.fullmatch(rf"{start}(_\d+)*_?", name)), "")
     return f" (of {guess}, which no aggregate of slackwater can continue: declare it as update(...))" if guess else ""
 
 
-def _unless(mask: Array, values: Array) -> Array:
+def _null_where(mask: Array, values: Array) -> Array:
     return pc.if_else(mask, pa.scalar(None, values.type), values)
 
 
-def _least(kind: pa.DataType) -> object:
+def _smallest_value(kind: pa.DataType) -> object:
     types = pa.types
     if types.is_integer(kind):
         return -(1 << (kind.bit_width - 1))

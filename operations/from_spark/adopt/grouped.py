@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from ....state.kinds.aggregate import Aggregates
 from ....state.kinds.due import due_ms
 from ....state.kinds.join import BoundJoin, Join, JoinSide
-from ....state.kinds.kind import Bound, Kind
+from ....state.kinds.kind import BoundState, Kind
 from ....state.kinds.session import TIMES, Sessions
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Table, is_internal
-from ...exchange.initialise import MEMORY
-from ..attach.rows import fitting
+from ...exchange.initialise import SORT_MEMORY
+from ..attach.rows import cast_to_columns
 from ..checkpoint.protocol import DELETED, ReadableTable
-from .buffers import Array, ColumnSearch, MappedColumn, aggregates, by_name_or_place, with_deleted
+from .buffers import Array, ColumnMapper, MappedColumn, concat_changes, map_aggregates, map_by_name_or_position
 
 _BATCH_ROWS = 1 << 17
 
@@ -40,13 +40,13 @@ class KeyPart:
     per_key: tuple[tuple[str, str], ...]
     """Names and DuckDB expressions of aggregates over the rows of a key."""
 
-    def flat(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
+    def to_database_rows(self, state: pa.Table, columns: Sequence[str]) -> pa.Table:
         makers = {column.column: column for column in self.columns}
-        return pa.table([_chunked(makers[name].make(state)) for name in columns], names=list(columns))
+        return pa.table([_chunked(makers[name].compute(state)) for name in columns], names=list(columns))
 
 
 @dataclass(slots=True)
-class Grouped:
+class GroupedMapping:
     """`StateMapping` for a table whose row combines all of the query's rows of a key.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
@@ -67,71 +67,75 @@ class Grouped:
     def states(self) -> tuple[ReadableTable, ...]:
         return tuple(part.state for part in self.parts)
 
-    def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
-        self.recall(states)
+    def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
+        self.load_state(states)
         yield from self._rows("")
 
-    def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
+    def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
         con = self._con = empty_database()
-        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{MEMORY}'")
+        con.execute(f"SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET memory_limit = '{SORT_MEMORY}'")
         for number, (part, rows) in enumerate(zip(self.parts, states, strict=True)):
             columns = [column.column for column in part.columns]
             exists = False
-            for batch in (part.flat(pa.Table.from_batches([state_batch]), columns) for state_batch in rows):
+            for batch in (part.to_database_rows(pa.Table.from_batches([state_batch]), columns) for state_batch in rows):
                 con.register("came", batch)
                 con.execute(f"INSERT INTO t{number} FROM came" if exists else f"CREATE TABLE t{number} AS FROM came")
                 exists = True
             if not exists:
                 state = pa.schema([*part.state.key, *part.state.values]).empty_table()
-                con.register("came", part.flat(state, columns))
+                con.register("came", part.to_database_rows(state, columns))
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
-    def changes(self, states: Sequence[pa.Table]) -> pa.Table:
+    def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         con = self._con
-        assert con is not None  # noqa: S101  `recall` was called
-        keys = _listed(self.key)
+        assert con is not None  # noqa: S101  `load_state` was called
+        keys = _column_list(self.key)
         touched = []
         for number, (part, state) in enumerate(zip(self.parts, states, strict=True)):
             row_ids, columns = [*self.key, *part.ids], [column.column for column in part.columns]
-            con.register(f"gone{number}", part.flat(state, row_ids))
-            con.register(f"came{number}", part.flat(state.filter(pa.compute.invert(state[DELETED])), columns))
-            con.execute(f"DELETE FROM t{number} USING gone{number} g WHERE {_equal(f't{number}', 'g', row_ids)}")
+            con.register(f"gone{number}", part.to_database_rows(state, row_ids))
+            con.register(
+                f"came{number}", part.to_database_rows(state.filter(pa.compute.invert(state[DELETED])), columns)
+            )
+            con.execute(
+                f"DELETE FROM t{number} USING gone{number} g WHERE {_columns_equal(f't{number}', 'g', row_ids)}"
+            )
             con.execute(f"INSERT INTO t{number} FROM came{number}")
             touched.append(f"SELECT DISTINCT {keys} FROM gone{number}")
         con.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(touched)}")
         current = pa.concat_tables([self._empty(), *self._rows("touched")])
         con.register("found", current.select(list(self.key)))
         deleted = con.sql(
-            f"SELECT t.* FROM touched t ANTI JOIN found f ON {_equal('t', 'f', self.key)}"
+            f"SELECT t.* FROM touched t ANTI JOIN found f ON {_columns_equal('t', 'f', self.key)}"
         ).to_arrow_table()
-        return with_deleted(current, fitting(deleted, self.table.key), self.table)
+        return concat_changes(current, cast_to_columns(deleted, self.table.key), self.table)
 
     def _rows(self, touched: str) -> Iterator[pa.Table]:
         con = self._con
         assert con is not None  # noqa: S101
-        keys, with_parts, joins = _listed(self.key), [], []
+        keys, with_parts, joins = _column_list(self.key), [], []
         for number, part in enumerate(self.parts):
             source = f"t{number}"
             if touched:
-                source = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_equal('t', 'k', self.key)})"
+                source = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_columns_equal('t', 'k', self.key)})"
             aggregates = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in part.per_key)
             with_parts.append(f"p{number} AS (SELECT {keys}, {aggregates} FROM {source} GROUP BY {keys})")
-            joins.append(f"LEFT JOIN p{number} ON {_equal('k', f'p{number}', self.key)}")
+            joins.append(f"LEFT JOIN p{number} ON {_columns_equal('k', f'p{number}', self.key)}")
         all_keys = " UNION ".join(f"SELECT {keys} FROM p{number}" for number in range(len(self.parts)))
         key_columns = ", ".join(f"k.{_quoted(name)}" for name in self.key)
         values = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in self.values)
         query = f"WITH {', '.join(with_parts)} SELECT {key_columns}, {values} FROM ({all_keys}) k {' '.join(joins)}"
         for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
-            yield fitting(batch, self.table.columns)
+            yield cast_to_columns(batch, self.table.columns)
 
     def _empty(self) -> pa.Table:
         return arrow_schema(self.table.columns).empty_table()
 
 
-def _listed(names: Iterable[str]) -> str:
+def _column_list(names: Iterable[str]) -> str:
     return ", ".join(map(_quoted, names))
 
 
@@ -139,17 +143,17 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _equal(first: str, second: str, names: Iterable[str]) -> str:
+def _columns_equal(first: str, second: str, names: Iterable[str]) -> str:
     return " AND ".join(f"{first}.{_quoted(name)} IS NOT DISTINCT FROM {second}.{_quoted(name)}" for name in names)
 
 
-def struct(fields: Sequence[str]) -> str:
+def struct_expression(fields: Sequence[str]) -> str:
     return "struct_pack(" + ", ".join(f"{_quoted(name)} := {_quoted(name)}" for name in fields) + ")"
 
 
-def listed(fields: Sequence[str], order: Sequence[str]) -> str:
+def list_expression(fields: Sequence[str], order: Sequence[str]) -> str:
     """Return the DuckDB expression that collects a key's rows as a list of structs, ordered by `order`."""
-    return f"list({struct(fields)} ORDER BY {_listed(order)})"
+    return f"list({struct_expression(fields)} ORDER BY {_column_list(order)})"
 
 
 def quoted(name: str) -> str:
@@ -163,9 +167,9 @@ def _chunked(column: Array) -> Array:
 _ID, _DUE, _MATCHED = "_id", "_due", "_matched"
 
 
-def sessions(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
-) -> Grouped | None:
+def map_sessions(
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: BoundState | None, search: ColumnMapper
+) -> GroupedMapping | None:
     """Map session windows to one list for each key. In Spark, each session is a row whose key includes its start."""
     (state,) = states
     assert isinstance(kind, Sessions)  # noqa: S101  selected by its tag
@@ -175,18 +179,18 @@ def sessions(
         if pa.types.is_list(column.type)
     }
     begin, *_ = [key_field.name for key_field in state.key][-1:]
-    by_name_or_place(
+    map_by_name_or_position(
         table.key, pa.schema([key_field for key_field in state.key if key_field.name != begin]), search, "key column"
     )
     window, *buffer = state.values
     list_fields = pa.schema([list_field for fields in lists.values() for list_field in fields])
-    core, value_search = kind.state.core, ColumnSearch()
+    core, value_search = kind.state.core, ColumnMapper()
     if not isinstance(core, Aggregates) or state.kind != "session":
         search.problems.append(
             f"{kind} requires the aggregates of a session window, but the query has the operator {state.kind}"
         )
         return None
-    aggregates(core.made, pa.schema(buffer), list_fields, value_search)
+    map_aggregates(core.made, pa.schema(buffer), list_fields, value_search)
     search.problems += value_search.problems
     search.columns += value_search.columns
     if search.problems:
@@ -201,18 +205,20 @@ def sessions(
         MappedColumn(_ID, (begin,), itemgetter(begin)),
         MappedColumn(_DUE, (window.name,), lambda rows: due_ms(edge("end", rows))),
     ]
-    per_key = [(name, listed([list_field.name for list_field in fields], TIMES[:1])) for name, fields in lists.items()]
+    per_key = [
+        (name, list_expression([list_field.name for list_field in fields], TIMES[:1])) for name, fields in lists.items()
+    ]
     per_key.append((DUE, f"min({_DUE})"))
     part = KeyPart(state, (*search.columns, *times, *extra), (_ID,), tuple(per_key))
     shown = next(name for name in lists if not is_internal(name))
     reported = [mapped for mapped in search.columns if mapped.column in {column.name for column in table.key}]
     reported.append(MappedColumn(shown, tuple(state.values.names), lambda rows: rows, "a list of its sessions"))
-    return Grouped((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(reported))
+    return GroupedMapping((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(reported))
 
 
-def joined(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: Bound | None, search: ColumnSearch
-) -> Grouped | None:
+def map_join(
+    kind: Kind, states: Sequence[ReadableTable], table: Table, bound: BoundState | None, search: ColumnMapper
+) -> GroupedMapping | None:
     """Map the waiting rows of both sides of a join to lists. In Spark, the rows of a key are numbered."""
     assert isinstance(kind, Join)  # noqa: S101  selected by its tag
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {state.kind for state in states} != {"join"}:
@@ -221,7 +227,8 @@ def joined(
         )
         return None
     parts = [
-        _side(state, side, kind, table, search) for state, side in zip(states, (bound.left, bound.right), strict=True)
+        _map_join_side(state, side, kind, table, search)
+        for state, side in zip(states, (bound.left, bound.right), strict=True)
     ]
     if search.problems:
         return None
@@ -238,13 +245,13 @@ def joined(
         MappedColumn(side.name, names, lambda rows: rows, "a list of its waiting rows")
         for side, names in zip((bound.left, bound.right), value_names, strict=True)
     ]
-    return Grouped((parts[0], parts[1]), table, tuple(values), tuple(reported))
+    return GroupedMapping((parts[0], parts[1]), table, tuple(values), tuple(reported))
 
 
-def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, search: ColumnSearch) -> KeyPart:
+def _map_join_side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, search: ColumnMapper) -> KeyPart:
     index = state.key.names[-1]
-    own, label = ColumnSearch(), f"column of {side.name}"
-    by_name_or_place(
+    own, label = ColumnMapper(), f"column of {side.name}"
+    map_by_name_or_position(
         table.key, pa.schema([key_field for key_field in state.key if key_field.name != index]), own, "key column"
     )
     state_columns = set(state.values.names)
@@ -263,7 +270,7 @@ def _side(state: ReadableTable, side: JoinSide, kind: Join, table: Table, search
         return pc.add(due_ms(rows[time]), within_ms + 1)
 
     extra = [MappedColumn(_ID, (index,), itemgetter(index)), MappedColumn(_DUE, (time,), due)]
-    columns = listed(side.columns.names, (time, _ID))
+    columns = list_expression(side.columns.names, (time, _ID))
     per_key = [(side.name, columns), (_DUE, f"max({_DUE})")]
     if kind.how == "left" and side.name == kind.left:
         met = "matched" if "matched" in state_columns else None

@@ -12,24 +12,24 @@ import pyarrow.compute as pc
 from ....errors import Refused
 from ....state.kinds.aggregate import Aggregates
 from ....state.kinds.due import due_ms, window_of
-from ....state.kinds.kind import Bound, Kind, kind_of
+from ....state.kinds.kind import BoundState, Kind, kind_of
 from ....state.kinds.pandas_state import PandasState
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table, is_internal
-from ..attach.rows import fitting
-from ..checkpoint.protocol import DELETED, ReadableTable, times_out
-from .buffers import ColumnSearch, MappedColumn, aggregates, by_name_or_place, with_deleted
-from .grouped import Grouped, joined, sessions
-from .variables import processed
+from ..attach.rows import cast_to_columns
+from ..checkpoint.protocol import DELETED, ReadableTable, has_timeout
+from .buffers import ColumnMapper, MappedColumn, concat_changes, map_aggregates, map_by_name_or_position
+from .grouped import GroupedMapping, map_join, map_sessions
+from .variables import map_processor
 
 _DISTINCT = ("distinct", "distinct-within-watermark")
-_ONE_ROW = ("total", "limit")
+_SINGLE_ROW_KINDS = ("total", "limit")
 """Kinds of operators whose table has one row and no key."""
 _EXPIRES = "expires_at"
 
 
 @dataclass(frozen=True, slots=True)
-class RowByRow:
+class RowMapping:
     """`StateMapping` that makes one row of the stage's table from each row of the query's table."""
 
     state: ReadableTable
@@ -40,21 +40,21 @@ class RowByRow:
     def states(self) -> tuple[ReadableTable, ...]:
         return (self.state,)
 
-    def whole(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
+    def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
         (rows,) = states
         return (self.rows(pa.Table.from_batches([batch])) for batch in rows)
 
-    def recall(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
+    def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
         """Do nothing, because changes do not depend on the previous state."""
 
-    def changes(self, states: Sequence[pa.Table]) -> pa.Table:
+    def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
         (state,) = states
         deleted = state[DELETED]
         if not pc.any(deleted).as_py():
             return self.rows(state.drop_columns([DELETED])).append_column(DELETED, deleted)
         # Deleted rows have undefined values, which need not fit.
         put, keys = self.rows(state.filter(pc.invert(deleted))), self._rows(state.filter(deleted), self.table.key)
-        return with_deleted(put, keys, self.table)
+        return concat_changes(put, keys, self.table)
 
     def rows(self, state: pa.Table) -> pa.Table:
         """Convert rows to the table's columns. Raises `Refused` for a value that does not fit."""
@@ -63,18 +63,18 @@ class RowByRow:
     def _rows(self, state: pa.Table, columns: Sequence[Column]) -> pa.Table:
         makers = {column.column: column for column in self.columns}
         names = [column.name for column in columns]
-        return fitting(pa.table([makers[name].make(state) for name in names], names=names), columns)
+        return cast_to_columns(pa.table([makers[name].compute(state) for name in names], names=names), columns)
 
 
-def mapping_of(
-    tables: Sequence[ReadableTable], table: Table, label: str, bound: Bound | None = None
-) -> RowByRow | Grouped:
+def map_tables(
+    tables: Sequence[ReadableTable], table: Table, label: str, bound: BoundState | None = None
+) -> RowMapping | GroupedMapping:
     """Return the mapping of a query's tables to a stage's table.
 
     `label` names the stage in errors, `bound` is the stage's state. Raises `Refused` with the problems of all columns.
     """
-    kind, search = kind_of(table.state), ColumnSearch()
-    if (combine := _SEVERAL.get(kind.tag)) is not None:
+    kind, search = kind_of(table.state), ColumnMapper()
+    if (combine := _GROUPED_RULES.get(kind.tag)) is not None:
         if (combined := combine(kind, tables, table, bound, search)) is None or search.problems:
             raise _refused(search, tables, label, kind)
         return combined
@@ -82,18 +82,18 @@ def mapping_of(
         names = ", ".join(f"{state_table.name or 'its own'} ({state_table.kind})" for state_table in tables)
         raise Refused(f"the query has several tables ({names}), but {label} is {kind}, which is mapped from one")
     (state,) = tables
-    if state.kind in _ONE_ROW:
+    if state.kind in _SINGLE_ROW_KINDS:
         _check_one_row(state, table, search)
-    by_name_or_place(table.key, state.key, search, "key column")
+    map_by_name_or_position(table.key, state.key, search, "key column")
     _RULES.get(kind.core.tag, _by_name)(kind, state, table, search)
-    if kind.once:
-        _due_at_the_end(table, search)
+    if kind.emits_once:
+        _map_window_end(table, search)
     if search.problems:
         raise _refused(search, tables, label, kind)
-    return RowByRow(state, table, tuple(search.columns))
+    return RowMapping(state, table, tuple(search.columns))
 
 
-def _refused(search: ColumnSearch, tables: Sequence[ReadableTable], label: str, kind: Kind) -> Refused:
+def _refused(search: ColumnMapper, tables: Sequence[ReadableTable], label: str, kind: Kind) -> Refused:
     return Refused(
         f"the state of the query ({tables[0].kind}) does not fit {label}, which is {kind}: "
         f"{'; '.join(search.problems)}",
@@ -101,7 +101,7 @@ def _refused(search: ColumnSearch, tables: Sequence[ReadableTable], label: str, 
     )
 
 
-def _check_one_row(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
+def _check_one_row(state: ReadableTable, table: Table, search: ColumnMapper) -> None:
     if [column.name for column in table.key] != state.key.names:
         search.problems.append(
             f"the query has one row for all its input ({state.kind}), but the stage's key is "
@@ -110,26 +110,26 @@ def _check_one_row(state: ReadableTable, table: Table, search: ColumnSearch) -> 
         )
 
 
-def _aggregate(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
+def _aggregate(kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
     core = kind.core
     assert isinstance(core, Aggregates)  # noqa: S101  selected by its tag
-    aggregates(core.made, state.values, arrow_schema(table.values), search)
+    map_aggregates(core.made, state.values, arrow_schema(table.values), search)
 
 
-def _update(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
+def _update(kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
     if state.kind in _DISTINCT:
-        _seen(state, table, search)
+        _map_distinct(state, table, search)
     else:
         _by_name(kind, state, table, search)
     due = kind.due_column(arrow_schema(table.key))
     if due and (mapped := next((candidate for candidate in search.columns if candidate.column == due), None)):
         search.columns.append(
-            MappedColumn(DUE, mapped.of, lambda rows: due_ms(mapped.make(rows)), f"when {due} has passed")
+            MappedColumn(DUE, mapped.sources, lambda rows: due_ms(mapped.compute(rows)), f"when {due} has passed")
         )
 
 
-def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    for column in _visible(table):
+def _map_distinct(state: ReadableTable, table: Table, search: ColumnMapper) -> None:
+    for column in _visible_columns(table):
         kind = arrow_schema((column,)).field(0).type
         if _EXPIRES in state.values.names and pa.types.is_timestamp(kind):
             search.copy_column(column.name, state.values.field(_EXPIRES), kind)
@@ -144,16 +144,16 @@ def _seen(state: ReadableTable, table: Table, search: ColumnSearch) -> None:
             )
 
 
-def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
+def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
     """Map the fields of a pandas function's state; with a timeout, two more columns follow the fields."""
     assert isinstance(kind, PandasState)  # noqa: S101  selected by its tag
     timed = kind.timeout != "NoTimeout"
-    if timed and not times_out(state.values):
+    if timed and not has_timeout(state.values):
         kinds = ", ".join(f"{value.name} {value.type}" for value in state.values) or "no columns"
         search.problems.append(f"the function has a timeout, but the state has none: it has {kinds}")
         return
     own = list(state.values)[: -2 if timed else None]
-    by_name_or_place(_visible(table), pa.schema(own), search, "column")
+    map_by_name_or_position(_visible_columns(table), pa.schema(own), search, "column")
     if not timed:
         # A key without a state has no row.
         search.columns.append(MappedColumn("_defined", (), lambda rows: pa.repeat(True, rows.num_rows), "true"))
@@ -166,25 +166,25 @@ def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch
     search.columns.append(MappedColumn(DUE, (timeout,), lambda rows: pc.add(due_ms(rows[timeout]), 1), how))
 
 
-def _by_name(_kind: Kind, state: ReadableTable, table: Table, search: ColumnSearch) -> None:
-    by_name_or_place(_visible(table), state.values, search, "column")
+def _by_name(_kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
+    map_by_name_or_position(_visible_columns(table), state.values, search, "column")
 
 
-_RULES: Mapping[str, Callable[[Kind, ReadableTable, Table, ColumnSearch], None]] = {
+_RULES: Mapping[str, Callable[[Kind, ReadableTable, Table, ColumnMapper], None]] = {
     "aggregate": _aggregate,
     "update": _update,
     "pandas_state": _pandas,
 }
-_SEVERAL = {"sessions": sessions, "join": joined, "processor": processed}
+_GROUPED_RULES = {"sessions": map_sessions, "join": map_join, "processor": map_processor}
 
 
-def _visible(table: Table) -> list[Column]:
+def _visible_columns(table: Table) -> list[Column]:
     return [column for column in table.values if not is_internal(column.name)]
 
 
-def _due_at_the_end(table: Table, search: ColumnSearch) -> None:
+def _map_window_end(table: Table, search: ColumnMapper) -> None:
     window = window_of(arrow_schema(table.key))
     mapped = next((candidate for candidate in search.columns if candidate.column == window), None)
     if mapped is not None:
-        end = lambda rows: due_ms(pc.struct_field(mapped.make(rows), "end"))  # noqa: E731
-        search.columns.append(MappedColumn(DUE, mapped.of, end, "when the window ends"))
+        end = lambda rows: due_ms(pc.struct_field(mapped.compute(rows), "end"))  # noqa: E731
+        search.columns.append(MappedColumn(DUE, mapped.sources, end, "when the window ends"))

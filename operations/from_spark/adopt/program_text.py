@@ -9,25 +9,25 @@ import pyarrow as pa
 from ....errors import Refused
 from ....pipeline.source.spark_types import spark_schema_of
 from ....state.kinds.due import window_of
-from ..checkpoint.protocol import ReadableTable, times_out
-from .buffers import declared_from
+from ..checkpoint.protocol import ReadableTable, has_timeout
+from .buffers import guess_aggregates
 
 _TODO = "# TODO: the query's steps between its source and its stateful operator."
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
+class _StageDeclaration:
     """Parts of a stage's declaration, as Python source or names."""
 
     key: Sequence[str]
     state: str
     columns: Sequence[tuple[str, str]]
-    right: Sequence[tuple[str, str]] = ()
+    right_columns: Sequence[tuple[str, str]] = ()
     functions: str = ""
     watermark: str = ""
     notes: Sequence[str] = ()
-    more: str = ""
-    computed: Mapping[str, str] | None = None
+    extra_arguments: str = ""
+    computed_columns: Mapping[str, str] | None = None
 
 
 def program_text(
@@ -55,20 +55,25 @@ def program_text(
     return _text(declare(tables), topics, app, stage, where, query)
 
 
-def _aggregate(tables: Sequence[ReadableTable]) -> _Declared:
+def _aggregate(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     (table,) = tables
     declared, columns, notes = _aggregates(table.values)
     key, of_key, computed, watermark = _key(table)
     if watermark:
         notes.append('if the query is in append mode, add event_time=sw.event_time(emits="final") and writes=')
-    return _Declared(
-        key, _call("aggregate", declared), [*of_key, *columns], watermark=watermark, computed=computed, notes=notes
+    return _StageDeclaration(
+        key,
+        _call("aggregate", declared),
+        [*of_key, *columns],
+        watermark=watermark,
+        computed_columns=computed,
+        notes=notes,
     )
 
 
 def _aggregates(values: pa.Schema) -> tuple[list[str], list[tuple[str, str]], list[str]]:
     """Return the declaration's arguments, input columns and notes. Raises `Refused` for unknown aggregates."""
-    declarations, unknown = declared_from(values)
+    declarations, unknown = guess_aggregates(values)
     if unknown:
         raise Refused(
             f"the query has state that no aggregate of slackwater can continue: {'; '.join(unknown)}",
@@ -98,22 +103,22 @@ def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _session(tables: Sequence[ReadableTable], app: str) -> _Declared:
+def _session(tables: Sequence[ReadableTable], app: str) -> _StageDeclaration:
     (table,) = tables
     begin = table.key.names[-1]
     window, *_ = table.values.names
     declared, columns, notes = _aggregates(pa.schema(list(table.values)[1:]))
     key = [(key_field.name, _spark(key_field.type)) for key_field in table.key if key_field.name != begin]
     computed = {window: 'F.session_window("at", "5 minutes")'}
-    return _Declared(
+    return _StageDeclaration(
         [*(name for name, _ in key), window], _call("aggregate", declared), [*key, *columns, ("at", "timestamp")],
-        watermark="at", computed=computed,
-        more=f'writes=sw.sink("{app}-sessions"),\n    event_time=sw.event_time(emits="final"),',
+        watermark="at", computed_columns=computed,
+        extra_arguments=f'writes=sw.sink("{app}-sessions"),\n    event_time=sw.event_time(emits="final"),',
         notes=[*notes, "replace the gap and the watermark by the query's own"],
     )  # fmt: skip
 
 
-def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
+def _distinct(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     (table,) = tables
     key, columns, computed, _ = _key(table)
     expires = bool(len(table.values))
@@ -133,10 +138,10 @@ def _distinct(tables: Sequence[ReadableTable]) -> _Declared:
             return pa.table({{{name!r}: {value}}}), new.select({[name for name, _ in columns]!r})
         '''
     notes = ['until is when a key expires: set it as the query does, and add due="until"'] if expires else []
-    return _Declared(key, state, columns, functions=functions, computed=computed, notes=notes)
+    return _StageDeclaration(key, state, columns, functions=functions, computed_columns=computed, notes=notes)
 
 
-def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
+def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _StageDeclaration:
     left_columns, right_columns = (
         [(value.name, _spark(value.type)) for value in table.values if value.name != "matched"] for table in tables
     )
@@ -150,13 +155,21 @@ def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _Declared:
         "keep the columns of each side as in the query's state; their names must be unique",
     ]
     state = f'sw.join({sides[0]!r}, {sides[1]!r}, within="1 hour")'
-    return _Declared(key, state, left_columns, right=right_columns, watermark=times[0], computed=computed, notes=notes)
+    return _StageDeclaration(
+        key,
+        state,
+        left_columns,
+        right_columns=right_columns,
+        watermark=times[0],
+        computed_columns=computed,
+        notes=notes,
+    )
 
 
-def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
+def _pandas(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     (table,) = tables
     fields = [(value.name, _spark(value.type)) for value in table.values]
-    timed = times_out(table.values)
+    timed = has_timeout(table.values)
     key, columns, computed, _ = _key(table)
     ddl = ", ".join(f"{name} {kind}" for name, kind in fields[: -2 if timed else None])
     output = ", ".join(f"{name} {kind}" for name, kind in columns)
@@ -167,17 +180,17 @@ def _pandas(tables: Sequence[ReadableTable]) -> _Declared:
         '''
     timeout = "ProcessingTimeTimeout" if timed else "NoTimeout"
     state = f'sw.pandas_state(the_function, "{output}", "{ddl}", "{timeout}")'
-    return _Declared(key, state, columns, functions=functions, computed=computed)
+    return _StageDeclaration(key, state, columns, functions=functions, computed_columns=computed)
 
 
-def _transform(tables: Sequence[ReadableTable]) -> _Declared:
+def _transform(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     raise Refused(
         "a class of transformWithState needs no generated state: use state=sw.processor(TheClass(), output, …)",
         hint="write the stage with the class, then check it with adopt --dry-run",
     )
 
 
-def _update(tables: Sequence[ReadableTable]) -> _Declared:
+def _update(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     (table,) = tables
     key, columns, computed, _ = _key(table)
     ddl = ", ".join(f"{value.name} {_spark(value.type)}" for value in table.values)
@@ -186,7 +199,9 @@ def _update(tables: Sequence[ReadableTable]) -> _Declared:
             """TODO: the query's function of the rows of each key."""
             raise NotImplementedError
         '''
-    return _Declared(key, f'sw.update(go_on, state="{ddl}")', columns, functions=functions, computed=computed)
+    return _StageDeclaration(
+        key, f'sw.update(go_on, state="{ddl}")', columns, functions=functions, computed_columns=computed
+    )
 
 
 def _key(table: ReadableTable) -> tuple[list[str], list[tuple[str, str]], dict[str, str], str]:
@@ -209,7 +224,7 @@ def _call(name: str, arguments: Sequence[str]) -> str:
     )
 
 
-def _text(declared: _Declared, topics: Sequence[str], app: str, stage: str, where: str, query: str) -> str:
+def _text(declared: _StageDeclaration, topics: Sequence[str], app: str, stage: str, where: str, query: str) -> str:
     reads = [f"sw.topic({topic!r})" for topic in topics]
     key = repr(declared.key[0]) if len(declared.key) == 1 else f"({', '.join(map(repr, declared.key))})"
     names = [_argument(topic, number) for number, topic in enumerate(topics)]
@@ -230,32 +245,32 @@ def _text(declared: _Declared, topics: Sequence[str], app: str, stage: str, wher
         f"    reads={reads[0] if len(reads) == 1 else '(' + ', '.join(reads) + ')'},",
         f"    key={key},",
         f"    state={declared.state},",
-        *([f"    {declared.more}"] if declared.more else []),
+        *([f"    {declared.extra_arguments}"] if declared.extra_arguments else []),
         ")",
         f"def {stage.replace('-', '_')}({', '.join(f'{name}: DataFrame' for name in names)})"
-        f" -> {'tuple[DataFrame, DataFrame]' if declared.right else 'DataFrame'}:",
+        f" -> {'tuple[DataFrame, DataFrame]' if declared.right_columns else 'DataFrame'}:",
         f"    {_TODO}",
     ]
     for number, name in enumerate(names):
-        side = declared.right if number and declared.right else declared.columns
+        side = declared.right_columns if number and declared.right_columns else declared.columns
         lines += [f"    {name} = {name}.{call}" for call in _calls(declared, side)]
     union = names[0] + "".join(f".unionByName({name})" for name in names[1:])
-    lines.append(f"    return {', '.join(names) if declared.right else union}")
+    lines.append(f"    return {', '.join(names) if declared.right_columns else union}")
     return "\n".join(lines) + "\n"
 
 
-def _calls(declared: _Declared, side: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _calls(declared: _StageDeclaration, side: Sequence[tuple[str, str]]) -> Iterator[str]:
     ddl = ", ".join(f"`{column}` {kind}" for column, kind in side)
     if side:
         rows = f'F.from_json(F.col("value").cast("string"), "{ddl}").alias("r")'
         yield f'select({rows}).select("r.*")'
     time = declared.watermark
-    if declared.right:
+    if declared.right_columns:
         time = next((column for column, kind in side if kind == "timestamp"), "")
     if time:
         yield f'withWatermark({time!r}, "10 minutes")'
-    for index, (column, of) in enumerate((declared.computed or {}).items()):
-        yield f"withColumn({column!r}, {f'F.col({side[index][0]!r})' if declared.right else of})"
+    for index, (column, of) in enumerate((declared.computed_columns or {}).items()):
+        yield f"withColumn({column!r}, {f'F.col({side[index][0]!r})' if declared.right_columns else of})"
 
 
 def _argument(topic: str, number: int) -> str:

@@ -27,7 +27,7 @@ from ....store.versions.manifest import Manifest
 from ...debugging.replay.compare import compare
 from ...debugging.replay.program import LoadedProgram, open_program
 from ...debugging.replay.stage_replay import StageReplay
-from .adopting import Adopting
+from .adopting import PreparedAdoption
 from .adoption import AdoptedBatch, Adoption
 
 
@@ -44,21 +44,21 @@ class ShadowBatch:
 
 
 @dataclass(slots=True)
-class Shadow:
+class ShadowRun:
     """Follows a query and compares its batches. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
-    equal: int = field(default=0, init=False)
+    equal_batches: int = field(default=0, init=False)
     equal_ms: int = field(default=0, init=False)
     _head: Manifest | None = field(default=None, init=False)
     _last_ms: int = field(default=0, init=False)
 
-    def round(self) -> Iterator[ShadowBatch]:
-        committed = self.adoption.checkpoint.committed()
+    def compare_new_batches(self) -> Iterator[ShadowBatch]:
+        committed = self.adoption.checkpoint.committed_batches()
         steps: list[AdoptedBatch] = []
         self.adoption.on_step = steps.append
-        for last in range(self._following, committed[-1] + 1):
+        for last in range(self._next_batch, committed[-1] + 1):
             steps.clear()
             self.adoption.batches = range(self.adoption.batches[0], last + 1)
             self._head = self.adoption.advance(self._head)
@@ -69,16 +69,16 @@ class Shadow:
                     self._last_ms = step.manifest.time_ms
 
     @property
-    def _following(self) -> int:
+    def _next_batch(self) -> int:
         adopted = self._head.adopted if self._head is not None else None
         return adopted.next_batch if adopted is not None else self.adoption.batches[0]
 
     def _compare_batch(self, step: AdoptedBatch) -> ShadowBatch:
         version = step.manifest
-        comparison = compare(StageReplay.of(self.program, version), {})
+        comparison = compare(StageReplay.for_version(self.program, version), {})
         different = _without_evicted(comparison.different, version) if comparison.different else None
-        self.equal = 0 if different else self.equal + 1
-        self.equal_ms = self.equal_ms + version.time_ms - self._last_ms if self.equal else 0
+        self.equal_batches = 0 if different else self.equal_batches + 1
+        self.equal_ms = self.equal_ms + version.time_ms - self._last_ms if self.equal_batches else 0
         self._last_ms = version.time_ms
         records = sum(count for _, count in comparison.read)
         return ShadowBatch(step.batch, version.time_ms, records, step.rows, different or None)
@@ -92,16 +92,16 @@ def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
         return different
     ends = pc.struct_field(different.keys[window].combine_chunks(), "end").cast(pa.int64())
     over = np.asarray(pc.fill_null(pc.less_equal(ends, times.watermark_ms * 1_000), False))
-    return different.take(np.flatnonzero(~(over & ~different.was)))
+    return different.take(np.flatnonzero(~(over & ~different.had_row)))
 
 
 @contextmanager
-def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Shadow]:
+def open_shadow(adopting: PreparedAdoption, cache: SstCache, kafka: Kafka) -> Iterator[ShadowRun]:
     """Open a comparison of the batches after the last one of `adopting`. Does not change the app's store."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
         raise Refused("the query was already adopted as this stage: --shadow compares before that")
-    if constant := sorted(planned.constant):
+    if constant := sorted(planned.constant_offsets):
         raise Refused(
             f"the query has no offsets of the topic {constant[0]!r}, so its batches cannot be replayed and compared",
             hint="use --dry-run without --shadow to see how the state would be mapped",
@@ -109,6 +109,6 @@ def shadowing(adopting: Adopting, cache: SstCache, kafka: Kafka) -> Iterator[Sha
     with tempfile.TemporaryDirectory(prefix="slackwater-shadow-", ignore_cleanup_errors=True) as folder:
         store = LocalStore(Path(folder) / "store")
         apps.ensure_app(store, planned.info)
-        adoption = replace(planned, store=store, cache=cache, channels=dict)
+        adoption = replace(planned, store=store, cache=cache, create_channels=dict)
         with open_program(adopting.program, store, cache, kafka) as program:
-            yield Shadow(adoption, program)
+            yield ShadowRun(adoption, program)

@@ -6,24 +6,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ....state.kinds.due import due_ms
-from ....state.kinds.kind import Bound, Kind
+from ....state.kinds.kind import BoundState, Kind
 from ....state.kinds.processor import Processor
-from ....state.kinds.state_variables import TIMERS, Variable, expires
+from ....state.kinds.state_variables import TIMERS, Variable, expiry_column
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
-from .buffers import Array, ColumnSearch, MappedColumn, by_name_or_place
-from .grouped import Grouped, KeyPart, quoted
+from .buffers import Array, ColumnMapper, MappedColumn, map_by_name_or_position
+from .grouped import GroupedMapping, KeyPart, quoted
 
-_TTL = "ttlExpirationMs"
+_EXPIRY_FIELD = "ttlExpirationMs"
 """Field of a list element that has the element's expiry."""
-_AT = "_at"
+_NEXT_EXPIRY = "_at"
 
 
-def processed(
-    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: Bound | None, search: ColumnSearch
-) -> Grouped | None:
+def map_processor(
+    kind: Kind, states: Sequence[ReadableTable], table: Table, _bound: BoundState | None, search: ColumnMapper
+) -> GroupedMapping | None:
     """Map the state variables and timers of a class. Spark keeps each in its own table."""
     assert isinstance(kind, Processor)  # noqa: S101  selected by its tag
     if {state.kind for state in states} != {"transform"}:
@@ -41,10 +41,10 @@ def processed(
         parts.append(_timers(by_name[TIMERS], table, search))
     if search.problems:
         return None
-    return Grouped(tuple(parts), table, _values(parts, table), _reported(parts, table))
+    return GroupedMapping(tuple(parts), table, _values(parts, table), _reported(parts, table))
 
 
-def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: ColumnSearch) -> dict[str, ReadableTable]:
+def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: ColumnMapper) -> dict[str, ReadableTable]:
     by_name = {state.name: state for state in states}
     missing = [name for name in kind.variables if name not in by_name]
     if len(missing) == 1 and "" in by_name:
@@ -57,11 +57,15 @@ def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: Co
 
 
 def _values(parts: Sequence[KeyPart], table: Table) -> tuple[tuple[str, str], ...]:
-    values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _AT]
+    values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _NEXT_EXPIRY]
     mapped = {name for name, _ in values} | {DUE}
     values += [(column.name, "NULL") for column in table.values if column.name not in mapped]
     if any(column.name == DUE for column in arrow_schema(table.values)):
-        dues = [f"p{number}.{_AT}" for number, part in enumerate(parts) if any(name == _AT for name, _ in part.per_key)]
+        dues = [
+            f"p{number}.{_NEXT_EXPIRY}"
+            for number, part in enumerate(parts)
+            if any(name == _NEXT_EXPIRY for name, _ in part.per_key)
+        ]
         values.append((DUE, f"least({', '.join(dues)})" if dues else "NULL"))
     return tuple(values)
 
@@ -76,7 +80,7 @@ def _reported(parts: Sequence[KeyPart], table: Table) -> tuple[MappedColumn, ...
 
 
 def _variable(
-    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, search: ColumnSearch
+    name: str, variable: Variable, kind: pa.DataType, state: ReadableTable, table: Table, search: ColumnMapper
 ) -> KeyPart:
     key, remaining_key = _key(state, table, search)
     columns, order = list(key), ""
@@ -108,35 +112,44 @@ def _variable(
             columns.append(_in_ms("_ttl", state.values.names[-1]))
         expirations = f"list(_ttl ORDER BY {order})" if order else "first(_ttl)"
         next_expiry = "min(list_min(_ttl))" if variable.form == "list" else "min(_ttl)"
-        per_key += [(expires(name), expirations), (_AT, next_expiry)]
+        per_key += [(expiry_column(name), expirations), (_NEXT_EXPIRY, next_expiry)]
     return KeyPart(state, tuple(columns), ids, tuple(per_key))
 
 
-def _timers(state: ReadableTable, table: Table, search: ColumnSearch) -> KeyPart:
+def _timers(state: ReadableTable, table: Table, search: ColumnMapper) -> KeyPart:
     key, remaining_key = _key(state, table, search)
     (at,) = remaining_key.names
-    columns = (*key, _in_ms(_AT, at))
-    return KeyPart(state, columns, (_AT,), ((TIMERS, f"list({_AT} ORDER BY {_AT})"), (_AT, f"min({_AT})")))
+    columns = (*key, _in_ms(_NEXT_EXPIRY, at))
+    return KeyPart(
+        state,
+        columns,
+        (_NEXT_EXPIRY,),
+        ((TIMERS, f"list({_NEXT_EXPIRY} ORDER BY {_NEXT_EXPIRY})"), (_NEXT_EXPIRY, f"min({_NEXT_EXPIRY})")),
+    )
 
 
 def _in_ms(column: str, source: str) -> MappedColumn:
     return MappedColumn(column, (source,), lambda rows: due_ms(rows[source]))
 
 
-def _key(state: ReadableTable, table: Table, search: ColumnSearch) -> tuple[list[MappedColumn], pa.Schema]:
+def _key(state: ReadableTable, table: Table, search: ColumnMapper) -> tuple[list[MappedColumn], pa.Schema]:
     count = len(table.key)
-    columns, own = list(state.key), ColumnSearch()
-    by_name_or_place(table.key, pa.schema(columns[:count]), own, "key column")
+    columns, own = list(state.key), ColumnMapper()
+    map_by_name_or_position(table.key, pa.schema(columns[:count]), own, "key column")
     search.problems += own.problems
     return own.columns, pa.schema(columns[count:])
 
 
-def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search: ColumnSearch) -> list[MappedColumn]:
-    own = ColumnSearch()
-    by_name_or_place([Column(part.name, from_arrow(part.type)) for part in kind], state, own, f"field of {label}")
+def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search: ColumnMapper) -> list[MappedColumn]:
+    own = ColumnMapper()
+    map_by_name_or_position(
+        [Column(part.name, from_arrow(part.type)) for part in kind], state, own, f"field of {label}"
+    )
     search.problems += own.problems
     positions = {part.name: number for number, part in enumerate(kind)}
-    return [MappedColumn(f"_{prefix}{positions[mapped.column]}", mapped.of, mapped.make) for mapped in own.columns]
+    return [
+        MappedColumn(f"_{prefix}{positions[mapped.column]}", mapped.sources, mapped.compute) for mapped in own.columns
+    ]
 
 
 def _pack(kind: pa.DataType, prefix: str) -> str:
@@ -149,14 +162,14 @@ def _elements(column: Array, fields: pa.DataType, *, timed: bool) -> pa.Array:
     elements = lists.flatten()
     if timed:
         elements = pc.struct_field(elements, "value")
-    return _lists(lists, elements.cast(fields))
+    return _lists_with_lengths(lists, elements.cast(fields))
 
 
 def _expirations(column: Array) -> pa.Array:
     lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return _lists(lists, pc.struct_field(lists.flatten(), _TTL))
+    return _lists_with_lengths(lists, pc.struct_field(lists.flatten(), _EXPIRY_FIELD))
 
 
-def _lists(lists: pa.Array, elements: pa.Array) -> pa.Array:
+def _lists_with_lengths(lists: pa.Array, elements: pa.Array) -> pa.Array:
     ends = pc.cumulative_sum(pc.list_value_length(lists)).cast(pa.int32())
     return pa.ListArray.from_arrays(pa.concat_arrays([pa.array([0], pa.int32()), ends]), elements)

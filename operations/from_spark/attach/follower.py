@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 from ....errors import SlackwaterError, Unavailable
 from ....pipeline.listener import Listener
-from ....pipeline.run.housekeeping import Collector, in_background
-from ....pipeline.run.stopping import Stop
+from ....pipeline.run.housekeeping import Collector, background_thread
+from ....pipeline.run.stopping import StopEvent
 from ....snapshot.gc.reachable import Retention
-from ....snapshot.under_way.runners import Beat, Heart
+from ....snapshot.under_way.runners import Heartbeat, HeartbeatWriter
 from ....store.objects.protocol import ObjectStore
 from ...maintenance.compact import AppCompactor
-from .tail import Landed, Tail
+from .tail import FollowedVersion, Tail
 
 _log = logging.getLogger("slackwater")
 _BEAT_S = 1.0
 _MERGE_S = 5.0
 _GC_MS = 3_600_000
 
-OnLanded = Callable[[Landed], None]
+OnVersion = Callable[[FollowedVersion], None]
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Follower:
 
     tail: Tail
     store: ObjectStore
-    on_landed: OnLanded
+    on_version: OnVersion
     retention: Retention = field(default_factory=Retention)
     _compactor: AppCompactor = field(init=False)
     _stopped: threading.Event = field(default_factory=threading.Event, init=False)
@@ -49,14 +49,14 @@ class Follower:
         """
         count = 0
         self.tail.claim()
-        with in_background(f"attach-{self.tail.stage}", self._beat):
-            while landed := self.tail.round():
+        with background_thread(f"attach-{self.tail.stage}", self._beat):
+            while landed := self.tail.commit_next():
                 count += self._report(landed)
             for _ in self._compactor.merge_due():
                 pass
         return count
 
-    def run(self, stop: Stop, every_s: float, on_trouble: Callable[[Unavailable], None]) -> None:
+    def run(self, stop: StopEvent, every_s: float, on_trouble: Callable[[Unavailable], None]) -> None:
         """Read new batches every `every_s` seconds until `stop` is set. Retries after `Unavailable`.
 
         Raises the other errors of `Tail`.
@@ -64,13 +64,13 @@ class Follower:
         self.tail.claim()
         with ExitStack() as background:
             background.callback(self._stopped.set)
-            background.enter_context(in_background(f"attach-{self.tail.stage}", self._beat))
-            background.enter_context(in_background(f"merge-{self.tail.stage}", self._merge))
+            background.enter_context(background_thread(f"attach-{self.tail.stage}", self._beat))
+            background.enter_context(background_thread(f"merge-{self.tail.stage}", self._merge))
             if not self.retention.keeps_everything:
-                background.enter_context(in_background("collector", self._collector().work))
+                background.enter_context(background_thread("collector", self._collector().run))
             while not stop.is_set():
                 try:
-                    if self._report(self.tail.round()):
+                    if self._report(self.tail.commit_next()):
                         continue
                 except Unavailable as error:
                     on_trouble(error)
@@ -84,28 +84,28 @@ class Follower:
 
         return Collector(self.store, tail.app, self.retention, _GC_MS, tail.by, epochs, Listener())
 
-    def _report(self, landed: tuple[Landed, ...]) -> int:
+    def _report(self, landed: tuple[FollowedVersion, ...]) -> int:
         for version in landed:
-            self.on_landed(version)
+            self.on_version(version)
         return len(landed)
 
     def _beat(self, stopped: threading.Event) -> None:
-        tail, heart = self.tail, Heart(self.store, self.tail.app)
+        tail, heart = self.tail, HeartbeatWriter(self.store, self.tail.app)
 
-        def beat() -> Beat:
+        def beat() -> Heartbeat:
             epoch = tail.head.epoch if tail.head is not None else 0
             # A round may take long, so the query's newest batch is read again.
             newest = tail.newest_batch
             with suppress(Unavailable):
-                newest = max(newest, tail.checkpoint.newest())
-            return Beat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: newest + 1})
+                newest = max(newest, tail.checkpoint.newest_batch())
+            return Heartbeat(tail.writer, tail.by, {tail.stage: epoch}, {tail.stage: newest + 1})
 
         while not stopped.is_set():
             # Before the first round the lag is unknown.
             if tail.newest_batch >= 0:
-                heart.beat(beat)
+                heart.write_if_due(beat)
             stopped.wait(_BEAT_S)
-        heart.end(tail.writer)
+        heart.delete(tail.writer)
 
     def _merge(self, stopped: threading.Event) -> None:
         while not stopped.wait(_MERGE_S):

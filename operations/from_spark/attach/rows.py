@@ -18,39 +18,39 @@ from msgspec.structs import replace
 from ....errors import Refused, Usage
 from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.attached import Attached
-from ....store.compaction.merge import merged_rows
-from ....store.objects.many import many
+from ....store.compaction.merge import iter_visible_rows
+from ....store.objects.many import map_concurrently
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.read.multi_get import multi_get
 from ....store.sst import writer
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
-from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, shape, with_expiry
+from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
 from ....store.versions import keys
 from ....store.versions.manifest import Column, Manifest, SideTable, Sst, Table
-from ...exchange.initialise import by_hash, by_slot, slots_of
+from ...exchange.initialise import count_slots, sort_by_hash, split_by_slot
 from ..checkpoint.protocol import APPENDED, DELETED, ReadableTable
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
-_LONGEST = 63
+_MAX_NAME_LENGTH = 63
 
 
-def name_from(text: str, otherwise: str) -> str:
+def valid_name(text: str, default: str) -> str:
     """Convert any text to a similar, valid name of a stage or table; `default` if no valid character remains."""
-    return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_LONGEST] or otherwise
+    return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_MAX_NAME_LENGTH] or default
 
 
-def declared(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
+def declare_tables(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
     """Return the query's tables by side-table name; the stage's own table has the empty name.
 
     Raises `Refused` for columns that stages' tables cannot have.
     """
     tables_by_name: dict[str, Table] = {}
     for number, table in enumerate(tables):
-        name = name_from(table.name, f"table{number}") if number else ""
+        name = valid_name(table.name, f"table{number}") if number else ""
         if name in tables_by_name:
-            name = f"{name[: _LONGEST - 4]}-{number}"
+            name = f"{name[: _MAX_NAME_LENGTH - 4]}-{number}"
         label = f"the table {table.name or 'of the query'} ({table.kind})"
         try:
             keys.check_columns(label, [*table.key.names, *table.values.names])
@@ -66,7 +66,7 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
     return tuple(Column(field.name, from_arrow(field.type)) for field in schema)
 
 
-def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
+def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
     """Return the query's current tables, each as stored if it was stored before.
 
     Raises `Refused` if a stored table is now missing, or has different columns.
@@ -79,7 +79,9 @@ def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[st
             table.values,
             table.state,
         ):
-            previous_columns, current_columns = (shape(arrow_schema(version.columns)) for version in (previous, table))
+            previous_columns, current_columns = (
+                describe_schema(arrow_schema(version.columns)) for version in (previous, table)
+            )
             raise Refused(
                 f"the columns of the query's {f'table {name}' if name else 'first table'} have changed from "
                 f"{previous_columns} to {current_columns}",
@@ -93,7 +95,7 @@ def agreed(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[st
     return result
 
 
-def tables_in(manifest: Manifest) -> dict[str, Table]:
+def tables_by_side(manifest: Manifest) -> dict[str, Table]:
     """Return a version's tables by side-table name; the stage's own table has the empty name."""
     own = {"": manifest.table} if manifest.table is not None else {}
     return own | {name: side.table for name, side in manifest.side_tables.items()}
@@ -109,7 +111,7 @@ def with_tables(manifest: Manifest, tables: Mapping[str, Table]) -> Manifest:
     return replace(manifest, table=tables[""], side_tables=manifest.side_tables | sides)
 
 
-def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Table:
+def cast_to_columns(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Table:
     """Cast rows to exactly these columns. Raises `Refused` for a value that does not fit its column."""
     schema = arrow_schema(columns)
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -117,12 +119,13 @@ def fitting(rows: pa.RecordBatch | pa.Table, columns: Sequence[Column]) -> pa.Ta
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise Refused(
-            f"state does not fit its table: expected {shape(schema)}; found {shape(table.schema)} ({error})",
+            f"state does not fit its table: expected {describe_schema(schema)}; found "
+            f"{describe_schema(table.schema)} ({error})",
             hint="nothing was written of this batch",
         ) from error
 
 
-_AT_ONCE = 2
+_CONCURRENT_WRITES = 2
 """Maximum number of SSTs that are written concurrently."""
 
 
@@ -136,7 +139,7 @@ class RowWriter:
     stage: str
     clock_ms: int = 0
 
-    def changed(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
+    def write_changes(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
         """Write a batch's changes (key, values, `DELETED`) as one SST for each changed state partition.
 
         A row with `APPENDED` has only the elements appended to a list; its list is completed from `ssts`, the table's
@@ -145,15 +148,15 @@ class RowWriter:
         if not rows.num_rows:
             return ()
         deleted, key = np.asarray(rows[DELETED]), [column.name for column in table.key]
-        hashed = _with_hashes(fitting(rows, table.columns), key)
+        hashed = _with_hashes(cast_to_columns(rows, table.columns), key)
         if APPENDED in rows.column_names:
-            hashed = self._with_stored(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
+            hashed = self._with_stored_elements(table, ssts, hashed, np.flatnonzero(rows[APPENDED]))
         hashed = hashed.append_column(OP, pa.array(np.where(deleted, TOMBSTONE, PUT).astype(np.uint8)))
         numbers = partition_of(hashed[HASH].to_numpy(), table.ranges)
         parts = ((p, hashed.filter(pa.array(numbers == p))) for p in np.unique(numbers).tolist())
         return self._write(table, parts, seq, level=0)
 
-    def _with_stored(
+    def _with_stored_elements(
         self, table: Table, ssts: Sequence[Sst], changed: pa.Table, positions: npt.NDArray[np.int64]
     ) -> pa.Table:
         rows, (value,) = changed.take(pa.array(positions)), (column.name for column in table.values)
@@ -163,10 +166,10 @@ class RowWriter:
         stored_lists = pa.nulls(len(column), column.type) if not len(positions) else stored[value].combine_chunks()
         stored_rows = np.full(len(column), -1)
         stored_rows[positions] = np.arange(len(positions))
-        lists = joined_lists(stored_lists.take(pa.array(stored_rows, mask=stored_rows < 0)), column)
+        lists = concat_lists(stored_lists.take(pa.array(stored_rows, mask=stored_rows < 0)), column)
         return changed.set_column(index, changed.schema.field(index), lists)
 
-    def differing(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
+    def write_differences(self, version: Manifest, rows: Iterable[pa.RecordBatch], seq: int) -> tuple[Sst, ...]:
         """Write the differences between a whole state and the stored table, as puts and deletes.
 
         For an empty table, the SSTs form one sorted run.
@@ -186,10 +189,12 @@ class RowWriter:
             size += num_bytes
 
         columns = arrow_schema(table.columns)
-        fit = (part for batch in rows for part in fitting(batch, table.columns).combine_chunks().to_batches())
+        fit = (part for batch in rows for part in cast_to_columns(batch, table.columns).combine_chunks().to_batches())
         no_rows = pa.schema([pa.field(HASH, pa.int64()), *columns]).empty_table()
         slots, following = table.partitions, 0
-        for slot, slots, new in by_slot(by_hash(fit, columns, tuple(key), on_read), lambda: slots_of(table, size)):
+        for slot, slots, new in split_by_slot(
+            sort_by_hash(fit, columns, tuple(key), on_read), lambda: count_slots(table, size)
+        ):
             for missing in range(following, slot):
                 yield from self._difference(version, table, missing, slots, no_rows)
             yield from self._difference(version, table, slot, slots, new)
@@ -203,26 +208,26 @@ class RowWriter:
         names, key = [HASH, *(column.name for column in table.columns)], [column.name for column in table.key]
         old = new.slice(0, 0)
         if version.ssts:
-            stored = merged_rows(self.store, self.cache, version.ssts, replace(table, partitions=slots), slot, 0)
+            stored = iter_visible_rows(self.store, self.cache, version.ssts, replace(table, partitions=slots), slot, 0)
             old = pa.concat_tables([old, *(part.select(names).cast(old.schema) for part in stored)])
-        changed = between(old, normalise_keys(new, key), key)
+        changed = diff_rows(old, normalise_keys(new, key), key)
         if changed.num_rows:
             yield slot * table.partitions // slots, changed
 
     def _write(self, table: Table, parts: Iterable[tuple[int, pa.Table]], seq: int, *, level: int) -> tuple[Sst, ...]:
         # SSTs of level 1 may be all of a large state, which may exceed the cache.
         cache = None if level else self.cache
-        put = partial(writer.write, self.store, cache, app=self.app, stage=self.stage, table=table, level=level)
+        put = partial(writer.write_sst, self.store, cache, app=self.app, stage=self.stage, table=table, level=level)
 
         def write(part: tuple[int, pa.Table]) -> Sst:
             partition, rows = part
             stamped = rows.append_column(SEQ, pa.repeat(pa.scalar(seq, pa.int64()), rows.num_rows))
             return put(partition=partition, rows=with_expiry(stamped, table, self.clock_ms))
 
-        return tuple(many(write, parts, _AT_ONCE, ahead=_AT_ONCE))
+        return tuple(map_concurrently(write, parts, _CONCURRENT_WRITES, max_unread=_CONCURRENT_WRITES))
 
 
-def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
+def diff_rows(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
     """Return the puts and deletes (`_op`) that turn `old` into `new`. Both have `_hash` and distinct keys."""
     both = pa.concat_tables([old, new]).combine_chunks()
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(key))
@@ -232,7 +237,7 @@ def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
     values = [name for name in old.column_names if name not in (HASH, *key)]
     old_values, new_values = (both.take(pa.array(rows)) for rows in (old_rows, new_rows))
     both_exist = np.ones(len(repeated), np.bool_)
-    pairs = KeyChanges.between(
+    pairs = KeyChanges.compare(
         new_values.select(key), old_values.select(values), new_values.select(values), both_exist, both_exist
     )
     unchanged = np.zeros(both.num_rows, np.bool_)
@@ -243,7 +248,7 @@ def between(old: pa.Table, new: pa.Table, key: list[str]) -> pa.Table:
     return both.append_column(OP, pa.array(ops)).filter(pa.array(~unchanged))
 
 
-def joined_lists(first: pa.ListArray, second: pa.ListArray) -> pa.ListArray:
+def concat_lists(first: pa.ListArray, second: pa.ListArray) -> pa.ListArray:
     """Concatenate two list columns row by row; null where both lists are null."""
     parts = (first, second)
     counts = [np.asarray(pc.fill_null(pc.list_value_length(lists), 0)) for lists in parts]

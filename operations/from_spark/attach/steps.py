@@ -5,44 +5,47 @@ from dataclasses import dataclass
 
 from ....errors import Refused
 
-MOST_BATCHES = 16
+MAX_BATCHES = 16
 """Maximum number of batches in one read: few enough to commit the first before the query removes the last."""
-KEEPS_UP = 2
+SMALL_BACKLOG = 2
 """Maximum number of waiting batches at which the number of batches per version is halved."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ReadChanges:
     """Step that reads the changes of batches. Every `batches_per_version` consecutive batches become one version."""
 
     batches: range
-    at_once: int = 1
+    batches_per_version: int = 1
 
     @property
     def ends(self) -> tuple[int, ...]:
-        return tuple(min(first + self.at_once - 1, self.batches[-1]) for first in self.batches[:: self.at_once])
+        return tuple(
+            min(first + self.batches_per_version - 1, self.batches[-1])
+            for first in self.batches[:: self.batches_per_version]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ReadWholeState:
     """Step that compares the whole state at the end of a batch with the stored rows, as one version."""
 
     batch: int
 
 
-Step = Changes | Whole
+Step = ReadChanges | ReadWholeState
 
 
-def at_once(waiting: int, took: int, came: int, so_far: int) -> int:
+def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
     """Return the number of batches for each of the next versions.
 
     With a small backlog the number is halved. It is doubled if as many batches `arrived` during the last read as that
     read had (`last_read`, 0 for none), because reading several batches costs little more than reading one. Otherwise
     the backlog shrinks, and the number does not change.
     """
-    if waiting <= KEEPS_UP:
-        return max(1, so_far // 2)
-    return min(2 * so_far, MOST_BATCHES) if 0 < took <= came else so_far
+    if waiting <= SMALL_BACKLOG:
+        return max(1, current // 2)
+    return min(2 * current, MAX_BATCHES) if 0 < last_read <= arrived else current
 
 
 def next_step(
@@ -51,8 +54,8 @@ def next_step(
     available: Callable[[], range],
     *,
     misses: int = 0,
-    whole: bool = False,
-    at_once: int = 1,
+    needs_whole_state: bool = False,
+    batches_per_version: int = 1,
 ) -> Step | None:
     """Return the next step; None if no batch is new.
 
@@ -68,17 +71,17 @@ def next_step(
     newest = committed[-1] if committed else -1
     if next_batch > newest + 1:
         raise _was_rolled_back(next_batch, newest)
-    if next_batch > newest and not whole:
+    if next_batch > newest and not needs_whole_state:
         return None
-    has_changes = next_batch in committed and not whole
+    has_changes = next_batch in committed and not needs_whole_state
     if has_changes and not misses:
-        return Changes(range(next_batch, min(newest + 1, next_batch + MOST_BATCHES)), at_once)
+        return ReadChanges(range(next_batch, min(newest + 1, next_batch + MAX_BATCHES)), batches_per_version)
     if not (readable := available()):
         # Spark keeps the files of its newest state, so a file was lost: reading it raises an error with its name.
-        return Whole(newest)
+        return ReadWholeState(newest)
     newest, first = readable[-1], min(max(next_batch, readable[0]), readable[-1])
     # The oldest state preserves most of the history, so it is tried first; each miss halves the remaining range.
-    return Whole(newest - ((newest - first) >> (misses - has_changes)))
+    return ReadWholeState(newest - ((newest - first) >> (misses - has_changes)))
 
 
 def _was_rolled_back(next_batch: int, newest: int) -> Refused:

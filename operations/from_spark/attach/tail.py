@@ -13,20 +13,20 @@ from ulid import ULID
 from ....common import instants
 from ....errors import Gone, Refused
 from ....snapshot.cut.moments import heads_of
-from ....snapshot.take.audit_log import record, whoami
+from ....snapshot.take.audit_log import record_operation, whoami
 from ....snapshot.under_way.exclusion import Intent, check_exclusion
 from ....store.objects.counting import CountingStore
-from ....store.objects.many import many
+from ....store.objects.many import map_concurrently
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
 from ....store.versions import amend as amending
 from ....store.versions import apps, history
 from ....store.versions.amend import Amendment, amend
-from ....store.versions.manifest import AppInfo, EventTime, Followed, Input, Manifest, Sst, Table
-from ....store.versions.side_tables import table_name, table_of
+from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Sst, Table
+from ....store.versions.side_tables import as_main_table, table_name
 from ..checkpoint.protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
-from .rows import RowWriter, agreed, declared, tables_in, with_tables
-from .steps import Changes, at_once, next_step
+from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
+from .steps import ReadChanges, adapt_batches_per_version, next_step
 
 _NOT_IN_TOPICS = re.compile(r"[^a-zA-Z0-9._-]+")
 _MAX_MISSES = 8
@@ -37,13 +37,13 @@ _TABLES_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ToAttach:
+class AttachPlan:
     """Result of the dry run of `attach`."""
 
     app: str
     stage: str
     tables: Mapping[str, Table]
-    rows_of: Mapping[str, str]
+    operators: Mapping[str, str]
     next_batch: int
     committed: range
     available: range
@@ -52,7 +52,7 @@ class ToAttach:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class FollowedVersion:
     """Version that was committed for one or several batches."""
 
     manifest: Manifest
@@ -84,29 +84,29 @@ class Tail:
     _rows: RowWriter = field(init=False)
     _tables: dict[str, ReadableTable] = field(init=False)
     _misses: int = field(default=0, init=False)
-    _at_once: int = field(default=1, init=False)
-    _took: int = field(default=0, init=False)
-    _whole: bool = field(default=False, init=False)
-    _seen_s: float = field(default=0.0, init=False)
+    _batches_per_version: int = field(default=1, init=False)
+    _last_read: int = field(default=0, init=False)
+    _needs_whole_state: bool = field(default=False, init=False)
+    _head_read_s: float = field(default=0.0, init=False)
 
     def __post_init__(self, store: ObjectStore) -> None:
         self._store = CountingStore(store)
         self._rows = RowWriter(self._store, self.cache, self.app, self.stage)
-        tables_by_name = declared(self.checkpoint.tables, self.partitions)
+        tables_by_name = declare_tables(self.checkpoint.tables, self.partitions)
         self._tables = dict(zip(tables_by_name, self.checkpoint.tables, strict=True))
 
-    def plan(self) -> ToAttach:
+    def plan(self) -> AttachPlan:
         """Check that the query can be attached. Returns what `claim` would do. Writes nothing. Also raises `Gone`."""
         head = history.head(self._store, self.app, self.stage)
         if head is None:
             self._check_app()
         tables = self._checked_tables(head)
-        committed, available = self.checkpoint.committed(), self.checkpoint.available()
+        committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches()
         if committed and not available:
             # Reading the newest state raises an error that names the missing file.
-            next(iter(self.checkpoint.rows(self.checkpoint.tables[0], committed[-1])), None)
+            next(iter(self.checkpoint.read_rows(self.checkpoint.tables[0], committed[-1])), None)
         named = {table_name(self.stage, name) if name else self.stage: name for name in tables}
-        return ToAttach(
+        return AttachPlan(
             self.app,
             self.stage,
             {shown: tables[name] for shown, name in named.items()},
@@ -126,9 +126,9 @@ class Tail:
 
         def build(draft: Manifest) -> Manifest:
             tables = self._checked_tables(draft if draft.attached is not None else None)
-            self._whole = self._whole or not tables.keys() <= tables_in(draft).keys()
-            attached = draft.attached or Followed(self.checkpoint.query, 0)
-            return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.where))
+            self._needs_whole_state = self._needs_whole_state or not tables.keys() <= tables_by_side(draft).keys()
+            attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
+            return replace(with_tables(draft, tables), attached=replace(attached, checkpoint=self.checkpoint.location))
 
         def requires(version: Manifest) -> bool:
             self._checked_tables(version)
@@ -148,69 +148,81 @@ class Tail:
             by=self.by,
             now_ms=first_ms,
             writer=self.writer,
-            take_stats=self._store.take,
+            take_stats=self._store.take_stats,
         )
-        self.head, self._seen_s = amended.manifest, time.monotonic()
+        self.head, self._head_read_s = amended.manifest, time.monotonic()
         if previous is None:
-            record(
-                self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.where}", whoami(),
+            record_operation(
+                self._store, self.app, "attach", f"{self.stage}: {self.checkpoint.location}", whoami(),
                 {self.stage: (0, self.head.version)},
             )  # fmt: skip
         return self.head
 
-    def round(self) -> tuple[Landed, ...]:
+    def commit_next(self) -> tuple[FollowedVersion, ...]:
         """Read and commit the next batches. Returns the new versions, none if no batch is new. To be called in a loop.
 
         The first version has the whole state at the oldest available batch.
         """
         head = self.head
         assert head is not None and head.attached is not None  # noqa: S101, PT018  it was claimed
-        committed, available = self.checkpoint.committed(), self.checkpoint.available
+        committed, available = self.checkpoint.committed_batches(), self.checkpoint.readable_batches
         previous_newest, self.newest_batch = self.newest_batch, committed[-1] if committed else -1
-        whole = self._whole or not head.attached.next_batch
+        whole = self._needs_whole_state or not head.attached.next_batch
         waiting, num_new = self.newest_batch + 1 - head.attached.next_batch, self.newest_batch - previous_newest
-        self._at_once, self._took = at_once(waiting, self._took, num_new, self._at_once), 0
+        self._batches_per_version, self._last_read = (
+            adapt_batches_per_version(waiting, self._last_read, num_new, self._batches_per_version),
+            0,
+        )
         step = next_step(
-            head.attached.next_batch, committed, available, misses=self._misses, whole=whole, at_once=self._at_once
+            head.attached.next_batch,
+            committed,
+            available,
+            misses=self._misses,
+            needs_whole_state=whole,
+            batches_per_version=self._batches_per_version,
         )
         if step is None:
             return ()
-        if time.monotonic() - self._seen_s > _HEAD_CACHED_S:
-            head = self.head = amending.newest(self._store, self.app, self.stage, head) or head
-            self._seen_s = time.monotonic()
+        if time.monotonic() - self._head_read_s > _HEAD_CACHED_S:
+            head = self.head = amending.read_base(self._store, self.app, self.stage, head) or head
+            self._head_read_s = time.monotonic()
         try:
-            return self._changes(step) if isinstance(step, Changes) else (self._whole_state(step.batch),)
+            return (
+                self._commit_changes(step) if isinstance(step, ReadChanges) else (self._commit_whole_state(step.batch),)
+            )
         except Gone as error:
             self._misses += 1
             if self._misses > _MAX_MISSES:
                 raise Refused(
-                    f"cannot continue to read {self.checkpoint.where}, after {_MAX_MISSES} more attempts: "
+                    f"cannot continue to read {self.checkpoint.location}, after {_MAX_MISSES} more attempts: "
                     f"{error.message}",
                     hint="restore the file if it was lost; if the query removes files before they are read, set a "
                     "larger spark.sql.streaming.minBatchesToRetain",
                 ) from error
-            return self.round()
+            return self.commit_next()
 
-    def _changes(self, step: Changes) -> tuple[Landed, ...]:
+    def _commit_changes(self, step: ReadChanges) -> tuple[FollowedVersion, ...]:
         after, up_to = step.batches[0] - 1, step.batches[-1]
         changes_by_table = (
-            self.checkpoint.changes(table, after, up_to, at_once=step.at_once, appended=True)
+            self.checkpoint.read_changes(table, after, up_to, at_once=step.batches_per_version, appended=True)
             for table in self._tables.values()
         )
-        committed, began_s = list[Landed](), time.monotonic()
+        committed, began_s = list[FollowedVersion](), time.monotonic()
         try:
             # Changes are read lazily, and each version is committed once its batches are read.
             for number, *changed in zip(step.ends, *changes_by_table, strict=True):
-                batch, head = self.checkpoint.batch(number), self._head
-                tables, seq = tables_in(head), head.version + 1
+                batch, head = self.checkpoint.read_batch(number), self._head
+                tables, seq = tables_by_side(head), head.version + 1
                 ssts = {name: side.ssts for name, side in head.side_tables.items()} | {"": head.ssts}
                 put = [
-                    partial(self._rows.changed, tables[name], rows, seq, ssts[name])
+                    partial(self._rows.write_changes, tables[name], rows, seq, ssts[name])
                     for name, rows in zip(self._tables, changed, strict=True)
                 ]
-                new = dict(zip(self._tables, many(lambda write: write(), put, _TABLES_AT_ONCE), strict=True))
+                new = dict(
+                    zip(self._tables, map_concurrently(lambda write: write(), put, _TABLES_AT_ONCE), strict=True)
+                )
                 committed.append(self._commit(batch, new, seq, began_s))
-                self._took = number - after
+                self._last_read = number - after
                 began_s = time.monotonic()
         except Gone:
             if not committed:
@@ -218,23 +230,25 @@ class Tail:
             # The next round finds the same files missing.
         return tuple(committed)
 
-    def _whole_state(self, number: int) -> Landed:
-        began_s, batch, head = time.monotonic(), self.checkpoint.batch(number), self._head
+    def _commit_whole_state(self, number: int) -> FollowedVersion:
+        began_s, batch, head = time.monotonic(), self.checkpoint.read_batch(number), self._head
         seq, new = head.version + 1, {}
         for name, table in self._tables.items():
-            stored = table_of(head, table_name(self.stage, name)) if name else head
-            new[name] = self._rows.differing(stored, self.checkpoint.rows(table, number), seq)
+            stored = as_main_table(head, table_name(self.stage, name)) if name else head
+            new[name] = self._rows.write_differences(stored, self.checkpoint.read_rows(table, number), seq)
         version = self._commit(batch, new, seq, began_s)
-        self._whole = False
+        self._needs_whole_state = False
         return version
 
-    def _commit(self, batch: ReadableBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float) -> Landed:
+    def _commit(
+        self, batch: ReadableBatch, new: Mapping[str, tuple[Sst, ...]], seq: int, began_s: float
+    ) -> FollowedVersion:
         expected = self._head
         assert expected.attached is not None  # noqa: S101
         following = expected.attached.next_batch
 
         def update(draft: Manifest) -> Manifest:
-            attached = draft.attached or Followed(self.checkpoint.query, 0)
+            attached = draft.attached or FollowedQuery(self.checkpoint.query, 0)
             if attached.next_batch != following:
                 raise Refused(
                     f"{self.app}/{self.stage} was changed meanwhile: expected batch {following} next, found batch "
@@ -255,7 +269,7 @@ class Tail:
                     attached,
                     next_batch=batch.id + 1,
                     batches=batch.id + 1 - following,
-                    others=tuple(sorted(map(_topic, batch.non_kafka))),
+                    others=tuple(sorted(map(_input_name, batch.non_kafka))),
                 ),
                 duration_ms=round((time.monotonic() - began_s) * 1_000),
             )
@@ -263,11 +277,17 @@ class Tail:
         change = Amendment("batch", update, epoch=expected.epoch)
         store = self._store
         version = amend(
-            store, expected, change, by=self.by, now_ms=batch.committed_ms, writer=self.writer, take_stats=store.take
+            store,
+            expected,
+            change,
+            by=self.by,
+            now_ms=batch.committed_ms,
+            writer=self.writer,
+            take_stats=store.take_stats,
         ).manifest
-        self.head, self._misses, self._seen_s = version, 0, time.monotonic()
+        self.head, self._misses, self._head_read_s = version, 0, time.monotonic()
         rows = sum(sst.rows for ssts in new.values() for sst in ssts)
-        return Landed(version, rows, max(0, instants.now_ms() - batch.committed_ms))
+        return FollowedVersion(version, rows, max(0, instants.now_ms() - batch.committed_ms))
 
     @property
     def _head(self) -> Manifest:
@@ -276,15 +296,15 @@ class Tail:
 
     def _oldest_ms(self) -> int:
         for _ in range(_MAX_MISSES):
-            if not (available := self.checkpoint.available()):
+            if not (available := self.checkpoint.readable_batches()):
                 break
             with suppress(Gone):
-                return self.checkpoint.batch(available[0]).committed_ms
+                return self.checkpoint.read_batch(available[0]).committed_ms
         return instants.now_ms()
 
     def _check_app(self) -> None:
         """Check that the app can get a new stage for a query. Raises `Refused` for a program's app."""
-        apps.check_free(self._store, self.app)
+        apps.check_name_free(self._store, self.app)
         heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
         for head in (head for head in heads if head.attached is None and not head.retired):
             raise Refused(
@@ -293,7 +313,7 @@ class Tail:
             )
 
     def _checked_tables(self, head: Manifest | None) -> dict[str, Table]:
-        current = declared(self.checkpoint.tables, self.partitions)
+        current = declare_tables(self.checkpoint.tables, self.partitions)
         if head is None:
             return current
         where = f"{self.app}/{self.stage}"
@@ -307,26 +327,26 @@ class Tail:
         if head.attached.query != self.checkpoint.query:
             raise Refused(
                 f"{where} is attached to the query {head.attached.query} in {head.attached.checkpoint}, not to "
-                f"{self.checkpoint.query} in {self.checkpoint.where}",
+                f"{self.checkpoint.query} in {self.checkpoint.location}",
                 hint="choose another --app, or another --stage",
             )
         self._check_not_rolled_back(head)
-        return agreed(tables_in(head), current)
+        return reconcile_tables(tables_by_side(head), current)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
         """Raise `Refused` if the query has redone the newest version's last batch."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
-        if last < 0 or last not in self.checkpoint.committed():
+        if last < 0 or last not in self.checkpoint.committed_batches():
             return
         with suppress(Gone):
-            current_inputs = _inputs(head, self.checkpoint.batch(last))
+            current_inputs = _inputs(head, self.checkpoint.read_batch(last))
             stored_offsets = {topic: stored.offsets for topic, stored in head.inputs.items()}
             if any(
                 current.offsets != stored_offsets.get(topic, current.offsets)
                 for topic, current in current_inputs.items()
             ):
                 raise Refused(
-                    f"the query in {self.checkpoint.where} was rolled back: its batch {last} has other offsets than "
+                    f"the query in {self.checkpoint.location} was rolled back: its batch {last} has other offsets than "
                     f"{self.app}/{self.stage}@v{head.version}",
                     hint="choose another --app, or another --stage; or rewind the app to a version before that",
                 )
@@ -335,7 +355,7 @@ class Tail:
 def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     inputs = {}
     for name, offsets in batch.offsets.items():
-        topic = _topic(name)
+        topic = _input_name(name)
         previous = draft.inputs.get(topic) or Input(topic, ())
         # The sum falls if the query continues with a recreated topic.
         rows = 0 if name in batch.non_kafka else max(0, sum(offsets) - sum(previous.offsets))
@@ -343,7 +363,7 @@ def _inputs(draft: Manifest, batch: ReadableBatch) -> dict[str, Input]:
     return inputs
 
 
-def _topic(text: str) -> str:
+def _input_name(text: str) -> str:
     return _NOT_IN_TOPICS.sub("-", text)[:249] or "source"
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from .protocol import APPENDED, DELETED
 from .tables import StateTable
-from .unsafe_rows import Bytes, Positions, UnknownLayout, gather, is_readable, structs
+from .unsafe_rows import Bytes, Positions, UnknownLayout, decode_rows, gather, is_readable
 
 PUT, DELETE, MERGE = 0x01, 0x10, 0x11
 _END = 0x00
@@ -37,7 +37,7 @@ class Changelog:
     values: Positions
     value_sizes: Positions
 
-    def of(self, family: int) -> "Changelog":
+    def for_family(self, family: int) -> "Changelog":
         return self.take(np.flatnonzero(self.families == family))
 
     def take(self, positions: Positions) -> "Changelog":
@@ -67,7 +67,7 @@ class Changelog:
         return codes
 
 
-def joined(changelogs: Iterable[Changelog]) -> Changelog:
+def concat_changelogs(changelogs: Iterable[Changelog]) -> Changelog:
     parts = list(changelogs)
     begins = np.cumsum([0, *(len(part.data) for part in parts)])[:-1].tolist()
     shifted = [(part, begin) for part, begin in zip(parts, begins, strict=True)]
@@ -82,7 +82,7 @@ def joined(changelogs: Iterable[Changelog]) -> Changelog:
     )
 
 
-def records_in(data: bytes) -> Changelog:
+def parse_changelog(data: bytes) -> Changelog:
     """Parse an uncompressed changelog. Raises `UnknownLayout`.
 
     Records have variable length, so they are parsed one by one; nothing is copied.
@@ -91,7 +91,7 @@ def records_in(data: bytes) -> Changelog:
     records: list[tuple[int, int, int, int]] = []
     number = struct.Struct(">i").unpack_from
     try:
-        at = _begin(data)
+        at = _first_record_offset(data)
         while (kind := data[at]) != _END:
             key, (size,) = at + 5, number(data, at + 1)
             value, (value_size,) = key + size + 4, number(data, key + size)
@@ -107,7 +107,7 @@ def records_in(data: bytes) -> Changelog:
     return Changelog(buffer, np.frombuffer(bytes(kinds), np.uint8), families, *parts)
 
 
-def _begin(data: bytes) -> int:
+def _first_record_offset(data: bytes) -> int:
     version, at = _text(data, 0)
     if version not in _VERSIONS:
         raise UnknownLayout
@@ -119,7 +119,7 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
     return data[at + 2 : at + 2 + size], at + 2 + size
 
 
-def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
+def split_lists(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
     """Split lists into elements. Returns each element's record index, and each element's offset.
 
     A list's value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
@@ -142,7 +142,7 @@ def elements(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
     return owner[order], np.concatenate(starts)[order]
 
 
-def is_plain(conf: Mapping[str, str]) -> bool:
+def has_plain_rows(conf: Mapping[str, str]) -> bool:
     """Return True if batches with these settings write plain rows to RocksDB: not encoded, without checksums."""
     return (
         "RocksDB" in conf.get(f"{_SETTINGS}.providerClass", "")
@@ -161,13 +161,13 @@ def delimiter_of(conf: Mapping[str, str]) -> int:
 
 
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
-_SECOND = ("user_map_key", "expiration_timestamp_ms")
+_SECOND_KEY_PARTS = ("user_map_key", "expiration_timestamp_ms")
 """Columns of Spark's state reader that can be the second part of a key."""
 _VALUES = ("value", "user_map_value")
 _LIST = "list_value"
 
 
-def is_read_here(table: StateTable) -> bool:
+def is_parsable(table: StateTable) -> bool:
     """Return True if a table is a state variable or its timers, and has only types that this module can parse."""
     types = table.spark_types
     return table.kind == "transform" and all(
@@ -175,12 +175,12 @@ def is_read_here(table: StateTable) -> bool:
     )
 
 
-def is_list(table: StateTable) -> bool:
+def is_list_state(table: StateTable) -> bool:
     """Return True if a table is list state, whose changelogs contain only the appended elements."""
     return _LIST in table.spark_types
 
 
-def changed(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
+def parse_changes(table: StateTable, records: Changelog, families: Mapping[str, int], delimiter: int) -> pa.Table:
     """Return a table's changes, one row for each changed key, with `DELETED` and, for a list, `APPENDED`.
 
     `families` are the numbers of column families in `records`. Raises `UnknownLayout` for an unsupported layout.
@@ -189,11 +189,11 @@ def changed(table: StateTable, records: Changelog, families: Mapping[str, int], 
     family = next((families[name] for name in names if name in families), None)
     if family is None:
         raise UnknownLayout
-    own = records.of(family)
+    own = records.for_family(family)
     codes = own.key_codes()
     newest = np.full(codes.max(initial=-1) + 1, -1)
-    if is_list(table):
-        return _lists(table, own, codes, newest, delimiter)
+    if is_list_state(table):
+        return _parse_list_changes(table, own, codes, newest, delimiter)
     newest[codes] = np.arange(len(codes))
     rows = own.take(np.sort(newest))
     deleted = rows.kinds == DELETE
@@ -202,16 +202,18 @@ def changed(table: StateTable, records: Changelog, families: Mapping[str, int], 
     columns = _keys(table, rows)
     for name in _VALUES:
         if name in table.spark_types:
-            columns[name] = _filled(rows.take(np.flatnonzero(~deleted)), table.spark_types[name], deleted)
-    return table.flat(columns).append_column(DELETED, pa.array(deleted))
+            columns[name] = _values_or_null(rows.take(np.flatnonzero(~deleted)), table.spark_types[name], deleted)
+    return table.from_reader_arrays(columns).append_column(DELETED, pa.array(deleted))
 
 
-def _lists(table: StateTable, own: Changelog, codes: Positions, base: Positions, delimiter: int) -> pa.Table:
+def _parse_list_changes(
+    table: StateTable, own: Changelog, codes: Positions, base: Positions, delimiter: int
+) -> pa.Table:
     number = np.arange(len(codes))
     begins = np.flatnonzero(own.kinds != MERGE)
     base[codes[begins]] = begins
     counted = np.flatnonzero((number >= base[codes]) & (own.kinds != DELETE))
-    owner, starts = elements(own.take(counted), delimiter)
+    owner, starts = split_lists(own.take(counted), delimiter)
     codes_of_elements = codes[counted][owner]
     order = np.argsort(codes_of_elements, kind="stable")
     ends = np.cumsum(np.bincount(codes_of_elements, minlength=len(base)))
@@ -224,13 +226,13 @@ def _lists(table: StateTable, own: Changelog, codes: Positions, base: Positions,
     columns = _keys(table, own.take(first)) | {_LIST: lists}
     appended = base < 0
     deleted = ~appended & (np.diff(ends, prepend=0) == 0)
-    flat = table.flat(columns).append_column(DELETED, pa.array(deleted))
+    flat = table.from_reader_arrays(columns).append_column(DELETED, pa.array(deleted))
     return flat.append_column(APPENDED, pa.array(appended))
 
 
 def _keys(table: StateTable, rows: Changelog) -> dict[str, pa.Array]:
     types, at = table.spark_types, rows.keys + FAMILY_BYTES
-    second = next((column for column in _SECOND if column in types), None)
+    second = next((column for column in _SECOND_KEY_PARTS if column in types), None)
     if second is None:
         return {"key": _rows(rows, at, types["key"])}
     # The key is two rows of one field each, prefixed with the size of the first.
@@ -241,7 +243,7 @@ def _keys(table: StateTable, rows: Changelog) -> dict[str, pa.Array]:
     return {name: _rows(rows, at, StructType([StructField(name, types[name])])).field(0) for name, at in parts.items()}
 
 
-def _filled(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
+def _values_or_null(puts: Changelog, kind: DataType, deleted: np.ndarray) -> pa.Array:
     values = _rows(puts, puts.values, kind)
     at = np.cumsum(~deleted) - 1
     return values.take(pa.array(at, mask=deleted))
@@ -251,4 +253,4 @@ def _rows(records: Changelog, at: Positions, kind: DataType) -> pa.StructArray:
     assert isinstance(kind, StructType)  # noqa: S101  the type of rows in Spark's state reader
     if gather(records.data, at, np.uint8).any():
         raise UnknownLayout
-    return structs(records.data, at + 1, kind)
+    return decode_rows(records.data, at + 1, kind)

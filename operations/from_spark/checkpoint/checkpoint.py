@@ -22,17 +22,27 @@ from ....common.whole_file import temporary_folder
 from ....errors import NotFound, ObjectNotFound, Refused
 from ....pipeline.spark.session import spark_session
 from ....store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ....store.versions.column_types import in_backticks
-from .changelogs import Changelog, changed, codec_of, delimiter_of, is_list, is_plain, is_read_here, joined, records_in
+from ....store.versions.column_types import quote_for_spark
+from .changelogs import (
+    Changelog,
+    codec_of,
+    concat_changelogs,
+    delimiter_of,
+    has_plain_rows,
+    is_list_state,
+    is_parsable,
+    parse_changelog,
+    parse_changes,
+)
 from .files import CheckpointFiles
-from .places import own_place, place
+from .places import open_files, open_without_spark
 from .protocol import DELETED, ReadableBatch, ReadableTable
-from .state_files import StoreFolder, check_all, root_of
-from .tables import StateTable, has, rebuilt, state_table
+from .state_files import StoreFolder, check_state_files, root_cause
+from .tables import StateTable, contains_type, make_state_table, map_nested
 from .unsafe_rows import UnknownLayout
 
 _STEP = "_step"
-_AT_A_TIME_BYTES = 32 << 20
+_MAX_JOB_BYTES = 32 << 20
 """Approximate maximum size of the change files for one Spark job. A larger batch gets its own job."""
 _FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _SETTINGS = {
@@ -41,29 +51,29 @@ _SETTINGS = {
 }
 
 
-def check_there(where: str) -> None:
+def check_exists(where: str) -> None:
     """Raise `NotFound` if a checkpoint is missing. Does nothing for a URL that only Spark can read."""
-    if (readable := own_place(where)) is not None:
+    if (readable := open_without_spark(where)) is not None:
         CheckpointFiles(readable)
 
 
 @contextmanager
-def opened(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
+def open_checkpoint(where: str, spark: SparkSession) -> Iterator["Checkpoint"]:
     """Open the checkpoint at `where` (see `places.open_files`) for the duration of the context. Writes nothing there.
 
     Raises `NotFound` if there is no checkpoint, and `Refused` for state that cannot be read.
     """
     with temporary_folder() as folder:
-        yield Checkpoint(where, CheckpointFiles(place(where, spark)), spark, folder)
+        yield Checkpoint(where, CheckpointFiles(open_files(where, spark)), spark, folder)
 
 
 @contextmanager
-def opened_alone(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator["Checkpoint"]:
+def open_with_new_session(where: str, *, master: str | None, conf: Mapping[str, str]) -> Iterator["Checkpoint"]:
     """Open a query's checkpoint with a new Spark session. Raises the errors of `open_checkpoint`."""
-    check_there(where)
+    check_exists(where)
     with (
         spark_session(f"slackwater attach {where}", master=master, conf={"spark.ui.enabled": "false", **conf}) as spark,
-        opened(where, spark) as checkpoint,
+        open_checkpoint(where, spark) as checkpoint,
     ):
         yield checkpoint
 
@@ -77,8 +87,8 @@ class Checkpoint:
         tables: All tables of the query's state. The first has an empty name.
     """
 
-    def __init__(self, where: str, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
-        self.where, self.files = where, files
+    def __init__(self, location: str, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
+        self.location, self.files = location, files
         self._folder = folder
         self._numbers = count()
         self._checked = -1
@@ -89,33 +99,33 @@ class Checkpoint:
         for name, value in _SETTINGS.items():
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
-        self.tables = self._tables(files.committed()[-1])
+        self.tables = self._tables(files.committed_batches()[-1])
 
     @property
     def query(self) -> str:
         return self.files.id
 
-    def committed(self) -> range:
+    def committed_batches(self) -> range:
         """Return the committed batches, up to the newest without gaps; none if all commits were removed."""
         try:
-            return self.files.committed()
+            return self.files.committed_batches()
         except NotFound:
             return range(0)
 
-    def newest(self) -> int:
-        return max(self.files.listed(), default=-1)
+    def newest_batch(self) -> int:
+        return max(self.files.commit_times(), default=-1)
 
-    def available(self, up_to: int | None = None, /) -> range:
-        return self.files.available(up_to)
+    def readable_batches(self, up_to: int | None = None, /) -> range:
+        return self.files.readable_batches(up_to)
 
-    def batch(self, batch: int, /) -> ReadableBatch:
-        return self.files.batch(batch)
+    def read_batch(self, batch: int, /) -> ReadableBatch:
+        return self.files.read_batch(batch)
 
-    def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+    def read_rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
         """Yield all rows at the end of a batch, unordered. Raises `Gone` if files of that state were removed."""
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
-        with self._own_folder() as folder:
-            rows = self._spooled(table, batch, folder)
+        with self._new_folder() as folder:
+            rows = self._spool(table, batch, folder)
             for file in sorted(rows.glob("*.parquet")):
                 with pq.ParquetFile(file) as part:
                     yield from (batch.cast(table.schema) for batch in part.iter_batches())
@@ -123,13 +133,13 @@ class Checkpoint:
     @contextmanager
     def frame(self, table: StateTable, batch: int) -> Iterator[DataFrame]:
         """Provide the whole state at the end of a batch as a DataFrame, valid inside the context."""
-        with self._own_folder() as folder:
-            with self.files.reading(batch):
-                self.files.bring_whole(self._stores(table), batch, folder)
-            with self._by_spark(table, f"at the end of batch {batch}", folder):
-                yield self._read(table, folder, batch, batchId=batch).select(*table.columns())
+        with self._new_folder() as folder:
+            with self.files.missing_files_as_gone(batch):
+                self.files.copy_whole_state(self._stores(table), batch, folder)
+            with self._translate_spark_errors(table, f"at the end of batch {batch}", folder):
+                yield self._read(table, folder, batch, batchId=batch).select(*table.select_columns())
 
-    def changes(
+    def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
@@ -140,9 +150,9 @@ class Checkpoint:
         were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
-        is_parsed_here = is_read_here(table) and (appended or not is_list(table))
-        with self._own_folder() as spool:
-            with self.files.reading(up_to):
+        is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))
+        with self._new_folder() as spool:
+            with self.files.missing_files_as_gone(up_to):
                 self._check_variables(up_to)
             while after < up_to:
                 step = range(after + 1, min(after + at_once, up_to) + 1)
@@ -151,7 +161,7 @@ class Checkpoint:
                     yield parsed
                     after = step[-1]
                     continue
-                with self._own_folder() as folder:
+                with self._new_folder() as folder:
                     last = self._bring_changes(table, after, up_to, at_once, folder)
                     if last > after:
                         yield from self._read_changes(table, after, last, at_once, folder)
@@ -171,21 +181,21 @@ class Checkpoint:
             if (unpacked := self._unpacked.get(key)) is None or unpacked[0] != batches:
                 unpacked = self._unpacked[key] = (batches, *self._changelogs(table, batches))
             _, records, families = unpacked
-            return changed(table, records, families, delimiter_of(self.files.conf_of(batches[-1])))
+            return parse_changes(table, records, families, delimiter_of(self.files.conf_of(batches[-1])))
         except (UnknownLayout, ObjectNotFound):
             return None
 
     def _changelogs(self, table: StateTable, batches: range) -> tuple[Changelog, Mapping[str, int]]:
         files, numbers_by_name, stores = self.files, dict[str, int](), self._stores(table)
-        if not all(files.has_feed(batch) and is_plain(files.conf_of(batch)) for batch in batches):
+        if not all(files.has_change_feed(batch) and has_plain_rows(files.conf_of(batch)) for batch in batches):
             raise UnknownLayout
-        with self._own_folder() as folder:
+        with self._new_folder() as folder:
             changelogs = [
-                records_in(self._unpack(path, batch)).renumbered(files.families(store), numbers_by_name)
-                for store, paths in zip(stores, files.bring_changelogs(stores, batches, folder), strict=True)
+                parse_changelog(self._unpack(path, batch)).renumbered(files.column_families(store), numbers_by_name)
+                for store, paths in zip(stores, files.copy_changelogs(stores, batches, folder), strict=True)
                 for batch, path in zip(batches, paths, strict=True)
             ]
-        return joined(changelogs), numbers_by_name
+        return concat_changelogs(changelogs), numbers_by_name
 
     def _unpack(self, changelog: Path, batch: int) -> bytes:
         jvm: Any = self._spark._jvm
@@ -206,59 +216,63 @@ class Checkpoint:
     def _bring_changes(self, table: StateTable, after: int, up_to: int, at_once: int, folder: Path) -> int:
         size, last = 0, after
         stores = self._stores(table)
-        while last < up_to and (size < _AT_A_TIME_BYTES or (last - after) % at_once):
-            with self.files.reading(last + 1):
-                if not (table.has_feed and self.files.has_feed(last + 1)):
+        while last < up_to and (size < _MAX_JOB_BYTES or (last - after) % at_once):
+            with self.files.missing_files_as_gone(last + 1):
+                if not (table.has_change_feed and self.files.has_change_feed(last + 1)):
                     break
                 try:
-                    size += self.files.bring_changes(stores, last + 1, folder)
+                    size += self.files.copy_changes(stores, last + 1, folder)
                 except ObjectNotFound:
-                    if last > after or last + 1 not in self.files.available():
+                    if last > after or last + 1 not in self.files.readable_batches():
                         raise
                     break
             last += 1
         if last < up_to:
             last -= (last - after) % at_once
-        if table.registers and last > after:
+        if table.is_in_shared_store and last > after:
             # Spark opens the last state to read the store's column families.
-            with self.files.reading(last):
-                self.files.bring_whole(stores, last, folder)
+            with self.files.missing_files_as_gone(last):
+                self.files.copy_whole_state(stores, last, folder)
         return last
 
     def _read_changes(self, table: StateTable, after: int, last: int, at_once: int, folder: Path) -> Iterator[pa.Table]:
         options = {"readChangeFeed": "true", "changeStartBatchId": after + 1, "changeEndBatchId": last}
         changes = self._read(table, folder, last, **options).select(
-            *table.columns(),
+            *table.select_columns(),
             (F.col("change_type") == "delete").alias(DELETED),
             F.floor((F.col("batch_id") - after - 1) / at_once).cast("int").alias(_STEP),
         )
-        with self._by_spark(table, f"of batches {after + 1} to {last}", folder):
+        with self._translate_spark_errors(table, f"of batches {after + 1} to {last}", folder):
             rows = changes.toArrow()
         table.check_keys(rows)
         schema = _with_deleted(table)
         for step in range(-(-(last - after) // at_once)):
-            yield _newest(rows.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names)
+            yield _last_row_of_keys(
+                rows.filter(pc.field(_STEP) == step).select(schema.names).cast(schema), table.key.names
+            )
 
     def _difference(self, table: StateTable, after: int, batch: int, spool: Path) -> pa.Table:
         """Compare the whole states at the ends of two batches. Keeps the later state in `spool`."""
-        old_path, new_path = (self._spooled(table, end, spool) for end in (after, batch))
+        old_path, new_path = (self._spool(table, end, spool) for end in (after, batch))
         old, new = (
             self._spark.read.parquet(str(path)).alias(name) for name, path in (("old", old_path), ("new", new_path))
         )
-        changed = new.join(old, _same(table.schema.names, new.schema), "left_anti").withColumn(DELETED, F.lit(False))
+        changed = new.join(old, _columns_equal(table.schema.names, new.schema), "left_anti").withColumn(
+            DELETED, F.lit(False)
+        )
         deleted = (
-            old.join(new, _same(table.key.names, new.schema), "left_anti")
-            .select(*map(in_backticks, table.key.names))
+            old.join(new, _columns_equal(table.key.names, new.schema), "left_anti")
+            .select(*map(quote_for_spark, table.key.names))
             .withColumn(DELETED, F.lit(True))
         )
         schema = _with_deleted(table)
-        both = changed.unionByName(deleted, allowMissingColumns=True).select(*map(in_backticks, schema.names))
-        with self._by_spark(table, f"at the end of batch {batch}"):
+        both = changed.unionByName(deleted, allowMissingColumns=True).select(*map(quote_for_spark, schema.names))
+        with self._translate_spark_errors(table, f"at the end of batch {batch}"):
             result = both.toArrow().cast(schema)
         shutil.rmtree(old_path)
         return result
 
-    def _spooled(self, table: StateTable, batch: int, spool: Path) -> Path:
+    def _spool(self, table: StateTable, batch: int, spool: Path) -> Path:
         """Write the whole state at the end of a batch as Parquet, since it may exceed memory. Returns the folder."""
         rows = spool / str(batch)
         if not rows.exists():
@@ -272,8 +286,8 @@ class Checkpoint:
 
     def _tables(self, newest: int) -> tuple[StateTable, ...]:
         tables: list[StateTable] = []
-        with self._own_folder() as folder, self.files.reading(newest):
-            self.files.bring_logs(newest, folder)
+        with self._new_folder() as folder, self.files.missing_files_as_gone(newest):
+            self.files.copy_logs(newest, folder)
             for operator in self.files.operators:
                 for stored in operator.tables:
                     options = dict(stored.options)
@@ -281,7 +295,7 @@ class Checkpoint:
                     name = stored.name or operator.kind
                     while any(name == table.name for table in tables):
                         name += f"_{operator.id}"
-                    tables.append(state_table(name if tables else "", operator, stored, schema))
+                    tables.append(make_state_table(name if tables else "", operator, stored, schema))
         return tuple(tables)
 
     def _stores(self, table: StateTable) -> Sequence[StoreFolder]:
@@ -303,21 +317,21 @@ class Checkpoint:
         )
 
     @contextmanager
-    def _by_spark(self, table: StateTable, extent: str, folder: Path | None = None) -> Iterator[None]:
+    def _translate_spark_errors(self, table: StateTable, extent: str, folder: Path | None = None) -> Iterator[None]:
         """Translate Spark's errors to `Refused`, or to `Corruption` if a file in `folder` is damaged."""
         try:
             yield
         except (PySparkException, Py4JJavaError) as error:
             if folder is not None:
-                check_all(folder, self._unpack)
+                check_state_files(folder, self._unpack)
             raise Refused(
                 f"Spark cannot read the state {table.name or table.kind!r} {extent} in {self.files.url}",
-                quoted=root_of(error),
+                quoted=root_cause(error),
                 hint="if Spark's own reader (format statestore) can read it, please report a bug in slackwater",
             ) from error
 
     @contextmanager
-    def _own_folder(self) -> Iterator[Path]:
+    def _new_folder(self) -> Iterator[Path]:
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         try:
@@ -330,19 +344,19 @@ def _with_deleted(table: StateTable) -> pa.Schema:
     return pa.schema([*table.schema, pa.field(DELETED, pa.bool_())])
 
 
-def _newest(rows: pa.Table, key: list[str]) -> pa.Table:
+def _last_row_of_keys(rows: pa.Table, key: list[str]) -> pa.Table:
     """Return the last row of each key. All changes of a key are in one partition, in write order."""
     keys = normalise_keys(rows.select(key), key)
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
 
 
-def _same(columns: Iterable[str], types: StructType) -> Column:
+def _columns_equal(columns: Iterable[str], types: StructType) -> Column:
     """Return the condition that `old` and `new` are equal in these columns. Maps are compared by entries."""
 
     def of(side: str, name: str) -> Column:
-        column, kind = F.col(f"{side}.{in_backticks(name)}"), types[name].dataType
-        return rebuilt(column, kind, _entries) if has(kind, MapType) else column
+        column, kind = F.col(f"{side}.{quote_for_spark(name)}"), types[name].dataType
+        return map_nested(column, kind, _entries) if contains_type(kind, MapType) else column
 
     return reduce(Column.__and__, (of("old", name).eqNullSafe(of("new", name)) for name in columns), F.lit(True))
 
@@ -350,5 +364,5 @@ def _same(columns: Iterable[str], types: StructType) -> Column:
 def _entries(column: Column, kind: DataType) -> Column | None:
     if isinstance(kind, MapType):
         entry = StructType([StructField("key", kind.keyType), StructField("value", kind.valueType)])
-        return rebuilt(F.map_entries(column), ArrayType(entry), _entries)
-    return None if has(kind, MapType) else column
+        return map_nested(F.map_entries(column), ArrayType(entry), _entries)
+    return None if contains_type(kind, MapType) else column

@@ -14,21 +14,32 @@ from functools import partial
 from pathlib import Path
 
 from ....errors import Gone, NotFound, ObjectNotFound, Refused
-from ....store.objects.many import many
-from .logs import COMMITS, METADATA, OFFSETS, Commit, Offsets, commit, non_kafka_of, offsets, offsets_of, query_id
-from .operators import FOLDERS, SCHEMAS, Operator, is_metadata, metadata_before_4, metadata_of, operator_in
-from .places import Readable
+from ....store.objects.many import map_concurrently
+from .logs import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    CommitLog,
+    OffsetLog,
+    non_kafka_sources,
+    offsets_by_source,
+    parse_commit_log,
+    parse_offset_log,
+    query_id,
+)
+from .operators import METADATA_FOLDERS, SCHEMAS, Operator, derive_metadata, is_metadata, metadata_keys, parse_operator
+from .places import ReadableFiles
 from .protocol import ReadableBatch
 from .state_files import (
     StateFile,
     StoreFolder,
-    check_sum,
-    families_in,
-    lacking,
-    named_in,
-    state_file,
-    whole_of,
-    whole_versions,
+    check_checksum,
+    complete_versions,
+    find_needed_files,
+    missing_version,
+    parse_column_families,
+    parse_state_file,
+    referenced_files,
 )
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -48,12 +59,12 @@ class CheckpointFiles:
         operators: Stateful operators of the newest batch when the checkpoint was opened.
     """
 
-    def __init__(self, store: Readable) -> None:
+    def __init__(self, store: ReadableFiles) -> None:
         self._store = store
         self.url = store.url
         self._commits: dict[int, int] = {}
-        self._offsets: dict[int, Offsets] = {}
-        self._commit_logs: dict[int, Commit] = {}
+        self._offsets: dict[int, OffsetLog] = {}
+        self._commit_logs: dict[int, CommitLog] = {}
         self._families: dict[StoreFolder, Mapping[str, int]] = {}
         try:
             self.id = query_id(store.get(METADATA))
@@ -64,16 +75,16 @@ class CheckpointFiles:
                 found="there is no file 'metadata' in it",
                 hint="give the query's checkpointLocation; a new query writes the file after some seconds",
             ) from None
-        newest = self.committed()[-1]
+        newest = self.committed_batches()[-1]
         keys = [info.key for info in store.list("state/")]
         metadata = [key for key in keys if is_metadata(key)]
-        with self.reading(newest):
-            self._metadata = dict(zip(metadata, many(store.get, metadata), strict=True))
+        with self.missing_files_as_gone(newest):
+            self._metadata = dict(zip(metadata, map_concurrently(store.get, metadata), strict=True))
             self._partitions = self._offset_log(newest).conf.get(_PARTITIONS)
-        if not metadata_of(metadata, newest):
-            self._metadata |= (derived := metadata_before_4(self._metadata, keys))
+        if not metadata_keys(metadata, newest):
+            self._metadata |= (derived := derive_metadata(self._metadata, keys))
             metadata += derived
-        operators = [operator_in(self._metadata[key], key) for key in metadata_of(metadata, newest)]
+        operators = [parse_operator(self._metadata[key], key) for key in metadata_keys(metadata, newest)]
         self.operators = tuple(
             _with_partitions(operator, keys) for operator in sorted(operators, key=lambda operator: operator.id)
         )
@@ -90,13 +101,13 @@ class CheckpointFiles:
                 hint="attach to a query with a stateful operator, such as an aggregation",
             )
 
-    def committed(self) -> range:
+    def committed_batches(self) -> range:
         """Return the committed batches, up to the newest without gaps.
 
         Raises `NotFound` if there is none, and `Refused` if a batch was committed again since the previous call, since
         data that was read of that batch is outdated.
         """
-        previous, self._commits = self._commits, self.listed()
+        previous, self._commits = self._commits, self.commit_times()
         if not self._commits:
             raise NotFound("committed batch", self.url)
         first = newest = max(self._commits)
@@ -115,7 +126,7 @@ class CheckpointFiles:
         self._commit_logs = {batch: log for batch, log in self._commit_logs.items() if batch >= first}
         return range(first, newest + 1)
 
-    def listed(self) -> dict[int, int]:
+    def commit_times(self) -> dict[int, int]:
         """Return the commit time of each batch, in milliseconds since 1970 UTC."""
         return {
             int(name): info.modified_ms
@@ -123,14 +134,14 @@ class CheckpointFiles:
             if re.fullmatch(r"\d+", name := info.key.removeprefix(COMMITS))
         }
 
-    def available(self, up_to: int | None = None) -> range:
+    def readable_batches(self, up_to: int | None = None) -> range:
         """Return the batches, up to `up_to` or the newest, whose whole state is available in all stores."""
-        batches = self.committed()
+        batches = self.committed_batches()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)
         files = self._state_files("state/")
         self._read_commits(batches)
-        whole = [whole_versions(files.get(store.path, ()), self._ids_of(store, batches)) for store in self.stores()]
+        whole = [complete_versions(files.get(store.path, ()), self._ids_of(store, batches)) for store in self.stores()]
         first = batches.stop
         while first - 1 in batches and all(first in versions for versions in whole):
             first -= 1
@@ -142,18 +153,18 @@ class CheckpointFiles:
             f"state/{operator.id}/{name}/"
             for operator in self.operators
             if operator.kind == "transform"
-            for name in FOLDERS
+            for name in METADATA_FOLDERS
         ]
         keys = [info.key for prefix in prefixes for info in self._store.list(prefix) if is_metadata(info.key)]
         new = [key for key in keys if key not in self._metadata]
-        new_metadata = dict(zip(new, many(self._store.get, new), strict=True))
+        new_metadata = dict(zip(new, map_concurrently(self._store.get, new), strict=True))
         tables = {operator.id: operator.tables for operator in self.operators}
         schemas = {data for key, data in self._metadata.items() if SCHEMAS in key}
         for key, data in new_metadata.items():
             if SCHEMAS in key:
                 same = data in schemas
             else:
-                operator = operator_in(data, key)
+                operator = parse_operator(data, key)
                 same = operator.tables == tables.get(operator.id)
             if not same:
                 raise Refused(
@@ -162,22 +173,22 @@ class CheckpointFiles:
                 )
         self._metadata |= new_metadata
 
-    def batch(self, batch: int) -> ReadableBatch:
+    def read_batch(self, batch: int) -> ReadableBatch:
         """Return a committed batch. Raises `Gone` if Spark has removed its log."""
         if batch not in self._commits:
-            self.committed()
-        with self.reading(batch):
+            self.committed_batches()
+        with self.missing_files_as_gone(batch):
             offset_log = self._offset_log(batch)
             self._read_commits([batch])
             if batch not in self._commits or (commit_log := self._commit_logs.get(batch)) is None:
                 raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
             return ReadableBatch(
                 batch,
-                offsets_of(offset_log.sources),
+                offsets_by_source(offset_log.sources),
                 offset_log.watermark_ms,
                 commit_log.next_watermark_ms,
                 self._commits[batch],
-                non_kafka_of(offset_log.sources),
+                non_kafka_sources(offset_log.sources),
             )
 
     def format_of(self, batch: int) -> int:
@@ -187,7 +198,7 @@ class CheckpointFiles:
             raise ObjectNotFound(f"{COMMITS}{batch}", self.url)
         return 2 if self._commit_logs[batch].state_ids else 1
 
-    def has_feed(self, batch: int) -> bool:
+    def has_change_feed(self, batch: int) -> bool:
         """Return False if a batch's log shows that its changes cannot be read. Raises `ObjectNotFound`.
 
         Changes cannot be read if the batch repartitions the state, or is the first one in a new checkpoint format.
@@ -207,7 +218,7 @@ class CheckpointFiles:
             if operator in (None, operator_with_stores.id) and store in (None, name)
         ]
 
-    def bring_logs(self, batch: int, folder: Path) -> None:
+    def copy_logs(self, batch: int, folder: Path) -> None:
         """Copy the logs and metadata that Spark needs to read a batch's state.
 
         Raises `ObjectNotFound`, and `Refused` if the number of state partitions has changed since the checkpoint was
@@ -226,15 +237,15 @@ class CheckpointFiles:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(_with_local_schemas(data, key, folder))
 
-    def bring_whole(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
+    def copy_whole_state(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> None:
         """Copy the files of the stores' whole state at the end of a batch. Raises `ObjectNotFound`."""
-        self.bring_logs(batch, folder)
+        self.copy_logs(batch, folder)
         batches = range(min(self._commits, default=batch), batch + 1)
         self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
-            if (needed := whole_of(batch + 1, files, self._ids_of(store, batches))) is None:
-                missing = self._changes_of(store, lacking(batch + 1, files, self._ids_of(store, batches)) - 1)
+            if (needed := find_needed_files(batch + 1, files, self._ids_of(store, batches))) is None:
+                missing = self._changes_of(store, missing_version(batch + 1, files, self._ids_of(store, batches)) - 1)
                 if files and all(file.is_whole for file in files):
                     missing = f"{missing.rpartition('.')[0]}.zip"
                 raise ObjectNotFound(missing, self.url)
@@ -245,16 +256,16 @@ class CheckpointFiles:
                 store.path + name
                 for file in needed
                 if file.key.endswith(".zip")
-                for name in named_in((folder / file.key).read_bytes(), file.key)
+                for name in referenced_files((folder / file.key).read_bytes(), file.key)
             ]
             self._copy_all(referenced, folder)
 
-    def bring_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
+    def copy_changes(self, stores: Iterable[StoreFolder], batch: int, folder: Path) -> int:
         """Copy the files with a batch's changes. Returns their total size. Raises `ObjectNotFound`."""
-        self.bring_logs(batch, folder)
+        self.copy_logs(batch, folder)
         return self._copy_all([self._changes_of(store, batch) for store in stores], folder)
 
-    def bring_changelogs(self, stores: Sequence[StoreFolder], batches: range, folder: Path) -> Sequence[Sequence[Path]]:
+    def copy_changelogs(self, stores: Sequence[StoreFolder], batches: range, folder: Path) -> Sequence[Sequence[Path]]:
         """Copy the changelogs of batches. Returns their paths by store. Raises `ObjectNotFound`."""
         keys = [[self._changes_of(store, batch) for batch in batches] for store in stores]
         self._copy_all([key for of_store in keys for key in of_store], folder)
@@ -263,7 +274,7 @@ class CheckpointFiles:
     def conf_of(self, batch: int) -> Mapping[str, str]:
         return self._offset_log(batch).conf
 
-    def families(self, store: StoreFolder) -> Mapping[str, int]:
+    def column_families(self, store: StoreFolder) -> Mapping[str, int]:
         """Return the numbers of a RocksDB store's column families; empty without a snapshot.
 
         The result is cached. A query that adds a family writes a snapshot, which `check_variables` detects, and does
@@ -274,7 +285,7 @@ class CheckpointFiles:
             newest = max(files, key=lambda file: file.version, default=None)
             if newest is None:
                 return {}
-            self._families[store] = families_in(self._store.get(newest.key), newest.key)
+            self._families[store] = parse_column_families(self._store.get(newest.key), newest.key)
         return self._families[store]
 
     def _changes_of(self, store: StoreFolder, batch: int) -> str:
@@ -284,7 +295,7 @@ class CheckpointFiles:
         return f"{store.path}{batch + 1}{f'_{named}' if named else ''}.{kind}"
 
     @contextmanager
-    def reading(self, batch: int) -> Iterator[None]:
+    def missing_files_as_gone(self, batch: int) -> Iterator[None]:
         try:
             yield
         except ObjectNotFound as error:
@@ -293,23 +304,23 @@ class CheckpointFiles:
                 hint="the query removes files that are older than spark.sql.streaming.minBatchesToRetain batches",
             ) from error
 
-    def _offset_log(self, batch: int) -> Offsets:
+    def _offset_log(self, batch: int) -> OffsetLog:
         if batch not in self._offsets:
             key = f"{OFFSETS}{batch}"
-            self._offsets[batch] = offsets(self._store.get(key), key)
+            self._offsets[batch] = parse_offset_log(self._store.get(key), key)
         return self._offsets[batch]
 
     def _read_commits(self, batches: Iterable[int]) -> None:
         missing = [batch for batch in batches if batch not in self._commit_logs]
 
-        def get(batch: int) -> Commit | None:
+        def get(batch: int) -> CommitLog | None:
             key = f"{COMMITS}{batch}"
             try:
-                return commit(self._store.get(key), key)
+                return parse_commit_log(self._store.get(key), key)
             except ObjectNotFound:
                 return None
 
-        logs_by_batch = zip(missing, many(get, missing), strict=True)
+        logs_by_batch = zip(missing, map_concurrently(get, missing), strict=True)
         self._commit_logs |= {batch: log for batch, log in logs_by_batch if log is not None}
 
     def _ids_of(self, store: StoreFolder, batches: Iterable[int]) -> Mapping[int, str]:
@@ -327,13 +338,13 @@ class CheckpointFiles:
     def _state_files(self, prefix: str) -> Mapping[str, Sequence[StateFile]]:
         files: dict[str, list[StateFile]] = {}
         for info in self._store.list(prefix):
-            if (file := state_file(info.key)) is not None:
+            if (file := parse_state_file(info.key)) is not None:
                 files.setdefault(info.key[: info.key.rfind("/") + 1], []).append(file)
         return files
 
     def _copy_all(self, keys: Iterable[str], folder: Path) -> int:
         missing = [key for key in dict.fromkeys(keys) if not (folder / key).exists()]
-        return sum(many(partial(_copy, self._store, folder), missing))
+        return sum(map_concurrently(partial(_copy, self._store, folder), missing))
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
@@ -343,7 +354,7 @@ def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
     return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))
 
 
-def _copy(store: Readable, folder: Path, key: str) -> int:
+def _copy(store: ReadableFiles, folder: Path, key: str) -> int:
     target = folder / key
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
@@ -352,7 +363,7 @@ def _copy(store: Readable, folder: Path, key: str) -> int:
             shutil.copyfile(source, part)
         except FileNotFoundError:
             raise ObjectNotFound(key, store.url) from None
-        check_sum(part, source, key)
+        check_checksum(part, source, key)
     else:
         with part.open("wb") as file:
             while len(piece := store.get_range(key, file.tell(), _PIECE_BYTES)) == _PIECE_BYTES:

@@ -24,7 +24,7 @@ class SourceOffsets(Struct, frozen=True):
     text: str
 
 
-class Offsets(Struct, frozen=True):
+class OffsetLog(Struct, frozen=True):
     """Content of a file in `offsets/`, which describes a planned batch."""
 
     sources: tuple[SourceOffsets, ...]
@@ -45,14 +45,14 @@ def query_id(data: bytes) -> str:
         raise _unreadable(METADATA, error) from error
 
 
-def offsets(data: bytes, key: str) -> Offsets:
+def parse_offset_log(data: bytes, key: str) -> OffsetLog:
     """Parse a file of `offsets/`. Raises `Corruption`, or `Refused` for a file of a newer Spark."""
     version, head, lines = _lines(data, key, OFFSETS)
     sources = [line.partition(":")[::2] if version > 1 else (str(at), line) for at, line in enumerate(lines)]
     try:
         header = json.loads(head)
         watermark_ms = int(header["batchWatermarkMs"])
-        return Offsets(
+        return OffsetLog(
             tuple(_source(name, "" if text == _NOTHING else text) for name, text in sources),
             int(header["batchTimestampMs"]),
             watermark_ms if watermark_ms > 0 else None,
@@ -63,7 +63,7 @@ def offsets(data: bytes, key: str) -> Offsets:
         raise _unreadable(key, error) from error
 
 
-class Commit(Struct, frozen=True):
+class CommitLog(Struct, frozen=True):
     """Content of a file in `commits/`, which describes a completed batch."""
 
     next_watermark_ms: int | None
@@ -71,13 +71,13 @@ class Commit(Struct, frozen=True):
     """Ids in the names of state files; empty in checkpoint format 1."""
 
 
-def commit(data: bytes, key: str) -> Commit:
+def parse_commit_log(data: bytes, key: str) -> CommitLog:
     """Parse a file of `commits/`. Raises `Corruption`, or `Refused` for a file of a newer Spark."""
     _, head, _ = _lines(data, key, COMMITS)
     try:
         header = json.loads(head or "{}")
         watermark_ms, ids = int(header.get("nextBatchWatermarkMs", 0)), header.get("stateUniqueIds") or {}
-        return Commit(
+        return CommitLog(
             watermark_ms if watermark_ms > 0 else None,
             {int(operator): tuple(tuple(map(str, ids)) for ids in parts) for operator, parts in ids.items()},
         )
@@ -130,7 +130,7 @@ def _unreadable(key: str, error: Exception) -> Corruption:
     return Corruption(f"{key} of the checkpoint is malformed: {error}", object_key=key)
 
 
-def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
+def offsets_by_source(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
     """Return the offsets of each source: one for each Kafka partition, a single number for other sources.
 
     Sources without a numeric offset are left out.
@@ -140,16 +140,16 @@ def offsets_of(sources: Iterable[SourceOffsets]) -> dict[str, tuple[int, ...]]:
         # Two sources may read the same topic. Spark writes -1 for an unread partition.
         for topic, ends in source.topics.items():
             result[f"{topic}.{source.source}" if topic in result else topic] = tuple(max(0, at) for at in ends)
-        if not source.topics and (at := _number(source.text)) is not None:
+        if not source.topics and (at := _single_offset(source.text)) is not None:
             result[f"source-{source.source}"] = (at,)
     return result
 
 
-def non_kafka_of(sources: Iterable[SourceOffsets]) -> frozenset[str]:
+def non_kafka_sources(sources: Iterable[SourceOffsets]) -> frozenset[str]:
     return frozenset(f"source-{source.source}" for source in sources if not source.topics)
 
 
-def _number(text: str) -> int | None:
+def _single_offset(text: str) -> int | None:
     try:
         value = json.loads(text)
     except ValueError:

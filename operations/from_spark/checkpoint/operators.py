@@ -11,10 +11,10 @@ from io import BytesIO
 from typing import Any
 
 from ....errors import Corruption, Refused
-from .state_files import DEFAULT
+from .state_files import DEFAULT_STORE
 
 SCHEMAS = "_stateSchema"
-FOLDERS = ("_metadata", SCHEMAS)
+METADATA_FOLDERS = ("_metadata", SCHEMAS)
 _TRANSFORM = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 _KINDS = {
     "stateStoreSave": "aggregate",
@@ -41,7 +41,7 @@ class OperatorTable:
     name: str
     store: str
     options: tuple[tuple[str, str], ...] = ()
-    has_feed: bool = True
+    has_change_feed: bool = True
     """True if changes of the table's rows can be read. Changes of a list have only the new elements."""
 
 
@@ -68,10 +68,10 @@ class Operator:
 
 def is_metadata(key: str) -> bool:
     """Return True if a checkpoint file has metadata of the state, False if it has state."""
-    return key.startswith("state/") and any(f"/{folder}/" in key for folder in FOLDERS) and "/." not in key
+    return key.startswith("state/") and any(f"/{folder}/" in key for folder in METADATA_FOLDERS) and "/." not in key
 
 
-def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:
+def metadata_keys(keys: Iterable[str], batch: int) -> Sequence[str]:
     """Return the keys of the metadata files that apply to a batch, one for each operator."""
     newest: dict[str, tuple[int, str]] = {}
     for key in keys:
@@ -83,7 +83,7 @@ def metadata_of(keys: Iterable[str], batch: int) -> Sequence[str]:
     return [key for _, key in newest.values()]
 
 
-def operator_in(data: bytes, key: str) -> Operator:
+def parse_operator(data: bytes, key: str) -> Operator:
     """Parse a metadata file. Raises `Corruption`, or `Refused` for an unknown operator."""
     try:
         document = json.loads(data.decode().partition("\n")[2])
@@ -111,10 +111,10 @@ def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str
         # Spark keeps the variables unordered. Single values of a key come first, timers last.
         for variable, kind in sorted(variables, key=lambda entry: (_VARIABLE_KINDS.index(entry[1]), entry[0])):
             if variable in _TIMERS:
-                yield OperatorTable("timers", stores[0], (("readRegisteredTimers", "true"),), has_feed=False)
+                yield OperatorTable("timers", stores[0], (("readRegisteredTimers", "true"),), has_change_feed=False)
             elif not variable.startswith("$"):
                 options = (("stateVarName", variable), ("flattenCollectionTypes", str(kind != _LIST).lower()))
-                yield OperatorTable(variable, stores[0], options, has_feed=kind != _LIST)
+                yield OperatorTable(variable, stores[0], options, has_change_feed=kind != _LIST)
     elif name == "symmetricHashJoin":
         for side in ("left", "right"):
             rows = f"{side}{_ROWS_OF_A_SIDE}"
@@ -127,7 +127,7 @@ def _tables(name: str, stores: Sequence[str], variables: Sequence[tuple[str, str
 
 
 _SCHEMA = "/_metadata/schema"
-_BY_VALUE = {
+_OPERATOR_BY_VALUE_FIELD = {
     "__dummy__": "dedupe",
     "expiresAtMicros": "dedupeWithinWatermark",
     # The schema does not tell if the function was in Python or in Java.
@@ -137,7 +137,7 @@ _BY_VALUE = {
 _SESSION = "sessionStartTime"
 
 
-def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
+def derive_metadata(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
     """Derive the metadata files of Spark 4, one for each operator, by key.
 
     `metadata` has the schema files by key; `keys` are all keys of `state/`.
@@ -145,7 +145,7 @@ def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dic
     stores: dict[int, dict[str, bytes]] = {}
     for key in sorted(name for name in metadata if name.endswith(_SCHEMA)):
         _, operator, _partition, *store = key.removesuffix(_SCHEMA).split("/")
-        stores.setdefault(int(operator), {}).setdefault("/".join(store) or DEFAULT, metadata[key])
+        stores.setdefault(int(operator), {}).setdefault("/".join(store) or DEFAULT_STORE, metadata[key])
     partitions: dict[int, set[str]] = {}
     for _, operator, partition, *_ in (key.split("/") for key in keys if key.count("/") > 2):
         if operator.isdecimal() and partition.isdecimal():
@@ -158,10 +158,10 @@ def metadata_before_4(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dic
 
 def _metadata(operator: int, stores: Mapping[str, bytes], partitions: int) -> bytes:
     name, prefix = "symmetricHashJoin", 0
-    if DEFAULT in stores:
-        key, value = _schemas(stores[DEFAULT], f"state/{operator}/0{_SCHEMA}")
+    if DEFAULT_STORE in stores:
+        key, value = _schemas(stores[DEFAULT_STORE], f"state/{operator}/0{_SCHEMA}")
         first = value[0] if value else ""
-        name = _BY_VALUE.get(first, "stateStoreSave")
+        name = _OPERATOR_BY_VALUE_FIELD.get(first, "stateStoreSave")
         if _SESSION in key[-1:]:
             name, prefix = "sessionWindowStateStoreSaveExec", len(key) - 1
         elif (key, value) == (["key"], ["value"]):

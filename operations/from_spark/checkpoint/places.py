@@ -13,11 +13,11 @@ from ....errors import ObjectNotFound, Unavailable
 from ....store.objects.open import open_store
 from ....store.objects.protocol import ObjectInfo
 
-_OURS = re.compile(r"(s3[an]?|file):", re.IGNORECASE)
+_OWN_SCHEMES = re.compile(r"(s3[an]?|file):", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-class Readable(Protocol):
+class ReadableFiles(Protocol):
     """Read-only half of `ObjectStore`, because a checkpoint is never changed."""
 
     @property
@@ -36,17 +36,17 @@ class Readable(Protocol):
         """Return a file's path on this machine's disk; None for remote storage."""
 
 
-def place(where: str, spark: SparkSession) -> Readable:
+def open_files(where: str, spark: SparkSession) -> ReadableFiles:
     """Return a reader of a folder, of `s3://bucket/prefix`, or of another URL that Spark supports.
 
     Raises `Usage` if `where` cannot be parsed, and `Unavailable` if Spark has no such file system.
     """
-    return own_place(where) or HadoopFiles(where, spark)
+    return open_without_spark(where) or HadoopFiles(where, spark)
 
 
-def own_place(where: str) -> Readable | None:
+def open_without_spark(where: str) -> ReadableFiles | None:
     """Return a reader that needs no Spark; None if the URL needs Spark. Raises `Usage` if `where` cannot be parsed."""
-    if _SCHEME.match(where) and not _OURS.match(where):
+    if _SCHEME.match(where) and not _OWN_SCHEMES.match(where):
         return None
     return open_store(re.sub(r"^s3[an]:", "s3:", where, flags=re.IGNORECASE))
 

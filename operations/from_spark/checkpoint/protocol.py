@@ -15,7 +15,7 @@ EXISTS, DUE_AT = "has_state", "due_at"
 """Last two columns of a function's state with a timeout: a flag for an existing state, and the time of the timeout."""
 
 
-def times_out(values: pa.Schema) -> bool:
+def has_timeout(values: pa.Schema) -> bool:
     """Return True if the columns of a function's state end with those of a timeout."""
     names = values.names[-2:]
     return len(names) == 2 and names[0].startswith(EXISTS) and names[1].startswith(DUE_AT)
@@ -65,7 +65,7 @@ class ReadableCheckpoint(Protocol):
     """
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """Folder or `s3://bucket/prefix`, for use in messages."""
 
     @property
@@ -76,19 +76,19 @@ class ReadableCheckpoint(Protocol):
     def tables(self) -> Sequence[ReadableTable]:
         """Tables of the query's state, at least one; the query's own table is first."""
 
-    def committed(self) -> range:
+    def committed_batches(self) -> range:
         """Return the known committed batches, without gaps; empty before the first commit."""
 
-    def available(self, up_to: int | None = None, /) -> range:
+    def readable_batches(self, up_to: int | None = None, /) -> range:
         """Return the batches, up to `up_to` or the newest, whose whole state is available."""
 
-    def batch(self, batch: int, /) -> ReadableBatch:
+    def read_batch(self, batch: int, /) -> ReadableBatch:
         """Return a committed batch. Raises `Gone`."""
 
-    def rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
+    def read_rows(self, table: ReadableTable, batch: int, /) -> Iterable[pa.RecordBatch]:
         """Return a table's rows (key and values) at the end of a batch. Raises `Gone`."""
 
-    def changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
+    def read_changes(self, table: ReadableTable, after: int, up_to: int, /) -> Iterable[pa.Table]:
         """Return a table's changes in the batches `after` + 1 to `up_to`, one table for each batch.
 
         A table of changes has the key, the values and `DELETED`, with one row for each changed key. Raises `Gone`, also
@@ -99,10 +99,10 @@ class ReadableCheckpoint(Protocol):
 class FollowedCheckpoint(ReadableCheckpoint, Protocol):
     """Checkpoint of a running query whose batches are read soon after they are committed."""
 
-    def newest(self) -> int:
+    def newest_batch(self) -> int:
         """Return the last committed batch, -1 for none. Thread-safe."""
 
-    def changes(
+    def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterable[pa.Table]:
         """Return a table's changes, one table for every `at_once` consecutive batches.

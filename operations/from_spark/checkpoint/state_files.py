@@ -21,7 +21,7 @@ from ....errors import Corruption
 _T = TypeVar("_T")
 _NAME = re.compile(r"(?P<version>\d+)(?:_(?P<id>[0-9a-zA-Z-]+))?\.(?P<kind>delta|changelog|snapshot|zip)")
 _WHOLES = ("snapshot", "zip")
-DEFAULT = "default"
+DEFAULT_STORE = "default"
 """Name of an operator's store that has no folder of its own."""
 
 
@@ -34,7 +34,7 @@ class StoreFolder(NamedTuple):
 
     @property
     def path(self) -> str:
-        below = "" if self.store == DEFAULT else f"{self.store}/"
+        below = "" if self.store == DEFAULT_STORE else f"{self.store}/"
         return f"state/{self.operator}/{self.partition}/{below}"
 
 
@@ -47,14 +47,14 @@ class StateFile(NamedTuple):
     is_whole: bool
 
 
-def state_file(key: str) -> StateFile | None:
+def parse_state_file(key: str) -> StateFile | None:
     name = _NAME.fullmatch(key.rpartition("/")[2])
     return name and StateFile(key, int(name["version"]), name["id"] or "", name["kind"] in _WHOLES)
 
 
-def damaged(key: str, why: str) -> Corruption:
+def damaged_file_error(key: str, why: str) -> Corruption:
     """Return the error for a damaged file. The error names the batch that wrote the file."""
-    file = state_file(key)
+    file = parse_state_file(key)
     content = ""
     if file is not None:
         batch = file.version - 1
@@ -70,7 +70,7 @@ def damaged(key: str, why: str) -> Corruption:
     )
 
 
-def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
+def find_needed_files(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
     """Return the files that make up a version; None if a file is missing.
 
     `ids` has the valid id of each version for which it is known. For other versions, the files of all tasks are
@@ -89,7 +89,7 @@ def whole_of(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -
     return needed
 
 
-def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
+def missing_version(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
     """Return the version whose file is missing if `find_needed_files` returns None; 0 if no file is missing."""
     by_version = _by_version(files, ids)
     while version > 0 and not _whole_state(files_of_version := by_version.get(version, ())):
@@ -99,7 +99,7 @@ def lacking(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) ->
     return 0
 
 
-def whole_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
+def complete_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:
     complete = {0}
     for version, files_of_version in sorted(_by_version(files, ids).items()):
         if _whole_state(files_of_version) or (
@@ -122,7 +122,7 @@ def _whole_state(files: Iterable[StateFile]) -> Sequence[StateFile]:
     return [file for file in files if file.is_whole] if len({file.id for file in files}) == 1 else []
 
 
-def named_in(data: bytes, key: str) -> tuple[str, ...]:
+def referenced_files(data: bytes, key: str) -> tuple[str, ...]:
     """Return the files that a RocksDB snapshot refers to, relative to the store's folder."""
 
     def names(metadata: Any) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def named_in(data: bytes, key: str) -> tuple[str, ...]:
     return _read_metadata(data, key, names)
 
 
-def families_in(data: bytes, key: str) -> dict[str, int]:
+def parse_column_families(data: bytes, key: str) -> dict[str, int]:
     """Return the number of each column family in a RocksDB snapshot. Keys begin with these numbers."""
     return _read_metadata(
         data, key, lambda metadata: {str(a): int(b) for a, b in (metadata.get("columnFamilyMapping") or {}).items()}
@@ -144,13 +144,13 @@ def _read_metadata(data: bytes, key: str, read: Callable[[Any], _T]) -> _T:
         with zipfile.ZipFile(io.BytesIO(data)) as packed:
             return read(json.loads(packed.read("metadata").decode().partition("\n")[2]))
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(key, f"not a RocksDB snapshot: {error}") from error
+        raise damaged_file_error(key, f"not a RocksDB snapshot: {error}") from error
 
 
 _MAGIC = b"crc\0"
 
 
-def check_sum(copy: Path, source: Path, key: str) -> None:
+def check_checksum(copy: Path, source: Path, key: str) -> None:
     """Raise `Corruption` if a copy does not match the checksums in `.NAME.crc` beside its source.
 
     The `.crc` file has a CRC-32 of each block. If it does not exist, nothing is checked.
@@ -165,15 +165,17 @@ def check_sum(copy: Path, source: Path, key: str) -> None:
     with copy.open("rb") as file:
         checksums = [zlib.crc32(block).to_bytes(4, "big") for block in iter(lambda: file.read(block_bytes), b"")]
     if b"".join(checksums) != sums[8:]:
-        raise damaged(key, "its checksum differs")
+        raise damaged_file_error(key, "its checksum differs")
 
 
-def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
+def check_state_files(folder: Path, unpack: Callable[[Path, int], object]) -> None:
     """Raise `Corruption` for the first state file in a folder that cannot be decompressed.
 
     `unpack` gets a file and its batch. A file counts as damaged if `unpack` raises any error.
     """
-    files = ((file, path) for path in folder.glob("state/**/*") if (file := state_file(str(path.relative_to(folder)))))
+    files = (
+        (file, path) for path in folder.glob("state/**/*") if (file := parse_state_file(str(path.relative_to(folder))))
+    )
     for file, path in sorted(files, key=lambda entry: (entry[0].version, entry[0].key)):
         try:
             if path.suffix == ".zip":
@@ -183,10 +185,10 @@ def check_all(folder: Path, unpack: Callable[[Path, int], object]) -> None:
             else:
                 unpack(path, file.version - 1)
         except Exception as error:  # any error of a codec means that the file is damaged
-            raise damaged(file.key, root_of(error)) from error
+            raise damaged_file_error(file.key, root_cause(error)) from error
 
 
-def root_of(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """Return the root cause of a Python or Java error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__

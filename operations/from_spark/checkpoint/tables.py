@@ -28,14 +28,14 @@ from pyspark.sql.types import (
 )
 
 from ....errors import Refused, Usage
-from ....pipeline.source.spark_types import arrow_of
+from ....pipeline.source.spark_types import arrow_schema_of
 from ....store.sst.arrow_types import from_arrow, to_arrow
 from ....store.sst.hashing import has_floats, has_negative_zero
-from ....store.versions.column_types import in_backticks
+from ....store.versions.column_types import quote_for_spark
 from .operators import Operator, OperatorTable
 from .protocol import DUE_AT, EXISTS
 
-_NO_NAME = re.compile(r"\W+", re.ASCII)
+_NOT_IN_COLUMN_NAMES = re.compile(r"\W+", re.ASCII)
 _INSTANT = pa.timestamp("us", "UTC")
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
@@ -56,7 +56,7 @@ _WRAPPERS = {
     "transform": (("value", "ttlExpirationMs"),),
 }
 """Field names of the structs that Spark wraps around a user's state. The first field is the state."""
-NO_KEY = "row"
+SINGLE_ROW_KEY = "row"
 """Key column of a table with a single row, such as that of a total; always 0."""
 
 
@@ -65,13 +65,13 @@ class ReaderColumn:
     """One column of a table, with its path in a column of Spark's state reader."""
 
     name: str
-    within: str
-    place: tuple[int, ...]
+    reader_column: str
+    field_indices: tuple[int, ...]
     """Field index at each level, outermost first. Names are ambiguous, since a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
     """Names of the fields, starting with the reader's column. Empty for the key of a table without a key."""
-    exists: bool = False
+    is_existence_flag: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ class StateTable:
     kind: str
     store: str
     options: tuple[tuple[str, str], ...]
-    has_feed: bool
+    has_change_feed: bool
     key: pa.Schema
     values: pa.Schema
-    parts: tuple[ReaderColumn, ...] = field(repr=False)
+    reader_columns: tuple[ReaderColumn, ...] = field(repr=False)
     spark_types: dict[str, DataType] = field(repr=False)
 
     @property
@@ -118,19 +118,19 @@ class StateTable:
             )
 
     @property
-    def registers(self) -> bool:
+    def is_in_shared_store(self) -> bool:
         """True if the store has several tables, for which Spark opens a whole state before it reads changes."""
         return bool(self.options)
 
-    def columns(self) -> Sequence[Column]:
-        return [_select(part, self.spark_types, self.kind) for part in self.parts]
+    def select_columns(self) -> Sequence[Column]:
+        return [_select(part, self.spark_types, self.kind) for part in self.reader_columns]
 
-    def flat(self, columns: Mapping[str, pa.Array]) -> pa.Table:
+    def from_reader_arrays(self, columns: Mapping[str, pa.Array]) -> pa.Table:
         """Convert the arrays that Spark's state reader would return, by name, to the table's columns."""
-        return pa.table([_flat(part, columns, self.kind) for part in self.parts], self.schema)
+        return pa.table([_select_array(part, columns, self.kind) for part in self.reader_columns], self.schema)
 
 
-def state_table(name: str, operator: Operator, stored: OperatorTable, schema: StructType) -> StateTable:
+def make_state_table(name: str, operator: Operator, stored: OperatorTable, schema: StructType) -> StateTable:
     """Return the table for a schema of Spark's state reader. Raises `Refused` for an unsupported type."""
     types = {reader_field.name: reader_field.dataType for reader_field in schema.fields}
     kind = operator.kind
@@ -149,7 +149,7 @@ def state_table(name: str, operator: Operator, stored: OperatorTable, schema: St
             if column in types:
                 yield from _columns(types[column], column, kind, name or kind)
 
-    key = [*parts(_KEYS)] or [ReaderColumn(NO_KEY, "", (), pa.int64(), ())]
+    key = [*parts(_KEYS)] or [ReaderColumn(SINGLE_ROW_KEY, "", (), pa.int64(), ())]
     keys = {column.name for column in key}
     # A session's value repeats its key.
     values = [column for column in parts(_VALUES) if kind != "session" or column.name not in keys]
@@ -165,7 +165,7 @@ def state_table(name: str, operator: Operator, stored: OperatorTable, schema: St
         kind,
         stored.store,
         stored.options,
-        stored.has_feed,
+        stored.has_change_feed,
         pa.schema(columns[: len(key)]),
         pa.schema(columns[len(key) :]),
         named,
@@ -188,7 +188,7 @@ def _columns(reader_type: DataType, column: str, kind: str, table: str) -> Itera
             for inner_number, nested in enumerate(part.dataType.fields):
                 yield from _column(nested.dataType, (*path, nested.name), (0, inner_number), kind, table)
             if kind != "transform" and len(reader_type.fields) > 1:
-                yield ReaderColumn(EXISTS, column, (0,), pa.bool_(), path, exists=True)
+                yield ReaderColumn(EXISTS, column, (0,), pa.bool_(), path, is_existence_flag=True)
         else:
             yield from _column(part.dataType, path, (number,), kind, table)
 
@@ -205,7 +205,7 @@ def _column(
 
 
 def _column_name(name: str) -> str:
-    return _NO_NAME.sub("_", name).strip("_") or "value"
+    return _NOT_IN_COLUMN_NAMES.sub("_", name).strip("_") or "value"
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
@@ -225,7 +225,9 @@ def _column_type(kind: DataType, path: tuple[str, ...], table: str) -> pa.DataTy
         fields = [(part.name, _column_type(part.dataType, (*path, part.name), table)) for part in kind.fields]
         return pa.struct([(name, part_type) for (_, part_type), name in zip(fields, _field_names(kind), strict=True)])
     try:
-        return to_arrow(from_arrow(arrow_of(StructType([StructField(path[-1], _stored_type(kind))])).field(0).type))
+        return to_arrow(
+            from_arrow(arrow_schema_of(StructType([StructField(path[-1], _stored_type(kind))])).field(0).type)
+        )
     except (Usage, TypeError, PySparkException) as error:
         raise Refused(
             f"column {'.'.join(path)} of state {table!r} has Spark's type {kind.simpleString()!r}, which slackwater "
@@ -255,11 +257,11 @@ def _stored_type(kind: DataType) -> DataType:
             return kind
 
 
-def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
+def map_nested(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
     """Replace nested values by the results of `leaf`. A result of None leaves a value unchanged."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
-    inner = partial(rebuilt, leaf=leaf)
+    inner = partial(map_nested, leaf=leaf)
     match kind:
         case ArrayType():
             return F.transform(column, lambda element: inner(element, kind.elementType))
@@ -272,8 +274,8 @@ def rebuilt(column: Column, kind: DataType, leaf: Callable[[Column, DataType], C
             return column
 
 
-def has(kind: DataType, contained: type[DataType]) -> bool:
-    return isinstance(kind, contained) or any(has(child, contained) for child in _children(kind))
+def contains_type(kind: DataType, contained: type[DataType]) -> bool:
+    return isinstance(kind, contained) or any(contains_type(child, contained) for child in _children(kind))
 
 
 def _children(kind: DataType) -> Sequence[DataType]:
@@ -291,7 +293,7 @@ def _children(kind: DataType) -> Sequence[DataType]:
 def _json(column: Column, kind: DataType) -> Column | None:
     if isinstance(kind, VariantType):
         return F.to_json(column)
-    return None if has(kind, VariantType) else column
+    return None if contains_type(kind, VariantType) else column
 
 
 def _numbered(kind: DataType) -> DataType:
@@ -309,24 +311,24 @@ def _numbered(kind: DataType) -> DataType:
 def _select(part: ReaderColumn, types: Mapping[str, DataType], kind: str) -> Column:
     if not part.path:
         return F.lit(0).cast("long").alias(part.name)
-    spark_type = types[part.within]
-    column = F.col(in_backticks(part.within)).cast(_numbered(spark_type))
-    for number in part.place:
+    spark_type = types[part.reader_column]
+    column = F.col(quote_for_spark(part.reader_column)).cast(_numbered(spark_type))
+    for number in part.field_indices:
         column, spark_type = column.getField(f"_{number}"), _children(spark_type)[number]
-    if part.exists:
+    if part.is_existence_flag:
         return column.isNotNull().alias(part.name)
     if (time := _TIMES.get((kind, part.path))) is not None:
         return F.when(column >= 0, time[1](column)).alias(part.name)
-    if has(spark_type, VariantType):
-        column = rebuilt(column, _numbered(spark_type), _json)
+    if contains_type(spark_type, VariantType):
+        column = map_nested(column, _numbered(spark_type), _json)
     return column.cast(_stored_type(spark_type)).alias(part.name)
 
 
-def _flat(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
+def _select_array(part: ReaderColumn, columns: Mapping[str, pa.Array], kind: str) -> pa.Array:
     if not part.path:
         return pa.repeat(pa.scalar(0, part.type), len(next(iter(columns.values()))))
-    column = columns[part.within]
-    for number in part.place:
+    column = columns[part.reader_column]
+    for number in part.field_indices:
         column = pc.struct_field(column, [number])
     if (time := _TIMES.get((kind, part.path))) is not None:
         factor = 1_000 if time[1] is F.timestamp_millis else 1

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ....pipeline.source.spark_types import arrow_of
+from ....pipeline.source.spark_types import arrow_schema_of
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ _WIDTHS: dict[type[DataType], type[np.generic]] = {
     DayTimeIntervalType: np.int64,
 }
 """Types whose values are stored in the word itself, with the width of their values."""
-_IN_A_WORD = 18
+_MAX_WORD_PRECISION = 18
 """Maximum precision of a decimal that is stored in the word itself."""
 
 
@@ -69,7 +69,7 @@ def is_readable(kind: DataType) -> bool:
     return type(kind) in _WIDTHS or isinstance(kind, StringType | BinaryType | DecimalType)
 
 
-def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
+def decode_rows(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
     """Decode the rows at these offsets. Raises `UnknownLayout`."""
     null_bytes = 8 * (-(-len(kind.fields) // 64))
     fields = []
@@ -78,7 +78,7 @@ def structs(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
         fields.append(_values(data, at, at + null_bytes + 8 * number, nulls, part.dataType, 8))
     if not fields:
         return pa.array([{}] * len(at), pa.struct([]))
-    return pa.StructArray.from_arrays(fields, fields=list(arrow_of(kind)))
+    return pa.StructArray.from_arrays(fields, fields=list(arrow_schema_of(kind)))
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
@@ -93,13 +93,13 @@ def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[
 def _values(
     data: Bytes, base: Positions, slots: Positions, nulls: npt.NDArray[np.bool_], kind: DataType, width: int
 ) -> pa.Array:
-    arrow_type = arrow_of(StructType([StructField("_", kind)])).field(0).type
+    arrow_type = arrow_schema_of(StructType([StructField("_", kind)])).field(0).type
     if (stored := _WIDTHS.get(type(kind))) is not None:
         numbers = gather(data, slots, stored)
         if isinstance(kind, BooleanType):
             return pa.array(numbers != 0, mask=nulls)
         return pa.array(numbers, mask=nulls).view(arrow_type)
-    if isinstance(kind, DecimalType) and kind.precision <= _IN_A_WORD:
+    if isinstance(kind, DecimalType) and kind.precision <= _MAX_WORD_PRECISION:
         halves = np.empty((len(slots), 2), np.int64)
         halves[:, 0] = gather(data, slots, np.int64)
         halves[:, 1] = halves[:, 0] >> 63
@@ -116,7 +116,7 @@ def _variable_length(
     data: Bytes, starts: Positions, sizes: Positions, kind: DataType, arrow_type: pa.DataType
 ) -> pa.Array:
     if isinstance(kind, StructType):
-        return structs(data, starts, kind)
+        return decode_rows(data, starts, kind)
     if isinstance(kind, ArrayType):
         offsets, elements = _elements(data, starts, kind.elementType)
         return pa.ListArray.from_arrays(offsets, elements, type=arrow_type)

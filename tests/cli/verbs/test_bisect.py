@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from slackwater.client.show.document import TableBlock
-from slackwater.client.show.verdict import read
+from slackwater.client.show.verdict import lineage_blocks
 from slackwater.settings import Settings
 from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.open import open_store
@@ -101,7 +101,7 @@ def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
 def test_what_a_commit_read_is_a_table_or_a_sentence(
     direct: tuple[Window, ...], sources: tuple[Window, ...], said: list[str]
 ) -> None:
-    parts = list(read(Lineage("s", direct, sources)))
+    parts = list(lineage_blocks(Lineage("s", direct, sources)))
     assert [part.headings[0] if isinstance(part, TableBlock) else part for part in parts] == said
 
 

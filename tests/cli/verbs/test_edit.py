@@ -30,7 +30,7 @@ def test_it_is_shown_key_by_key_done_once_and_told_of(app: FlightsApp) -> None:
         ["C0", "delay", str(app.state["carriers"]["C0"][1]), "-1"],
         ["nothing", "was", "changed", "(--dry-run)"],
     ]
-    assert history.versions(app.store, "flights", "carriers")[-1] == at
+    assert history.list_versions(app.store, "flights", "carriers")[-1] == at
     said = done("edit", "flights/carriers", "--sql", NEGATIVE, "--message", "sensor 12")
     assert said.startswith(f"flights/carriers v{at + 1}: changed 1 row\n")
     assert f"previous state: slackwater query flights/carriers@v{at}" in said

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_said_in_a_sentence(
     result = slackwater(*words)
     assert (result.exit_code, expected in result.stderr) == (code, True), result.output
     # Runners were told that something may be asked of them: that they were told stays.
-    assert {info.key for info in app.store.list("")} - {keys.notice("flights")} == before
+    assert {info.key for info in app.store.list("")} - {keys.request_signal("flights")} == before
 
 
 def test_a_protected_app_wants_its_name(app: FlightsApp) -> None:

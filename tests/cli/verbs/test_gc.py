@@ -52,4 +52,4 @@ def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path:
         assert f"--margin is {words[0]}; expected 1h or more" in refused.output
     for margin in ("1h", "60m", "2d"):
         assert slackwater(*arguments, margin).exit_code == 0
-    assert MARGIN_MS >= 2_000 * merge._LONGEST_S
+    assert MARGIN_MS >= 2_000 * merge._MAX_MERGE_S

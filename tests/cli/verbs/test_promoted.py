@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.client.show import snapshots
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import Terms
+from slackwater.operations.staging.clone_plan import CloneTerms
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps, codec, keys
@@ -25,7 +25,7 @@ def world(isolated: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     world = World(Random(1), open_store(str(tmp_path / "store")))
     monkeypatch.setenv("SLACKWATER_KAFKA", world.kafka.properties["bootstrap.servers"])
     codec.put(world.store, keys.app_info("s"), replace(apps.read_app(world.store, "s"), ttl_ms=1))
-    clone(world.store, "p", "other", channels=KafkaChannels(world.kafka), by="t", terms=Terms(owner="ada"))
+    clone(world.store, "p", "other", channels=KafkaChannels(world.kafka), by="t", terms=CloneTerms(owner="ada"))
     world.start("s")
     world.promote("p", "s", calm=True)
     yield world
@@ -112,6 +112,6 @@ def test_what_is_printed_has_the_names_that_are_typed_next(world: World) -> None
     assert "slackwater promote --back --over p gives the name back" in said
     assert "give either STAGING or --back" in refused("promote", "s", "--back", "--over", "p", code=2)
     back = world.promote("p", "", calm=True)
-    shown = repr(snapshots.promoted(back, with_values=False, dry_run=False))
+    shown = repr(snapshots.promotion_result(back, with_values=False, dry_run=False))
     assert "p is now the app in folder p, and p~1 the one in folder s, whose runner stops" in shown
     assert "to undo: slackwater promote s --over p, while p~1 runs, without publishing" in shown

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.snapshot.cut.stored import Request
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.cut.stored import SnapshotRequest
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
 
@@ -33,10 +33,10 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
     assert nothing_runs.exit_code == 1
     assert "no answer from" in nothing_runs.stderr
     assert "retire" not in nothing_runs.stderr
-    asked = request(app.store, "flights", "before", "ada@host")
+    asked = request_snapshot(app.store, "flights", "before", "ada@host")
     app.step("legs")
     app.step("aircraft")
-    app.store.put(keys.note(keys.requests("flights"), asked.id), codec.encode(long_ago(asked)))
+    app.store.put(keys.json_object(keys.requests("flights"), asked.id), codec.encode(long_ago(asked)))
     for verb in (("status",), ("snapshot", "list", "flights")):
         result = slackwater(*verb)
         assert result.exit_code == 0
@@ -54,9 +54,9 @@ def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after
     assert "retire" not in slackwater("status").stderr
 
 
-def long_ago(asked: Request) -> Request:
+def long_ago(asked: SnapshotRequest) -> SnapshotRequest:
     """As if it had been asked for a minute ago, and after everything that is committed."""
-    return Request(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
+    return SnapshotRequest(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
 
 
 @pytest.mark.usefixtures("app")
@@ -146,13 +146,13 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     memory_kafka: MemoryKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka.channels import group_of
+    from slackwater.pipeline.kafka.channels import consumer_group
 
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):
         memory_kafka.create_topics({topic: 1})
     for stage in app.heads:
-        memory_kafka.commit_offsets(group_of("flights", stage), {"flights": (0,)})
+        memory_kafka.commit_offsets(consumer_group("flights", stage), {"flights": (0,)})
     assert set(memory_kafka.groups) >= {f"slackwater-flights-{stage}" for stage in app.heads}
     done("retire", "flights/carriers", "--kafka", memory_kafka.address)
     assert "slackwater-flights-carriers" not in set(memory_kafka.groups)

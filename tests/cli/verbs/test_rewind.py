@@ -22,7 +22,7 @@ def late(isolated: None, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
 
 
 def versions(store: ObjectStore) -> dict[str, tuple[int, ...]]:
-    return {stage: history.versions(store, "flights", stage) for stage in STAGES}
+    return {stage: history.list_versions(store, "flights", stage) for stage in STAGES}
 
 
 def test_a_dry_run_says_what_is_undone_in_rows_and_offsets(late: FlightsApp) -> None:

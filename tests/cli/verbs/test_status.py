@@ -11,7 +11,7 @@ from slackwater.snapshot.under_way import runners
 from slackwater.store.versions import keys, published
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 from ulid import ULID
 
 from tests.cli.verbs.calling import done, from_json, process, slackwater
@@ -27,7 +27,7 @@ def test_status_of_an_empty_store_says_how_to_begin() -> None:
 @pytest.mark.usefixtures("app")
 def test_status_shows_every_stage_upstream_first() -> None:
     lines = done("status").splitlines()
-    assert lines[0].startswith(f"flights  created {instants.iso(START_MS)} (")
+    assert lines[0].startswith(f"flights  created {instants.format_iso(START_MS)} (")
     assert lines[1].split()[:4] == ["stage", "runs", "version", "epoch"]
     assert [line.split()[:2] for line in lines[2:]] == [["legs", "no"], ["aircraft", "no"], ["carriers", "no"]]
     assert re.search(r"by-aircraft 1 version, \d+ rows$", lines[3])
@@ -36,22 +36,22 @@ def test_status_shows_every_stage_upstream_first() -> None:
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
     writer = str(ULID())
-    runners.RUNNERS.put(app.store, runners.Beat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
+    runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "host:1", {"legs": 1, "carriers": 2}), "flights")
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    runners.RUNNERS.remove(app.store, writer, "flights")
+    runners.HEARTBEATS.remove(app.store, writer, "flights")
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 
 def test_status_says_what_a_stage_waits_for_as_its_runner_said(app: FlightsApp) -> None:
     assert "waits for" not in done("status")
     waits = {"legs": "new records of flights", "carriers": "its turn on the cores"}
-    beat = runners.Beat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
-    runners.RUNNERS.put(app.store, beat, "flights")
+    beat = runners.Heartbeat(str(ULID()), "host:1", {"legs": 1, "aircraft": 1, "carriers": 2}, waits=waits)
+    runners.HEARTBEATS.put(app.store, beat, "flights")
     lines = done("status").splitlines()
     assert lines[1].endswith("waits for")
     assert lines[2].endswith("new records of flights")
@@ -120,9 +120,9 @@ def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
     sinks = {"alerts": Sink("internal", 9, since=draft.version, rows=7, sent=7)}
     head = app.commit(replace(draft, sinks=sinks))
     assert re.search(r"^carriers +alerts +- +0 versions, 7 rows$", done("status"), re.MULTILINE)
-    published.note(app.store, head, "alerts", Place(head.version, 9, 7), None)
+    published.write_position(app.store, head, "alerts", PublishedPosition(head.version, 9, 7), None)
     assert re.search(rf"^carriers +alerts +v{head.version} +0$", done("status"), re.MULTILINE)
-    app.store.put(keys.note(keys.published("flights", "carriers", "alerts"), head.version), b"{")
+    app.store.put(keys.json_object(keys.published_positions("flights", "carriers", "alerts"), head.version), b"{")
     result = slackwater("status")
     assert result.exit_code == 1
     assert "progress of its sinks is unknown" in result.stderr

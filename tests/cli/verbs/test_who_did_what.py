@@ -17,7 +17,7 @@ from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.change.migrate import find_plan, migrate
 from slackwater.snapshot.query.row_source import RowSource
 from slackwater.snapshot.take.audit_log import VERBS as RECORDED
-from slackwater.snapshot.take.audit_log import Operation, list_operations, record, whoami
+from slackwater.snapshot.take.audit_log import Operation, list_operations, record_operation, whoami
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.cli.test_killed_verbs import command_line, gone_on
@@ -211,7 +211,7 @@ def test_a_verb_that_takes_no_message_changes_nothing(verb: str, late: FlightsAp
 
 def test_the_log_is_filtered_by_person_verb_and_time(late: FlightsApp) -> None:
     noted = [
-        record(late.store, "flights", verb, f"number {number}", by)
+        record_operation(late.store, "flights", verb, f"number {number}", by)
         for number, (verb, by) in enumerate(
             [("snapshot take", "ada@laptop"), ("snapshot rm", "bob@laptop"), ("gc", "ada@cron")]
         )

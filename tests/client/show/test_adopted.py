@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 from slackwater.client.show import programs as shown
 from slackwater.operations.from_spark.adopt.adopting import AdoptionPlan
-from slackwater.operations.from_spark.adopt.adoption import Adopted, Checksum
-from slackwater.operations.from_spark.adopt.mapping import mapping_of
+from slackwater.operations.from_spark.adopt.adoption import AdoptionResult, Checksum
+from slackwater.operations.from_spark.adopt.mapping import map_tables
 from slackwater.operations.from_spark.adopt.shadow import ShadowBatch
 from slackwater.snapshot.diff.key_changes import KeyChanges
 
@@ -15,11 +15,11 @@ from tests.operations.from_spark.adopt.test_adoption import ORDERS, ROWS, TOTALS
 
 def test_each_column_is_shown_with_what_it_is_made_of() -> None:
     table = declared(ORDERS, ROWS, ["country"])
-    mapping = mapping_of([TOTALS], table, "stage shop/totals")
+    mapping = map_tables([TOTALS], table, "stage shop/totals")
     plan = AdoptionPlan(
         "shop", "totals", "6a1c", "/totals", range(17, 118), ("aggregate",), table, mapping.columns, {"orders": (7, 8)}
     )
-    found = shown.to_adopt(plan)
+    found = shown.adoption_plan_result(plan)
     said = str(found)
     assert "/totals, the query 6a1c, would become shop/totals; nothing was changed" in said
     assert "batches 17 to 117 would become 101 versions; the first has all rows at the end of batch 17" in said
@@ -29,22 +29,22 @@ def test_each_column_is_shown_with_what_it_is_made_of() -> None:
 
 
 def test_what_was_made_says_how_it_goes_on() -> None:
-    done = Adopted("shop", "totals", 101, 117, Checksum(1_234, 255), {"orders": (7, 8)})
-    said = str(shown.adopted(done, "shop.py"))
+    done = AdoptionResult("shop", "totals", 101, 117, Checksum(1_234, 255), {"orders": (7, 8)})
+    said = str(shown.adoption_result(done, "shop.py"))
     assert "equal to what Spark reads at that batch: 1,234 rows, checksum 00000000000000ff" in said
     assert "slackwater run shop.py --app shop" in said
-    again = shown.adopted(Adopted("shop", "totals", 101, 117, None, {}), "shop.py")
+    again = shown.adoption_result(AdoptionResult("shop", "totals", 101, 117, None, {}), "shop.py")
     assert str(again).startswith("done already: shop/totals has the query up to batch 117, which is v101")
     assert again.data["already"]  # type: ignore[index]
 
 
 def test_a_batch_that_differs_shows_the_rows_of_both() -> None:
-    equal = shown.shadowed(ShadowBatch(17, 1_700_000_000_000, 3, 2, None), 86_400, 86_400_000)
+    equal = shown.shadow_result(ShadowBatch(17, 1_700_000_000_000, 3, 2, None), 86_400, 86_400_000)
     assert "batch 17: 3 records, 2 keys changed: equal for 1 d, 86,400 batches" in str(equal)
     sides = [pa.table({"cents": [each]}) for each in (5, 1)]
     there = np.ones(1, np.bool_)
-    changes = KeyChanges.between(pa.table({"country": ["FR"]}), *sides, there, there)
-    found = shown.shadowed(ShadowBatch(18, 1_700_000_000_000, 3, 2, changes), 0, 0)
+    changes = KeyChanges.compare(pa.table({"country": ["FR"]}), *sides, there, there)
+    found = shown.shadow_result(ShadowBatch(18, 1_700_000_000_000, 3, 2, changes), 0, 0)
     said = str(found)
     assert "1 key differs" in said
     assert "query_cents" in said

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from slackwater.client.show.programs import caught_up as shown_caught_up
-from slackwater.client.show.programs import landed, to_attach
+from slackwater.client.show.programs import attach_plan_result, attached_version_result
+from slackwater.client.show.programs import attach_result as shown_caught_up
 from slackwater.client.show.shown import Result
 from slackwater.operations.from_spark.attach.tail import Tail
 from slackwater.store.objects.memory import MemoryStore
@@ -21,7 +21,7 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     store, checkpoint = MemoryStore(), query()
 
     def plan(following: Tail) -> str:
-        return said(to_attach(following.plan(), checkpoint.where, checkpoint.query))
+        return said(attach_plan_result(following.plan(), checkpoint.location, checkpoint.query))
 
     def batches(count: int, checkpoint: MemoryCheckpoint = checkpoint) -> None:
         for number in range(count):
@@ -42,7 +42,7 @@ def test_a_plan_says_which_tables_there_are_and_where_history_begins(tmp_path: P
     )
     assert store.list_folders("") == [] or not list(store.list("shop/")), "a look writes nothing"
     made = caught_up(following)
-    assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(landed("shop", made[0]))
+    assert "shop/totals@v2  batches 0 to 2, 1 row changed" in said(attached_version_result("shop", made[0]))
     assert "batches 2 to 4 can be read; all of them have versions" in plan(following)
     batches(1)
     assert "the next is batch 5" in plan(following)

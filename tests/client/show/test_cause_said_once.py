@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from slackwater.client.show.document import TableBlock
-from slackwater.client.show.shown import plain
-from slackwater.client.show.verdict import cause_facts, evidence_of
-from slackwater.snapshot.bisect.causes import Cause, ProgramChange, deploy
+from slackwater.client.show.shown import format_plain
+from slackwater.client.show.verdict import cause_facts, evidence_rows
+from slackwater.snapshot.bisect.causes import Cause, ProgramChange, deploy_cause
 from slackwater.store.versions.manifest import Program
 
 OLD, NEW = Program("app.py", "0" * 32), Program("app.py", "1" * 32)
@@ -15,13 +15,13 @@ CHANGE = ProgramChange("legs", 47, 0, OLD, NEW, 9, 0)
 
 def said(cause: Cause) -> str:
     tables = [each for each in cause_facts(cause) if isinstance(each, TableBlock)]
-    return "\n".join([cause.sentence, *map(plain, tables)])
+    return "\n".join([cause.sentence, *map(format_plain, tables)])
 
 
 @pytest.mark.parametrize("add", [None, OLD])
 def test_a_deploy_names_each_program_and_the_version_once(add: Program | None) -> None:
     because = ": the batch is good with the old program, and bad with the new one"
-    text = said(deploy(CHANGE, how="both programs", proved=add is None, because=because, add=add))
+    text = said(deploy_cause(CHANGE, how="both programs", proved=add is None, suffix=because, old_program=add))
     for word in (OLD.checksum, NEW.checksum, "legs", "47"):
         assert text.count(word) == 1, word
     assert "both programs" not in text  # the sentence says it in words
@@ -32,4 +32,4 @@ def test_what_the_sentence_does_not_say_is_in_the_table() -> None:
     evidence = {"late": "t[0]@3", "watermark": "2025-01-01T00:00:00Z", "moved_version": "legs@v2", "moved_by": "t[1]@7"}
     sentence = "t[0]@31 is the first late record of legs@v20: the watermark was 2025-01-01T00:00:00Z; t[1]@7 moved it"
     cause = Cause("watermark", proved=True, sentence=sentence, evidence=evidence)
-    assert dict(evidence_of(cause)) == {"late": "t[0]@3", "moved version": "legs@v2"}
+    assert dict(evidence_rows(cause)) == {"late": "t[0]@3", "moved version": "legs@v2"}

@@ -1,13 +1,13 @@
 """What `history --why` says of the record behind a change: one of many is not called the reason."""
 
 import pytest
-from slackwater.client.show.history import record_of_key
+from slackwater.client.show.history import format_key_record
 from slackwater.client.show.verdict import record_data
-from slackwater.snapshot.bisect.verdict import Address, Guilty, Hop
+from slackwater.snapshot.bisect.verdict import Hop, RecordLocation, RecordPath
 
 HOPS = (
-    Hop("carriers", 7, Address("by-carrier", 0, 4, 1), 300, 240, 8, True),
-    Hop("legs", 5, Address("flights", 2, 91), 300, 240, 0, True),
+    Hop("carriers", 7, RecordLocation("by-carrier", 0, 4, 1), 300, 240, 8, True),
+    Hop("legs", 5, RecordLocation("flights", 2, 91), 300, 240, 0, True),
 )
 
 
@@ -20,12 +20,12 @@ HOPS = (
     ],
 )
 def test_a_record_is_named_alone_where_it_is_the_only_one_that_reaches_the_key(of_key: int, shown: str) -> None:
-    guilty = Guilty(HOPS, None, "", (), None, of_key=of_key)
-    assert record_of_key(guilty) == shown
+    guilty = RecordPath(HOPS, None, "", (), None, of_key=of_key)
+    assert format_key_record(guilty) == shown
     data = record_data(guilty)
     assert data is not None
     assert data["of_key"] == of_key
 
 
 def test_a_change_that_no_record_made_names_none() -> None:
-    assert record_of_key(None) == record_of_key(Guilty((), None, "rows expired", (), None)) == "-"
+    assert format_key_record(None) == format_key_record(RecordPath((), None, "rows expired", (), None)) == "-"

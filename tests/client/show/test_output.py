@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from slackwater.client.show import formats, values
 from slackwater.client.show.document import TableBlock
-from slackwater.client.show.shown import drawn as as_rich
-from slackwater.client.show.shown import plain as as_plain
+from slackwater.client.show.shown import format_plain as as_plain
+from slackwater.client.show.shown import render_for_terminal as as_rich
 from slackwater.common import instants
 from slackwater.errors import Refused, Usage
 
@@ -44,13 +44,13 @@ def test_bytes_within_other_values_are_hexadecimal_too() -> None:
     kind = pa.struct([("b", pa.binary()), ("l", pa.list_(pa.binary())), ("m", pa.map_(pa.string(), pa.binary()))])
     rows = pa.table({"s": pa.array([{"b": b"\xff", "l": [b"\0", None], "m": [("k", b"\x01")]}, None], kind)})
     shown = {"b": "ff", "l": ["00", None], "m": [("k", "01")]}
-    assert values.rows(rows) == [{"s": shown}, {"s": None}]
+    assert values.rows_as_dicts(rows) == [{"s": shown}, {"s": None}]
     assert [row for (row,) in values.grid(rows).rows] == ['{"b":"ff","l":["00",null],"m":[["k","01"]]}', r"\N"]
 
 
 def test_plain_columns_line_up_and_lose_nothing() -> None:
     long = "x" * 500
-    grid = TableBlock.of(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
+    grid = TableBlock.from_rows(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
     heading, first, second = as_plain(grid).splitlines()
     assert heading == "stage" + " " * 497 + " rows"
     assert first == "legs" + " " * 496 + "  1,200"
@@ -58,11 +58,11 @@ def test_plain_columns_line_up_and_lose_nothing() -> None:
 
 
 def test_lines_do_not_end_in_blanks() -> None:
-    assert as_plain(TableBlock.of(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
+    assert as_plain(TableBlock.from_rows(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
 
 
 def test_wide_characters_take_two_columns() -> None:
-    assert as_plain(TableBlock.of(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
+    assert as_plain(TableBlock.from_rows(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
         "日本  1",
         "ab    2",
     ]
@@ -70,14 +70,14 @@ def test_wide_characters_take_two_columns() -> None:
 
 def test_a_terminal_gets_brackets_as_they_are() -> None:
     drawn = StringIO()
-    Console(file=drawn, width=80).print(as_rich(TableBlock.of(("read",), [("flights[red] 1..2",)]), 80))
+    Console(file=drawn, width=80).print(as_rich(TableBlock.from_rows(("read",), [("flights[red] 1..2",)]), 80))
     assert "flights[red] 1..2" in drawn.getvalue()
 
 
 @given(st.lists(st.lists(st.text("abc ", max_size=60), min_size=3, max_size=3), max_size=4), st.integers(30, 120))
 def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) -> None:
     drawn = StringIO()
-    Console(file=drawn, width=width).print(as_rich(TableBlock.of(("x", ">y", "z"), rows), width))
+    Console(file=drawn, width=width).print(as_rich(TableBlock.from_rows(("x", ">y", "z"), rows), width))
     letters = sorted(letter for row in rows for cell in row for letter in cell.replace(" ", ""))
     shown = drawn.getvalue().partition("\n")[2]
     assert sorted(shown.replace(" ", "").replace("\n", "")) == letters
@@ -85,14 +85,14 @@ def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) ->
 
 def test_narrow_columns_keep_their_lines_and_wide_ones_fold() -> None:
     drawn = StringIO()
-    grid = TableBlock.of(("committed", "read"), [("2026-11-21T08:46:16Z (25 min ago)", "x" * 100)])
+    grid = TableBlock.from_rows(("committed", "read"), [("2026-11-21T08:46:16Z (25 min ago)", "x" * 100)])
     Console(file=drawn, width=80).print(as_rich(grid, 80))
     assert "2026-11-21T08:46:16Z (25 min ago)  xxx" in drawn.getvalue()
 
 
 def test_windows_name_a_topic_once() -> None:
     windows = ("flights[0] 1..2", "flights[1] 3..4", "other[0] 5..6")
-    assert formats.windows(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
+    assert formats.join_ranges(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
 
 
 def test_values_are_shown_as_they_are() -> None:
@@ -102,11 +102,11 @@ def test_values_are_shown_as_they_are() -> None:
         '{"x":1}',
     )  # fmt: skip
     assert grid.rows[1][:5] == (r"\N", "2000000", "-3", r"\N", "nan")
-    assert grid.to_right[:6] == (False, True, True, True, True, False)
+    assert grid.right_aligned[:6] == (False, True, True, True, True, False)
 
 
 def rows_of(table: pa.Table) -> Any:
-    return json.loads(bytes(values.for_json(table)["rows"]))
+    return json.loads(bytes(values.table_data(table)["rows"]))
 
 
 def test_json_has_numbers_for_decimals_and_null_for_what_json_cannot_say() -> None:
@@ -134,7 +134,7 @@ def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
         {"at": "2023-11-14T22:13:20", "on": "1970-01-01", "in": ["-0221-09-04"]},
         {"at": "55840-11-08 22:13:20", "on": "5881580-07-11", "in": None},
     ]
-    values.write(FAR, tmp_path / "far.csv")
+    values.write_table(FAR, tmp_path / "far.csv")
     assert [line.replace('"', "") for line in (tmp_path / "far.csv").read_text().splitlines()] == [
         "at,on,in",
         "2023-11-14 22:13:20,1970-01-01,[-0221-09-04]",
@@ -146,10 +146,10 @@ def test_a_file_that_cannot_hold_a_column_is_refused_and_leaves_nothing_behind(t
     with duckdb.connect() as con:
         spans = con.sql("SELECT INTERVAL 3 MONTH AS span").to_arrow_table()
     with pytest.raises(Refused, match=r"cannot hold these columns: .*interval") as caught:
-        values.write(spans, tmp_path / "out.parquet")
+        values.write_table(spans, tmp_path / "out.parquet")
     assert "VARCHAR" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    values.write(spans, tmp_path / "out.csv")
+    values.write_table(spans, tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text() == '"span"\n"[3,0,0]"\n'
 
 
@@ -162,7 +162,7 @@ def test_columns_of_one_name_are_numbered() -> None:
 def test_a_written_file_is_what_duckdb_reads(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"out{ending}"
     values.check_ending(path)
-    values.write(EVERYTHING, path)
+    values.write_table(EVERYTHING, path)
     read = duckdb.sql(f"SELECT count, name, is_late, sum FROM '{path}' ORDER BY count").fetchall()
     assert read == [(1, "a,b", True, 10), (2_000_000, None, False, -3)]
     assert list(tmp_path.iterdir()) == [path]
@@ -175,10 +175,10 @@ def test_an_unknown_ending_names_the_three(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="cannot be written"):
-        values.write(EVERYTHING, tmp_path / "missing" / "out.csv")
+        values.write_table(EVERYTHING, tmp_path / "missing" / "out.csv")
     (tmp_path / "taken.csv").mkdir()
     with pytest.raises(Refused, match="cannot be written"):
-        values.write(EVERYTHING, tmp_path / "taken.csv")
+        values.write_table(EVERYTHING, tmp_path / "taken.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.csv"]
 
 
@@ -213,10 +213,10 @@ def test_any_time_is_shown_alike_in_words_in_json_and_in_csv(kind: pa.DataType, 
     table = pa.table({"at": column})
     (word,), null = values.grid(table).rows
     assert null == (r"\N",)
-    (shown, _) = (row["at"] for row in json.loads(bytes(values.for_json(table)["rows"])))
+    (shown, _) = (row["at"] for row in json.loads(bytes(values.table_data(table)["rows"])))
     assert "range" not in str(shown)
     with TemporaryDirectory() as folder:
-        values.write(table, Path(folder, "a.csv"))
+        values.write_table(table, Path(folder, "a.csv"))
         name, written, *_ = Path(folder, "a.csv").read_text().splitlines()
     assert name == '"at"'
     if not pa.types.is_duration(kind):
@@ -232,11 +232,11 @@ def test_an_instant_of_any_year_is_written(time_ms: int) -> None:
     text = str(np.datetime64(time_ms, "ms")) if time_ms > -(2**63) else str(np.datetime64(time_ms + 1, "ms"))[:-1] + "2"
     year, rest = text[: text.index("-", 1)], text[text.index("-", 1) :]
     padded = f"-{year[1:]:0>4}" if year.startswith("-") else f"{year:0>4}"
-    assert instants.iso(time_ms, "milliseconds") == f"{padded}{rest}Z"
+    assert instants.format_iso(time_ms, "milliseconds") == f"{padded}{rest}Z"
 
 
 def test_bytes_that_are_no_text_are_said_to_be_so() -> None:
-    assert values.readable("größer".encode()) == "größer"
-    assert values.readable(b"\xff\x00") == "not valid UTF-8, as hex: ff00"
-    assert values.readable(b"\xff" * 9, 4, "…") == "not valid UTF-8, as hex: ffff…"
-    assert values.readable(b"") == ""
+    assert values.format_bytes("größer".encode()) == "größer"
+    assert values.format_bytes(b"\xff\x00") == "not valid UTF-8, as hex: ff00"
+    assert values.format_bytes(b"\xff" * 9, 4, "…") == "not valid UTF-8, as hex: ffff…"
+    assert values.format_bytes(b"") == ""

@@ -30,7 +30,7 @@ def test_a_runner_goes_on_behind_what_was_forgotten(kafka: EmbeddedKafka, tmp_pa
         await_commit("accounts")
     ledger.catch_up(*TWO_STAGES[1::2])
     store = open_store(ledger.store)
-    (forgot,) = (one for one in history.after(store, ledger.app, "accounts", 0) if one.kind == "forget")
+    (forgot,) = (one for one in history.iter_after(store, ledger.app, "accounts", 0) if one.kind == "forget")
     sql = "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account"
     expected = duckdb.connect().from_arrow(ledger.raw()).query("raw", sql).to_arrow_table().to_pylist()
     found = ledger.table("accounts").select(["account", "n", "balance"]).to_pylist()

@@ -72,7 +72,7 @@ def test_an_app_leaves_and_runs_on_elsewhere_and_each_record_counts_once(kafka: 
     moved.verify(moved.app)
 
     # The tables count what is read twice, and the log knows of which offsets that was.
-    ends = moved.kafka.offsets(moved.topic)[1]
+    ends = moved.kafka.offset_bounds(moved.topic)[1]
     assert sum(ends) == 1_100
     said = json.loads(moved.slackwater("reset", moved.app, "--all-topics", "--shift-by", "-40", "--json").stdout)
     assert {each["read_again"] for each in said["stages"]} == {120}

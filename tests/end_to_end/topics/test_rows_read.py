@@ -40,7 +40,7 @@ def rows_read(ledger: Ledger) -> tuple[int, int]:
     assert head is not None
     before = history.read(store, ledger.app, "entries", head.version - 1)
     (at,), (was,) = head.inputs.values(), before.inputs.values()
-    newest = next(iter(log.entries(store, ledger.app, stage="entries")))
+    newest = next(iter(log.log_entries(store, ledger.app, stage="entries")))
     assert newest.rows_in == at.rows
     return at.rows, sum(at.offsets) - sum(was.offsets)
 

@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import psutil
 import pyspark
 from slackwater.pipeline.dev.jars import find_java
-from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_words
+from slackwater.pipeline.dev.jvm_server import HOST, SupervisedProcess, choose_port, last_log_lines
 
 from tests.support.running import SHORT_LIVED
 
@@ -81,7 +81,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
             started.append(_server(folder, "worker", *address, "0", *room, url, more=cache))
         deadline = time.monotonic() + _START_PATIENCE_S
         while _workers(web) < workers:
-            assert time.monotonic() < deadline, f"no cluster in time:\n{last_words(folder / 'master.log', 0, 20)}"
+            assert time.monotonic() < deadline, f"no cluster in time:\n{last_log_lines(folder / 'master.log', 0, 20)}"
             time.sleep(0.1)
         yield Cluster(url, folder, tuple(process.pid for process in started))
     finally:

@@ -23,7 +23,7 @@ def mirror(ledger: Ledger) -> str:
     name = f"primary.{ledger.topic}"
     ledger.kafka.create_topics({name: 3, "mm2-offset-syncs.primary.internal": 1})
     producer = Producer(dict(ledger.kafka.properties))
-    for partition, end in enumerate(ledger.kafka.offsets(ledger.topic)[1]):
+    for partition, end in enumerate(ledger.kafka.offset_bounds(ledger.topic)[1]):
         for number in range(partition + 1):
             producer.produce(name, f"older {number}".encode(), partition=partition)
         for messages in ledger.kafka.read(ledger.topic, partition, 0, end, patience_s=30):

@@ -10,7 +10,7 @@ from slackwater.errors import Gone, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.snapshot.cut.stored import open_requests
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.open import open_store
 
 from tests.support.running import Ledger, eventually
@@ -50,7 +50,7 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
     ledger.catch_up("entries", "accounts")
     ledger.send(600)
     admin = AdminClient(ledger.kafka.properties)
-    _, ends = ledger.kafka.offsets(ledger.topic)
+    _, ends = ledger.kafka.offset_bounds(ledger.topic)
     doomed = TopicPartition(ledger.topic, 1, ends[1] - 10)
     admin.delete_records([doomed])[doomed].result()
     with pytest.raises(Refused, match=rf"{ledger.topic}\[1\] 200\.\.{ends[1] - 10}") as refused:
@@ -68,11 +68,11 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     # Versions, and a snapshot's marker, that `accounts` and `latest` have not read.
     ledger.send(300)
     ledger.catch_up("entries", max_records=100)
-    asked = request(store, ledger.app, "under-way", "ada@host")
+    asked = request_snapshot(store, ledger.app, "under-way", "ada@host")
     ledger.send(300)
     ledger.catch_up("entries", max_records=100)
     topic = f"{ledger.app}-by-account-repartition"
-    _, ends = ledger.kafka.offsets(topic)
+    _, ends = ledger.kafka.offset_bounds(topic)
     # In one partition it ends within a version.
     doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
     admin = AdminClient(ledger.kafka.properties)

@@ -40,7 +40,7 @@ def test_a_runner_waits_for_the_broker_is_taken_over_and_no_record_is_lost_or_co
     ledger.check_tables()
     store = open_store(ledger.store)
     for stage in ("entries", "accounts"):
-        versions = list(history.after(store, ledger.app, stage, 0))
+        versions = list(history.iter_after(store, ledger.app, stage, 0))
         assert [one.version for one in versions] == list(range(1, len(versions) + 1))
         assert versions[-1].epoch == 3
         assert sum(one.kind == "claim" for one in versions) == 3

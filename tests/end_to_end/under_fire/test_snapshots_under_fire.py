@@ -12,7 +12,7 @@ import psutil
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
@@ -54,7 +54,7 @@ def test_snapshots_are_whole_though_stages_are_killed(
                 running.await_commit()
                 started = psutil.Process(running.process.pid).children(recursive=True)
                 assert any(process.name() == "java" for process in started)
-                request(store, app.app, f"killed-{stage}", "tests")
+                request_snapshot(store, app.app, f"killed-{stage}", "tests")
                 assert running.process.wait(120) == -signal.SIGKILL
                 # The JVM is out of reach of signals, and ends with the runner.
                 assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
@@ -68,7 +68,7 @@ def test_snapshots_are_whole_though_stages_are_killed(
             await_commit(app.last_stage)
             for number in range(count - len(killed)):
                 # Two at a time and more: they overlap.
-                request(store, app.app, f"under-load-{number}", "tests")
+                request_snapshot(store, app.app, f"under-load-{number}", "tests")
                 await_commit(app.last_stage)
             eventually(lambda: not open_requests(store, app.app), "every snapshot completes")
     taken = list_snapshots(store, app.app)
@@ -79,7 +79,7 @@ def test_snapshots_are_whole_though_stages_are_killed(
         # A snapshot's marker is written once by each stage: news only once, also after a restart.
         marked = [
             name
-            for version in history.after(store, app.app, stage, 0)
+            for version in history.iter_after(store, app.app, stage, 0)
             for output in list(version.outputs.values())[:1]
             for name in output.markers
         ]

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.stored import open_requests
-from slackwater.snapshot.take.taking import answers, request
+from slackwater.snapshot.take.taking import read_answers, request_snapshot
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 
@@ -186,14 +186,14 @@ def captures(ledger: Ledger, app: Running) -> None:
 
     eventually(far, "records come to the last stage")
     ledger.send(5_000)
-    asked = request(store, ledger.app, "amid", "tests")
+    asked = request_snapshot(store, ledger.app, "amid", "tests")
 
     def under_way() -> bool:
-        found = answers(store, ledger.app, asked)
+        found = read_answers(store, ledger.app, asked)
         return app.process.poll() is not None or found["moves"].version is not None
 
     eventually(under_way, "the first stage records its version")
-    assert not all(answer.finished for answer in answers(store, ledger.app, asked).values())
+    assert not all(answer.finished for answer in read_answers(store, ledger.app, asked).values())
 
 
 def is_completed(ledger: Ledger) -> None:

@@ -36,7 +36,7 @@ def tables_of_all_versions(store: ObjectStore, app: str) -> dict[tuple[str, int]
     return {
         (stage, version): rows_of(store, history.read(store, app, stage, version))
         for stage in history.list_stages(store, app)
-        for version in history.versions(store, app, stage)
+        for version in history.list_versions(store, app, stage)
     }
 
 
@@ -46,6 +46,6 @@ def archive_of(store: ObjectStore, app: str, extent: Extent, values: dict[int, b
     had = rows["value"].to_pylist()
     made = [values.get(offset, value) for offset, value in zip(rows["offset"].to_pylist(), had, strict=True)]
     rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(made, pa.binary()))
-    archive = index.newest(store, app, TOPIC) or index.empty(app, TOPIC)
+    archive = index.newest(store, app, TOPIC) or index.empty_index(app, TOPIC)
     one = write(store, archive, [rows], (extent,), 1)
-    index.change(store, archive, index.appended((one,), (extent,)), by=BY, now_ms=1)
+    index.change(store, archive, index.append_update((one,), (extent,)), by=BY, now_ms=1)

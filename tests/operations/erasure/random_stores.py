@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.messages import encode
-from slackwater.pipeline.messages.decode import described
-from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
+from slackwater.pipeline.kafka.messages import encode_rows
+from slackwater.pipeline.messages.decode import encode_arguments
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, rejected_row
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.archive import columns, index
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.protocol import ObjectStore
@@ -123,12 +123,12 @@ class RandomStore:
         send, people = self._stages()
         for topic, of in (("events", self._event), ("transfers", self._transfer)):
             self._archive(topic, [of(rnd.choice(self.people)) for _ in range(rnd.randint(4, 25))])
-        self._archive("channel", [encode(self._rows(rnd.randint(1, 4)).to_batches()[0]) for _ in range(4)])
+        self._archive("channel", [encode_rows(self._rows(rnd.randint(1, 4)).to_batches()[0]) for _ in range(4)])
         self._table(people)
         self.unread = [self._rows(rnd.randint(1, 8))]
         self._send(send)
         cut = resolve(self.store, APP, now_ms=2_000_000_000_000)
-        pin(self.store, cut, "kept", reader=self)
+        pin_cut(self.store, cut, "kept", reader=self)
 
     def number(self) -> int:
         self._n += 1
@@ -183,9 +183,9 @@ class RandomStore:
         return f'{{"n": {self.number()}, "amount": {amount}, "note": {self._text(who)}}}'.encode()
 
     def _stages(self) -> tuple[Manifest, Manifest]:
-        form = {"JSON": ""}.get(self.kind, described(self.registry, f"events-{self.kind}", None, "Event"))
+        form = {"JSON": ""}.get(self.kind, encode_arguments(self.registry, f"events-{self.kind}", None, "Event"))
         if self.kind == "AVRO":
-            form = described(self.registry, "events-AVRO", None, "")
+            form = encode_arguments(self.registry, "events-AVRO", None, "")
         who = {
             "who": (FieldSource("events", self.path, (), form),),
             "note": (FieldSource("events", "$.note"),),
@@ -231,10 +231,10 @@ class RandomStore:
         )
         half = count // 2
         for first, end in ((0, half), (half, count)):
-            archive = index.newest(self.store, APP, topic) or index.empty(APP, topic)
+            archive = index.newest(self.store, APP, topic) or index.empty_index(APP, topic)
             extents = (Extent(0, first, end),)
             one = write(self.store, archive, [rows.slice(first, end - first)], extents, 1)
-            index.change(self.store, archive, index.appended((one,), extents), by=BY, now_ms=1)
+            index.change(self.store, archive, index.append_update((one,), extents), by=BY, now_ms=1)
 
     def _rows(self, count: int) -> pa.Table:
         """Rows of the channel."""
@@ -261,8 +261,10 @@ class RandomStore:
             ssts = write_parts(self.store, APP, "people", head.table, rows)
             rejected = RejectedTable(self.store, SstCache(CACHE, 0), APP, "people")
             row = self._rows(1)
-            letter = DeadLetter("channel", 0, seq, None, encode(row.to_batches()[0]), [], "E", "no", "", input=CHANNEL)
-            side = rejected.put(head, [row_of(letter, version=seq, now_ms=1)], seq, added=1, waiting=1)
+            letter = DeadLetter(
+                "channel", 0, seq, None, encode_rows(row.to_batches()[0]), [], "E", "no", "", input=CHANNEL
+            )
+            side = rejected.upsert(head, [rejected_row(letter, version=seq, now_ms=1)], seq, added=1, waiting=1)
             head = self._commit(head, ssts=(*ssts, *head.ssts), side_tables={REJECTED: side})
 
     def _send(self, head: Manifest) -> None:

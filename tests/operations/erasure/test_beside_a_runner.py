@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.pipeline.batch.committer import Committer, ForgottenMeanwhile, PendingVersion
-from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, rejected_row
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
 from slackwater.snapshot.query.columns import parse_key
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import CompactionResult, apply_results
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import LookUps
+from slackwater.store.read.multi_get import TableLookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import apps, history
@@ -53,25 +53,25 @@ class Runner:
 
         head = claim(self.store, "app", "people", writer="w", by="host:1", now_ms=1, build=born)
         self.failed: list[BaseException] = []
-        self.committer = Committer(self.store, head, max_unflushed=max_unflushed, failed=self.failed.append)
-        self.merges: tuple[Done, ...] = ()
+        self.committer = Committer(self.store, head, max_unflushed=max_unflushed, on_failure=self.failed.append)
+        self.merges: tuple[CompactionResult, ...] = ()
         self.made_again = 0
 
     def begin(self) -> PendingVersion:
         """A batch with a record of each key, computed on what there is."""
         base = self.committer.tip
-        merged = replace(base, ssts=apply(base.ssts, self.merges))
+        merged = replace(base, ssts=apply_results(base.ssts, self.merges))
         keys = pa.concat_tables([parse_key("people", TABLE, [who]) for who in ALL])
         hashes = hash_keys(keys, ["who"])
-        old, found, _ = LookUps(self.store, self.cache, TABLE, merged.ssts, 0).of_keys(hashes, keys)
+        old, found, _ = TableLookUps(self.store, self.cache, TABLE, merged.ssts, 0).get_rows(hashes, keys)
         counts = np.where(found, np.asarray(old["n"].fill_null(0)), 0) + 1
         seq = np.full(len(ALL), base.version + 1)
         columns = {"_hash": hashes, "who": keys["who"], "n": counts, "_seq": seq, "_op": np.zeros(len(ALL), np.uint8)}
-        sst = writer.write(
+        sst = writer.write_sst(
             self.store, self.cache, app="app", stage="people", table=TABLE, partition=0, rows=pa.table(columns)
         )
         draft = successor(base, kind="batch", epoch=base.epoch, writer=base.writer, by="host:1", now_ms=1)
-        manifest = replace(draft, ssts=apply((*base.ssts, sst), self.merges))
+        manifest = replace(draft, ssts=apply_results((*base.ssts, sst), self.merges))
         return PendingVersion(base, manifest, self.merges, time.monotonic(), lambda _done: None)
 
     def end(self, change: PendingVersion) -> None:
@@ -80,14 +80,15 @@ class Runner:
             self.committer.submit(change)
         except ForgottenMeanwhile:
             self.made_again += 1
-            self.committer.refresh()
+            self.committer.adopt_newest()
             self.committer.submit(self.begin())
 
     def merge(self) -> None:
         """A merge of all there is, whose result waits for the next batch."""
         head = self.committer.tip
         self.merges = tuple(
-            run(self.store, self.cache, "app", "people", TABLE, each) for each in pick_for(head, full=True)
+            run_compaction(self.store, self.cache, "app", "people", TABLE, each)
+            for each in pick_for_manifest(head, full=True)
         )
 
     def counts(self) -> dict[str, int]:
@@ -96,11 +97,11 @@ class Runner:
         head = history.head(store, "app", "people")
         assert head is not None
         keys = pa.concat_tables([parse_key("people", TABLE, [who]) for who in ALL])
-        values, found, _ = LookUps(store, self.cache, TABLE, head.ssts, 0).of_keys(hash_keys(keys, ["who"]), keys)
+        values, found, _ = TableLookUps(store, self.cache, TABLE, head.ssts, 0).get_rows(hash_keys(keys, ["who"]), keys)
         return {who: n for who, n, there in zip(ALL, values["n"].to_pylist(), found, strict=True) if there}
 
     def forget(self) -> None:
-        forget(self.store, self.cache, "app", KeysAsked.of([f"people={GONE}"]), by="ada")
+        forget(self.store, self.cache, "app", RequestedKeys.parse([f"people={GONE}"]), by="ada")
 
 
 def amid(runner: Runner, number: int, do: Callable[[], None]) -> int:
@@ -141,7 +142,7 @@ def test_a_batch_that_ends_anywhere_meanwhile_counts_the_key_from_then_on_or_not
         assert counts.get(GONE) in (None, 1)
         met.add(counts.get(GONE))
         runner.merges = ()
-        runner.committer.refresh()
+        runner.committer.adopt_newest()
         runner.end(runner.begin())
         assert runner.counts() == {"person-1": 5, "person-2": counts.get(GONE, 0) + 1, "person-3": 5}
         old = [rows for name, rows in stored(runner) if rows.get(GONE, 0) > counts.get(GONE, 0) + 1]
@@ -152,15 +153,15 @@ def test_a_batch_that_ends_anywhere_meanwhile_counts_the_key_from_then_on_or_not
 def test_a_runner_that_runs_ahead_of_the_store_commits_in_order_meanwhile_and_goes_on(tmp_path: Path) -> None:
     runner = Runner(tmp_path, max_unflushed=3)
     watch = RequestWatch(runner.store, "app", PlannerFiles(tmp_path / "told"), clock=iter(range(0, 1_000, 10)).__next__)
-    watch.look(busy=False)
+    watch.poll(busy=False)
     for _ in range(3):
         runner.end(runner.begin())
     seen: list[bool] = []
 
     def look() -> None:
-        watch.look(busy=False)
+        watch.poll(busy=False)
         seen.append(watch.forgetting)
-        runner.committer.in_order = watch.forgetting
+        runner.committer.is_synchronous = watch.forgetting
 
     under_way = runner.begin()
     runner.store.once("list", "/sst/", look)
@@ -211,8 +212,8 @@ def test_rejected_records_that_hold_the_key_go_and_no_longer_wait(tmp_path: Path
         DeadLetter("orders", 0, 3, b"k3", b"{}", [("h", b"person-2")], "E", "no such", "", input="orders"),
         DeadLetter("orders", 0, 4, b"k4", b"{}", [], "E", "person-2 is none", "", input="orders"),
     ]
-    rows = [row_of(each, version=head.version + 1, now_ms=1) for each in letters]
-    side = table.put(head, rows, head.version + 1, added=4, waiting=4)
+    rows = [rejected_row(each, version=head.version + 1, now_ms=1) for each in letters]
+    side = table.upsert(head, rows, head.version + 1, added=4, waiting=4)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="host:1", now_ms=1)
     change = PendingVersion(
         head, replace(draft, side_tables={REJECTED: side}), (), time.monotonic(), lambda _done: None
@@ -225,6 +226,6 @@ def test_rejected_records_that_hold_the_key_go_and_no_longer_wait(tmp_path: Path
     now = found.side_tables[REJECTED]
     # The error of the last one names somebody; the record is of nobody.
     assert (now.waiting, now.total, sum(sst.rows for sst in now.ssts)) == (2, 4, 2)
-    assert sorted(table.rows(found)["offset"].to_pylist()) == [2, 4]
+    assert sorted(table.read_rows(found)["offset"].to_pylist()) == [2, 4]
     assert now.table == REJECTED_RECORDS
     assert [name for name, _ in occurrences(runner.store, "b'person-2'")] == []

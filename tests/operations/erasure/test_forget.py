@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.common.instants import now_ms
 from slackwater.errors import Corruption, NotFound, Refused, Usage
-from slackwater.operations.erasure.family import KeysAsked
-from slackwater.operations.erasure.forget import Forgot, forget, give_up, look
+from slackwater.operations.erasure.family import RequestedKeys
+from slackwater.operations.erasure.forget import ErasureResult, abandon_erasure, forget, search_keys
 from slackwater.operations.erasure.key_fields import DeclaredFields
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.kafka.messages import encode
+from slackwater.pipeline.kafka.messages import encode_rows
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import cancel, find_snapshot, open_requests
+from slackwater.snapshot.cut.stored import find_snapshot, open_requests, withdraw_request
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.answers import run_statement
 from slackwater.snapshot.query.columns import get
-from slackwater.snapshot.take.audit_log import list_operations, record
-from slackwater.snapshot.take.capture import read_object
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.audit_log import list_operations, record_operation
+from slackwater.snapshot.take.capture import read_captured_object
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive import index, merge, objects
@@ -59,14 +59,14 @@ def cache(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cache", 1 << 30)
 
 
-def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> Forgot:
+def make(app: FlightsApp, cache: SstCache, *asked: str, **options: Any) -> ErasureResult:
     how = {"kafka": app.kafka, "declared": declared(app)} | options
-    return forget(app.store, cache, app.name, KeysAsked.of(asked or (KEY,)), by="ada@host", **how)
+    return forget(app.store, cache, app.name, RequestedKeys.parse(asked or (KEY,)), by="ada@host", **how)
 
 
 def held(app: FlightsApp, *asked: str, deep: bool = True, fields: DeclaredFields | None = None) -> list[str]:
-    asked_of, fields = KeysAsked.of(asked or (KEY,)), fields or declared(app)
-    found = look(fresh(app.store), app.name, asked_of, kafka=app.kafka, declared=fields, deep=deep)
+    asked_of, fields = RequestedKeys.parse(asked or (KEY,)), fields or declared(app)
+    found = search_keys(fresh(app.store), app.name, asked_of, kafka=app.kafka, declared=fields, deep=deep)
     assert not found.unproved
     return [f"{each.what} {each.object}" for each in (*found.held, *found.elsewhere)]
 
@@ -126,7 +126,7 @@ def test_what_a_process_knows_from_before_leads_to_what_is_there_now(cache: SstC
     sql = "SELECT tail FROM aircraft ORDER BY tail"
 
     def tails() -> list[str]:
-        return [str(row["tail"]) for row in answer(app.store, cache, cut, sql, later={}).to_pylist()]
+        return [str(row["tail"]) for row in run_statement(app.store, cache, cut, sql, later={}).to_pylist()]
 
     assert "N003" in tails()
     make(app, cache)
@@ -150,7 +150,7 @@ def test_other_processes_that_fail_over_what_is_gone_read_once_more(cache: SstCa
     other, its_cache = fresh(app.store), SstCache(tmp_path / "other", 1 << 30)
     cut = resolve(other, "flights", now_ms=LATER_MS)
     make(app, cache)
-    rows = answer(other, its_cache, cut, "SELECT tail FROM aircraft", later={})
+    rows = run_statement(other, its_cache, cut, "SELECT tail FROM aircraft", later={})
     assert "N003" not in str(rows.to_pylist())
     third = fresh(app.store)
     old = StoredCut(third, cut)
@@ -165,7 +165,7 @@ def test_a_snapshot_keeps_its_name_and_what_it_keeps_is_without_the_key(cache: S
     app.send(*flights(14))
     app.step("legs")
     cut = resolve(app.store, "flights", now_ms=LATER_MS)
-    kept = pin(app.store, cut, "kept", reader=app.kafka)
+    kept = pin_cut(app.store, cut, "kept", reader=app.kafka)
     assert kept.channels[0].rows == 14
     assert any("/channels/" in name for name, _ in occurrences(app.store, "N003"))
     done = make(app, cache)
@@ -176,7 +176,7 @@ def test_a_snapshot_keeps_its_name_and_what_it_keeps_is_without_the_key(cache: S
     assert found.edited_ms > 0
     (channel,) = (each for each in found.channels if each.channel == "by-aircraft")
     assert (channel.rows, sum(channel.counts), sum(channel.forgotten)) == (12, 12, 2)
-    assert [read_object(app.store, each).num_rows for each in channel.objects] == [12]
+    assert [read_captured_object(app.store, each).num_rows for each in channel.objects] == [12]
     report = verify(fresh(app.store), "flights@kept", now_ms=LATER_MS, deep=True)
     assert report.differences == ()
     # A clone of it reads what is left, and its books say what is not.
@@ -285,7 +285,7 @@ def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_
     tails = [f"N{number:03}" for number in range(2_000)]
     sent = pa.table({"tail": tails, "delay": list(range(2_000))})
     only = pa.table({"tail": ["N003"] * 5, "delay": [1] * 5})
-    values = {0: b"{}", 1: encode(sent.to_batches()[0]), 2: b"", 3: encode(only.to_batches()[0]), 4: b"{}"}
+    values = {0: b"{}", 1: encode_rows(sent.to_batches()[0]), 2: b"", 3: encode_rows(only.to_batches()[0]), 4: b"{}"}
     archive_of(app.store, "flights", Extent(0, 0, 5), values)
     fields = declared(app, f"{TOPIC}:$.tail")
     before = held(app, deep=False, fields=fields)
@@ -294,7 +294,7 @@ def test_archived_messages_between_stages_lose_the_rows_of_the_key_and_keep_all_
     assert held(app, fields=fields) == []
     there = index.newest(app.store, "flights", TOPIC)
     assert there is not None
-    (rows,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
+    (rows,) = objects.ArchivedRecords(app.store, there.objects[0]).all_rows()
     assert rows["offset"].to_pylist() == [0, 1, 2, 4]
     with pa.ipc.open_stream(rows["value"][1].as_py()) as stream:
         assert stream.read_all() == sent.filter(pa.array([tail != "N003" for tail in tails]))
@@ -304,7 +304,7 @@ def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCach
     app = busy_app()
     for first in (0, 4, 8):
         archive_of(app.store, "flights", Extent(0, first, first + 4), {2: b"N003", 3: b"N003", 4: b"N003"})
-    known = Archives(lambda: app.store, "flights").of(TOPIC)
+    known = Archives(lambda: app.store, "flights").for_topic(TOPIC)
     make(app, cache)
     read = [offset for rows in known.rows(0, 1, 12) for offset in rows["offset"].to_pylist()]
     assert read == [1, 5, 6, 7, 8, 9, 10, 11]
@@ -312,7 +312,7 @@ def test_who_knows_an_archive_from_before_reads_what_is_there_now(cache: SstCach
     assert there is not None
     app.store.delete(there.objects[-1].object)
     with pytest.raises(Corruption, match="the object is missing"):
-        list(Archives(lambda: app.store, "flights").of(TOPIC).rows(0, 0, 12))
+        list(Archives(lambda: app.store, "flights").for_topic(TOPIC).rows(0, 0, 12))
 
 
 def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_was_let_go(cache: SstCache) -> None:
@@ -324,7 +324,7 @@ def test_behind_a_damaged_object_of_the_archive_it_ends_and_goes_on_once_that_wa
     app.store.put(one.object, b"\0" * one.bytes)
     with pytest.raises(Corruption, match="is damaged"):
         make(app, cache)
-    give_up(app.store, "flights", by="ada@host")
+    abandon_erasure(app.store, "flights", by="ada@host")
     wait(app, 60_000)
     gc(app, Retention(input_ms=1))
     assert one.object in keys_of(store_of(app))  # for an hour
@@ -357,7 +357,9 @@ def test_where_an_index_of_an_archive_is_damaged_all_else_is_forgotten_and_nothi
 def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache: SstCache) -> None:
     app = busy_app()
     heads = app.heads["legs"].inputs["flights"].offsets
-    index.change(app.store, index.empty("flights", "flights"), index.begun([0] * len(heads)), by=BY, now_ms=1)
+    index.change(
+        app.store, index.empty_index("flights", "flights"), index.begin_update([0] * len(heads)), by=BY, now_ms=1
+    )
     first = index.newest(app.store, "flights", "flights")
     assert first is not None
 
@@ -366,7 +368,7 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
         rows = [records(each.partition, range(each.end), topic="flights") for each in extents]
         rows[0] = rows[0].set_column(6, "value", pa.array([b'{"tail": "N003"}'] * rows[0].num_rows, pa.binary()))
         one = write(app.store, first, rows, extents, 1)
-        index.change(app.store, first, index.appended((one,), extents), by=BY, now_ms=1)
+        index.change(app.store, first, index.append_update((one,), extents), by=BY, now_ms=1)
 
     # Nobody runs it: nobody is waited for, and what is to come is said.
     paused: list[int] = []
@@ -376,7 +378,7 @@ def test_what_was_read_before_and_is_archived_a_moment_later_is_waited_for(cache
         [f"{sum(heads)} offsets of flights that flights has read and has yet to archive"],
     )
     store_of(app).clock_ms = now_ms()
-    runners.RUNNERS.put(app.store, runners.Beat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")
+    runners.HEARTBEATS.put(app.store, runners.Heartbeat("01JD0000000000000000000000", "host:1", {"legs": 1}), "flights")
     done = make(app, cache, pause=appended)
     assert occurrences(app.store, "N003") == []
     assert [each for each in done.out_of_reach if each.what == "archive"] == []
@@ -396,8 +398,8 @@ def test_records_between_stages_that_nobody_has_read_are_named_and_bring_the_key
     assert (unread.what, unread.table, dict(unread.fields)) == ("records not read yet", "by-aircraft", {"tail": 1})
     assert held(app) == [f"records not read yet {app.heads['legs'].outputs['by-aircraft'].topic}"]
     # Without Kafka nobody can tell.
-    asked = KeysAsked.of((KEY,))
-    (unproved,) = look(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
+    asked = RequestedKeys.parse((KEY,))
+    (unproved,) = search_keys(fresh(app.store), app.name, asked, kafka=None, declared=declared(app)).unproved
     assert (unproved.records, unproved.why) == (2, "no Kafka configured")
     app.claim("aircraft")
     app.step("aircraft")
@@ -412,18 +414,18 @@ def test_archives_of_channels_lose_the_rows_of_the_key(cache: SstCache) -> None:
     app = busy_app()
     topic = app.heads["legs"].outputs["by-aircraft"].topic
     sent = pa.table({"tail": ["N003", "N004"], "carrier": ["N003", "N003"], "delay": [1, 2]})
-    archive = index.empty("flights", topic)
+    archive = index.empty_index("flights", topic)
     rows = records(0, range(2), topic=topic)
-    values = pa.array([encode(sent.to_batches()[0]), b""], pa.binary())
+    values = pa.array([encode_rows(sent.to_batches()[0]), b""], pa.binary())
     one = write(app.store, archive, [rows.set_column(6, "value", values)], (Extent(0, 0, 2),), 1)
-    index.change(app.store, archive, index.appended((one,), (Extent(0, 0, 2),)), by=BY, now_ms=1)
+    index.change(app.store, archive, index.append_update((one,), (Extent(0, 0, 2),)), by=BY, now_ms=1)
     assert dict(next(each for each in make(app, cache, dry_run=True).held if each.what == "input archive").fields) == {
         "tail": 1
     }
     make(app, cache)
     there = index.newest(app.store, "flights", topic)
     assert there is not None
-    (left,) = objects.ArchivedRecords(app.store, there.objects[0]).all()
+    (left,) = objects.ArchivedRecords(app.store, there.objects[0]).all_rows()
     with pa.ipc.open_stream(left["value"][0].as_py()) as stream:
         assert stream.read_all() == sent.slice(1)
 
@@ -432,7 +434,7 @@ def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) 
     app = busy_app()
     archive_of(app.store, "flights", Extent(0, 0, 4), {2: b"N003"})
     make(app, cache, declared=DeclaredFields())
-    found = look(fresh(app.store), app.name, KeysAsked.of((KEY,)), kafka=app.kafka)
+    found = search_keys(fresh(app.store), app.name, RequestedKeys.parse((KEY,)), kafka=app.kafka)
     (unproved,) = found.unproved
     assert (unproved.table, unproved.records) == (TOPIC, 4)
     assert "no stage reads the topic any more" in unproved.why
@@ -440,10 +442,10 @@ def test_an_archive_that_no_stage_reads_any_more_is_not_proved(cache: SstCache) 
 
 def test_edits_that_name_it_are_blotted_out_where_they_are_told(cache: SstCache) -> None:
     app = busy_app()
-    record(
+    record_operation(
         app.store, "flights", "edit", "aircraft v3: DELETE FROM aircraft WHERE tail = 'N003'", "ada", message="N003!"
     )
-    record(app.store, "flights", "edit", "aircraft v4: DELETE FROM aircraft WHERE tail = 'N0033'", "ada")
+    record_operation(app.store, "flights", "edit", "aircraft v4: DELETE FROM aircraft WHERE tail = 'N0033'", "ada")
     make(app, cache)
     said = [(each.detail, each.message) for each in list_operations(app.store, "flights") if each.verb == "edit"]
     assert said == [
@@ -462,13 +464,13 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(cache: SstCache) -> No
     with pytest.raises(Usage, match="lacks its table, or the '='"):
         make(app, cache, "N003")
     with pytest.raises(Usage, match="no key to forget was given"):
-        forget(app.store, cache, "flights", KeysAsked.of([]), by="ada")
-    asked = request(app.store, "flights", "under-way", "ada")
+        forget(app.store, cache, "flights", RequestedKeys.parse([]), by="ada")
+    asked = request_snapshot(app.store, "flights", "under-way", "ada")
     with pytest.raises(Refused, match="snapshot 'under-way' of flights is under way"):
         make(app, cache)
-    cancel(app.store, "flights", asked)
-    assert {info.key for info in app.store.list("")} - there <= {keys.notice("flights")}
-    assert forgotten.under_way(app.store, "flights") is None
+    withdraw_request(app.store, "flights", asked)
+    assert {info.key for info in app.store.list("")} - there <= {keys.request_signal("flights")}
+    assert forgotten.find_journal(app.store, "flights") is None
 
 
 def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCache) -> None:
@@ -488,9 +490,9 @@ def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCac
     with pytest.raises(Refused, match="so nothing can be collected meanwhile"):
         gc(app)
     with pytest.raises(Refused, match="so none can be taken meanwhile"):
-        request(app.store, "flights", "later", "ada")
+        request_snapshot(app.store, "flights", "later", "ada")
     assert open_requests(app.store, "flights") == ()
-    assert "N003" not in app.store.get(keys.forgetting("flights")).decode()
+    assert "N003" not in app.store.get(keys.forget_journal("flights")).decode()
     make(app, cache)
     assert occurrences(app.store, "N003") == []
     gc(app)
@@ -499,11 +501,11 @@ def test_while_it_is_done_other_keys_snapshots_and_gc_have_to_wait(cache: SstCac
     make(app, cache, "aircraft=N002")
     assert occurrences(app.store, "N002") == []
     with pytest.raises(Refused, match="nothing to give up"):
-        give_up(app.store, "flights", by="ada")
+        abandon_erasure(app.store, "flights", by="ada")
     store_of(app).once("put_if_absent", "forgotten/", breaks)
     with pytest.raises(Broke):
         make(app, cache, "aircraft=N001")
-    give_up(app.store, "flights", by="bob")
+    abandon_erasure(app.store, "flights", by="bob")
     make(app, cache, "aircraft=N000")
 
 
@@ -519,7 +521,7 @@ def test_gc_keeps_what_took_the_place_of_what_versions_name(cache: SstCache) -> 
     gc(app)
     assert len(list(app.store.list("flights/forgotten/"))) == 1
     for stage in STAGES:
-        for version in history.versions(fresh(app.store), "flights", stage):
+        for version in history.list_versions(fresh(app.store), "flights", stage):
             rows_of(app.store, history.read(fresh(app.store), "flights", stage, version))
 
 
@@ -541,7 +543,7 @@ def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_k
         elif f"N{number:03}" in app.state["aircraft"]:
             app.delete("aircraft", f"N{number:03}")
     apps = [app]
-    pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
     if cloned:
         clone(app.store, "flights@good", "staging", channels=app.kafka, by="ada", now_ms=LATER_MS)
         apps.append(FlightsApp(app.store, app.kafka, "staging", clock=app.clock))
@@ -549,7 +551,7 @@ def test_after_it_every_version_snapshot_and_clone_reads_as_before_but_for_the_k
     names = {f"N{number:03}" for number in gone}
     before = {each.name: tables_of_all_versions(each.store, each.name) for each in apps}
     try:
-        forget(app.store, cache, "flights", KeysAsked.of_values({"aircraft": sorted(names)}), by="ada")
+        forget(app.store, cache, "flights", RequestedKeys.from_values({"aircraft": sorted(names)}), by="ada")
     except Refused:
         assert not any(occurrences(app.store, name) for name in names)
     for each in apps:

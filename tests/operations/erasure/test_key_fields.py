@@ -35,10 +35,13 @@ def told(found: KeyFields, place: str) -> list[list[str]]:
     """By rule, the fields of each column of the key, with what is computed of them."""
     return [
         [
-            "|".join(" ".join((each.text, *each.by, *each.of_key, each.unknown)).strip() for each in some)
+            "|".join(
+                " ".join((each.text, *each.functions, *each.key_functions, each.unknown_function)).strip()
+                for each in some
+            )
             for some in rule.columns
         ]
-        for rule in found.rules(place)
+        for rule in found.rules_for(place)
     ]
 
 
@@ -50,7 +53,7 @@ def test_fields_are_followed_through_channels_up_to_topics_and_other_topics_have
     assert told(found, "orders") == [["$.user.id lower"]]
     assert told(found, "by") == [["who"]]
     assert told(found, "transfers") == []
-    found.check_clear("app", ["orders", "by", "transfers"])
+    found.check_fields_known("app", ["orders", "by", "transfers"])
 
 
 def test_a_field_below_a_column_of_a_channel_is_one_below_the_columns_own_field() -> None:
@@ -73,7 +76,7 @@ def test_channels_beside_the_way_are_compared_by_columns_of_the_same_field() -> 
     assert told(found, "h") == [["id sha2"]]
     assert told(found, "u") == [["id trim"]]
     assert told(found, "o") == []
-    found.check_clear("app", ["orders", "out", "raw", "h", "u", "o"])
+    found.check_fields_known("app", ["orders", "out", "raw", "h", "u", "o"])
 
 
 def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
@@ -81,23 +84,23 @@ def test_what_only_the_program_knows_is_refused_until_it_is_declared() -> None:
     with pytest.raises(
         Refused, match=r"only the program knows which field of topic 'orders' becomes people.who of app"
     ) as e:
-        fields(python).check_clear("app", ["orders"])
+        fields(python).check_fields_known("app", ["orders"])
     assert "--field people=FIELD" in e.value.hint
-    fields(python).check_clear("app", [])  # of which nothing is stored
+    fields(python).check_fields_known("app", [])  # of which nothing is stored
     for text in ("$.user.id", "orders:$.user.id"):
         known = fields(python, declared=DeclaredFields({"people": [text]}))
-        known.check_clear("app", ["orders"])
+        known.check_fields_known("app", ["orders"])
         assert told(known, "orders") == [["$.user.id"]]
     other = fields(python, declared=DeclaredFields({"people": ["clicks:$.user.id"]}))
     with pytest.raises(Refused):
-        other.check_clear("app", ["orders"])
+        other.check_fields_known("app", ["orders"])
     # Without lineage nobody knows anything.
     with pytest.raises(Refused):
-        fields(stage("people", {"orders": ""}, {})).check_clear("app", ["orders"])
+        fields(stage("people", {"orders": ""}, {})).check_fields_known("app", ["orders"])
     function = stage("f", {"orders": ""}, {"f": {"x": of("orders")}}, "f", table=None)
     clear = stage("people", {"orders": ""}, {"": {"who": of("orders", "$.id")}})
     with pytest.raises(Refused, match="repartition topic 'f'"):
-        fields(clear, function).check_clear("app", ["orders", "f"])
+        fields(clear, function).check_fields_known("app", ["orders", "f"])
 
 
 def test_declared_fields_count_where_records_have_to_do_with_the_table_and_elsewhere_by_name() -> None:
@@ -129,4 +132,4 @@ def test_lineage_in_a_circle_comes_to_an_end() -> None:
     one = stage("people", {"x": "two"}, {"": {"who": of("x", "who")}, "y": {"who": of("x", "who", "f")}}, "y")
     two = stage("two", {"y": "people"}, {"x": {"who": of("y", "who", "g")}}, "x", table=None)
     with pytest.raises(Exception, match="has too many fields"):
-        fields(one, two).rules("x")
+        fields(one, two).rules_for("x")

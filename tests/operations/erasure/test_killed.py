@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import Refused
-from slackwater.operations.erasure.family import KeysAsked
-from slackwater.operations.erasure.forget import Forgot, forget
+from slackwater.operations.erasure.family import RequestedKeys
+from slackwater.operations.erasure.forget import ErasureResult, forget
 from slackwater.operations.erasure.key_fields import DeclaredFields
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.audit_log import because, list_operations
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
 from slackwater.store.read.cache import SstCache
@@ -33,15 +33,15 @@ def whole_app() -> FlightsApp:
     app.run(flights(10))
     app.send(*flights(7))
     app.step("legs")
-    pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "kept", reader=app.kafka)
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "kept", reader=app.kafka)
     clone(app.store, "flights", "staging", channels=app.kafka, by="ada@host", now_ms=LATER_MS)
     FlightsApp(app.store, app.kafka, "staging", clock=app.clock).step_all()
     archive_of(app.store, "flights", Extent(0, 0, 9), {4: KEY.encode()})
     return app
 
 
-def make(app: FlightsApp, cache: SstCache) -> Forgot:
-    asked = KeysAsked.of([f"aircraft={KEY}"])
+def make(app: FlightsApp, cache: SstCache) -> ErasureResult:
+    asked = RequestedKeys.parse([f"aircraft={KEY}"])
     return forget(app.store, cache, "flights", asked, by="ada@host", now_ms=lambda: LATER_MS, declared=FIELDS)
 
 
@@ -77,19 +77,19 @@ def test_killed_at_any_request_each_version_is_as_before_or_after_and_typed_agai
             }
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent
         store_of(app).clock_ms += 60_000
-        has_begun = forgotten.under_way(app.store, "flights") is not None
+        has_begun = forgotten.find_journal(app.store, "flights") is not None
         try:
             done = make(app, cache)
             if has_begun:
                 # It tells what the whole did, and why, whatever of it this call did.
                 assert (done.rows, done.gone, len(done.versions)) == (whole.rows, whole.gone, len(whole.versions))
-                (told,) = list_operations(app.store, "flights", is_meant=lambda one: one.is_of("forget"))
+                (told,) = list_operations(app.store, "flights", is_match=lambda one: one.has_verb("forget"))
                 assert told.message == "request 118"
         except Refused:
             assert ended
         assert occurrences(app.store, KEY) == []
         for name in ("flights", "staging"):
-            assert forgotten.under_way(app.store, name) is None
+            assert forgotten.find_journal(app.store, name) is None
         known = {key for key in keys_of(store_of(app)) if "/sst/" in key}
         assert known
         assert verify(fresh(app.store), "flights", now_ms=LATER_MS, deep=True).consistent

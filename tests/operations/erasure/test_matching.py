@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.operations.erasure.matching import FieldComparison, KeyRows, Matches, Rule, match
-from slackwater.snapshot.query.fields import Field, all_columns, leaves
+from slackwater.operations.erasure.matching import FieldComparison, KeyRows, Matches, Rule, match_records
+from slackwater.snapshot.query.fields import Field, all_column_text, column_leaves
 from slackwater.store.archive.columns import HEADERS
 
 Header = tuple[str, bytes]
@@ -30,8 +30,8 @@ def records(*values: bytes | None, key: bytes | None = None, headers: list[Heade
 
 def found(keys: list[Any] | pa.Table, rows: pa.Table, *fields: str, **more: Any) -> Matches:
     table = keys if isinstance(keys, pa.Table) else pa.table({"id": keys})
-    columns = [tuple(FieldComparison(Field.of(field), field, **more) for field in fields)]
-    return match(rows, [Rule("people", tuple(columns * table.num_columns))], {"people": KeyRows(table)})
+    columns = [tuple(FieldComparison(Field.parse(field), field, **more) for field in fields)]
+    return match_records(rows, [Rule("people", tuple(columns * table.num_columns))], {"people": KeyRows(table)})
 
 
 def holds(key: Any, value: bytes | None, *fields: str) -> bool:
@@ -76,7 +76,7 @@ def test_json_in_text_is_parsed_where_the_field_goes_on_below() -> None:
 @pytest.mark.parametrize("field", ["$.users.id", "$.users[*].id", "$['users'][0].id", "users.id", "$.*.id"])
 def test_a_field_is_written_in_several_ways(field: str) -> None:
     assert holds("ada", b'{"users": [{"id": "bob"}, {"id": "ada"}]}', field)
-    assert Field.of(Field.of(field).text()) == Field.of(field)
+    assert Field.parse(Field.parse(field).text()) == Field.parse(field)
 
 
 def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_brackets() -> None:
@@ -84,7 +84,7 @@ def test_names_of_properties_are_values_too_and_names_with_dots_stand_in_bracket
     assert holds("ada", b'{"user.id": "ada"}', "$['user.id']")
     assert not holds("ada", b'{"user": {"id": "ada"}}', "$['user.id']")
     with pytest.raises(Usage, match="is not a field of a record"):
-        Field.of("$.a[")
+        Field.parse("$.a[")
 
 
 def test_keys_and_headers_are_records_fields() -> None:
@@ -149,8 +149,8 @@ def test_a_column_of_rows_is_compared_as_its_type_has_it() -> None:
 
     def places(key: Any, field: str) -> list[int]:
         table = pa.table({"id": [key]})
-        rule = Rule("people", ((FieldComparison(Field.of(field, of_row=True), field),),))
-        return [int(each) for each in match(rows, [rule], {"people": KeyRows(table)}).mask.nonzero()[0]]
+        rule = Rule("people", ((FieldComparison(Field.parse(field, of_row=True), field),),))
+        return [int(each) for each in match_records(rows, [rule], {"people": KeyRows(table)}).mask.nonzero()[0]]
 
     assert places("42", "who") == places(42, "who") == places("42", "text") == places("42", "list") == [0]
     assert places(42, "text") == [0, 1]
@@ -161,10 +161,17 @@ def test_a_column_of_rows_is_compared_as_its_type_has_it() -> None:
 
 def test_of_a_key_of_several_columns_all_are_there() -> None:
     keys = pa.table({"country": ["DE", "FR", None], "number": [17, 18, 19]})
-    rule = Rule("people", tuple((FieldComparison(Field.of(f), f),) for f in ("$.country", "$.number")))
+    rule = Rule("people", tuple((FieldComparison(Field.parse(f), f),) for f in ("$.country", "$.number")))
     values = [{"country": c, "number": n} for c, n in (("DE", 17), ("DE", 18), ("FR", 18), (None, 19), ("DE", 19))]
     rows = records(*(json.dumps(value).encode() for value in values), b'{"number": 19}')
-    assert match(rows, [rule], {"people": KeyRows(keys)}).mask.tolist() == [True, False, True, True, False, True]
+    assert match_records(rows, [rule], {"people": KeyRows(keys)}).mask.tolist() == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_what_cannot_be_parsed_is_counted_unless_the_record_goes_anyway() -> None:
@@ -222,8 +229,8 @@ def test_a_record_counts_once_and_a_column_that_is_the_same_everywhere_is_not_lo
     rows = records(b'{"id": "ada", "n": 7}', b'{"id": "bob", "n": 7}', key=b"ada")
     assert found(["ada"], rows, "$.id", "key").fields == {"$.id": 1, "key": 1}
     keys = pa.table({"side": ["in"], "n": [7]})
-    rule = Rule("people", ((), (FieldComparison(Field.of("$.n"), "$.n"),)))
-    some = match(rows, [rule], {"people": KeyRows(keys)})
+    rule = Rule("people", ((), (FieldComparison(Field.parse("$.n"), "$.n"),)))
+    some = match_records(rows, [rule], {"people": KeyRows(keys)})
     assert (some.mask.tolist(), some.fields) == ([True, True], {"$.n": 2})
 
 
@@ -233,5 +240,5 @@ def test_a_column_of_no_rows_and_no_pieces_has_no_values() -> None:
             pass
         rows = pa.ipc.open_stream(sink.getvalue()).read_all()
     assert rows["who"].num_chunks == 0
-    assert sum(map(len, all_columns(rows["who"]))) == 0
-    assert [*leaves(rows["who"], ())] == []
+    assert sum(map(len, all_column_text(rows["who"]))) == 0
+    assert [*column_leaves(rows["who"], ())] == []

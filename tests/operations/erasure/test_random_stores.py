@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.replicate import Replicator
-from slackwater.operations.erasure.family import KeysAsked
-from slackwater.operations.erasure.forget import forget, look
+from slackwater.operations.erasure.family import RequestedKeys
+from slackwater.operations.erasure.forget import forget, search_keys
 from slackwater.operations.erasure.held import UNREAD
-from slackwater.pipeline.messages.decode import StoredFormats
+from slackwater.pipeline.messages.decode import RegistryDecoder
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -35,10 +35,10 @@ def test_no_object_holds_the_person_unnamed_and_no_record_of_others_is_gone(
     made.write()
     gone = set(rnd.sample(made.people, rnd.randint(1, 3)))
     before = decoded(made, made.store)
-    asked, how = KeysAsked.of_values({"people": sorted(gone)}), {"kafka": made, "formats": StoredFormats(1)}
+    asked, how = RequestedKeys.from_values({"people": sorted(gone)}), {"kafka": made, "formats": RegistryDecoder(1)}
     cache, replica = SstCache(tmp_path, 1 << 20), MemoryStore()
     copies = Replicator(made.store, replica, APP, "ada@host", None)
-    copies.round()
+    copies.run_round()
     holders = {key for key, found in before.items() if any(people & gone for people in found.records.values())}
     try:
         dry = forget(made.store, cache, APP, asked, by="ada", dry_run=True, **how)
@@ -52,7 +52,7 @@ def test_no_object_holds_the_person_unnamed_and_no_record_of_others_is_gone(
     done = forget(made.store, cache, APP, asked, by="ada", **how)
     assert (done.rows, done.gone) == (expected, dry.gone)
 
-    looked = look(fresh(made.store), APP, asked, deep=True, **how)
+    looked = search_keys(fresh(made.store), APP, asked, deep=True, **how)
     named = {each.object for each in (*looked.held, *looked.unproved)}
     after = decoded(made, made.store)
     assert {key for key, found in after.items() if any(people & gone for people in found.records.values())} == set()
@@ -67,7 +67,7 @@ def test_no_object_holds_the_person_unnamed_and_no_record_of_others_is_gone(
     assert numbers == {n for found in after.values() for n in found.records}
     assert sum(found.undecoded for found in after.values()) == made.garbage
 
-    copies.round()
+    copies.run_round()
     copied = decoded(made, replica)
     assert not any(people & gone for found in copied.values() for people in found.records.values())
     assert {n for found in copied.values() for n in found.records} <= numbers

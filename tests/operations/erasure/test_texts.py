@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 from slackwater.operations.erasure.matching import KeyRows
-from slackwater.operations.erasure.texts import Texts
+from slackwater.operations.erasure.texts import TextMasker
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from slackwater.operations.erasure.texts import Texts
     ],
 )
 def test_a_key_is_masked_where_it_is_said_to_be_one(key: object, text: str, masked: str) -> None:
-    texts = Texts({"aircraft": KeyRows(pa.table({"tail": [key]}))})
-    made = texts.masked(text)
+    texts = TextMasker({"aircraft": KeyRows(pa.table({"tail": [key]}))})
+    made = texts.mask_keys(text)
     assert made == (text.partition("tail")[0] + "tail" + masked.partition("tail")[2] if masked[0] == "…" else masked)
-    assert texts.stand_in(text) == (made != text)
+    assert texts.contain_key(text) == (made != text)

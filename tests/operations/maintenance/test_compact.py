@@ -12,16 +12,16 @@ from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Una
 from slackwater.operations.maintenance.compact import AppCompactor, Compacted, Merge, StageCompactor, plan
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap, sorted_runs
 from slackwater.store.versions import amend, history
 from slackwater.store.versions.manifest import Manifest, Policy
 
@@ -96,7 +96,7 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
         assert replace(after, **changes(before[stage])) == before[stage]
     # Of one instant, senders come first on the line, so each merge lies among the commits of its own stage.
     for stage in ("aircraft", "carriers"):
-        (entry,) = entries(app.store, app.name, 1, stage=stage)
+        (entry,) = log_entries(app.store, app.name, 1, stage=stage)
         assert (entry.kind, entry.rows_in, entry.windows) == ("compaction", 0, ())
     assert sound(app)
     assert [*compactor(app, cache).merge_due()] == []
@@ -120,7 +120,7 @@ def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache
     store.stage = "aircraft"
     failures: list[tuple[str, str]] = []
     done = [
-        *compactor(app, cache).merge_due(failed=lambda stage, error: failures.append((stage, type(error).__name__)))
+        *compactor(app, cache).merge_due(on_failure=lambda stage, error: failures.append((stage, type(error).__name__)))
     ]
     assert [each.stage for each in done] == ["carriers"]
     assert failures == [("aircraft", "ZeroDivisionError")]
@@ -151,7 +151,7 @@ def test_a_compaction_tells_what_it_took(app: FlightsApp, cache: SstCache) -> No
 
 
 def test_the_stages_after_it_and_a_snapshot_under_way_go_on(app: FlightsApp, cache: SstCache) -> None:
-    asked = request(app.store, app.name, "good", "ada@host")
+    asked = request_snapshot(app.store, app.name, "good", "ada@host")
     app.send(*flights(5))
     app.step("legs")
     app.step("aircraft")
@@ -214,7 +214,9 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
         app.store, cache, before, by="ada@host", threads=1, now_ms=lambda: app.clock.now_ms, stop=threading.Event()
     )
     assert before.table is not None
-    done = [run(app.store, cache, app.name, "carriers", before.table, one) for one in pick_for(before)]
+    done = [
+        run_compaction(app.store, cache, app.name, "carriers", before.table, one) for one in pick_for_manifest(before)
+    ]
     assert len(done) == 2
     # It slept for long, and the app went on. Of one result nothing is left.
     app.run(flights(10))
@@ -226,7 +228,7 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
     assert sound(app)
     for sst in done[1].outputs:
         assert sst in head(app, "carriers").ssts
-    again = [run(app.store, cache, app.name, "carriers", before.table, done[0].compaction)]
+    again = [run_compaction(app.store, cache, app.name, "carriers", before.table, done[0].compaction)]
     app.heads["carriers"] = head(app, "carriers")
     cast("StoreClock", app.clock).wait(5000)
     app.run(flights(10))
@@ -307,7 +309,7 @@ def test_the_policy_is_the_tables_own(app: FlightsApp, cache: SstCache) -> None:
     assert (one.inputs, one.level) == (12, 1)
     [*compactor(app, cache, "aircraft").merge_due()]
     for mine in by_partition(head(app, "aircraft").ssts, 2).values():
-        assert depth(mine) == 1
+        assert max_overlap(mine) == 1
 
 
 def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app: FlightsApp, cache: SstCache) -> None:
@@ -325,9 +327,9 @@ def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app:
 
 def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: SstCache) -> None:
     told: list[Compacted] = []
-    (done,) = compactor(app, cache, "aircraft").once(full=True, on_version=told.append)
+    (done,) = compactor(app, cache, "aircraft").merge_once(full=True, on_version=told.append)
     assert told == [done]
-    assert compactor(app, cache, "aircraft").once(full=True, on_version=told.append) == ()
+    assert compactor(app, cache, "aircraft").merge_once(full=True, on_version=told.append) == ()
     operations = list_operations(app.store, app.name)
     assert [(each.verb, each.detail) for each in operations] == [("compact", f"--full, aircraft@v{done.version}")]
 
@@ -349,7 +351,7 @@ def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCac
 
     for _ in range(100):
         with suppress(Unavailable):  # what is refused at the start is no watching yet
-            watching.watch(0, on_version=merged, failed=lambda *_: None, away=away)
+            watching.watch(0, on_version=merged, on_failure=lambda *_: None, on_unavailable=away)
             break
     assert notes.count("away") > 0
     assert {"aircraft", "carriers"} <= {*notes}

@@ -14,7 +14,7 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.status.overview import archives_of
+from slackwater.snapshot.status.overview import archive_statuses
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.store.archive import index
 from slackwater.store.archive.extents import Extent
@@ -118,7 +118,7 @@ def test_a_topic_that_was_made_anew_is_not_added_to_the_archive_of_the_one_befor
     kafka.send(TOPIC, [Record(b"new", p) for p in (0, 1)] * 50, patience_s=1)
     fill(store, APP, KafkaChannels(kafka), None, by=BY)
     assert newest(store) == before
-    assert index.topics(store, APP) == {TOPIC: 2}
+    assert index.newest_incarnations(store, APP) == {TOPIC: 2}
 
 
 def test_small_objects_of_a_day_are_merged_on_demand() -> None:
@@ -140,7 +140,7 @@ def test_how_far_it_is_beside_what_was_read() -> None:
     an_app(store, days=3)
     append(store, APP, Extent(0, 5, 25), Extent(1, 5, 35))
     cut = resolve(store, APP, now_ms=instants.now_ms())
-    (found,) = archives_of(store, APP, cut.stages.values())
+    (found,) = archive_statuses(store, APP, cut.stages.values())
     assert (found.behind, found.gaps, found.holds) == (10, (), ("[0]@5..25", "[1]@5..35"))
 
 

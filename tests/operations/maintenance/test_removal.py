@@ -11,9 +11,9 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin, remove
-from slackwater.snapshot.take.taking import request
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
+from slackwater.snapshot.take.taking import request_snapshot
+from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -61,8 +61,8 @@ def cloned(app: FlightsApp, source: str, name: str) -> FlightsApp:
 
 def test_nothing_is_left_of_it_but_who_removed_it_and_the_name_is_free() -> None:
     app = made()
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
-    request(app.store, "flights", "more", "ada@host")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
+    request_snapshot(app.store, "flights", "more", "ada@host")
     before = keys_of(app.store, "flights/")
     done = gone(app)
     assert (done.already, done.contents.versions, done.contents.snapshots) == (False, 12, 1)
@@ -98,7 +98,7 @@ def test_a_dry_run_changes_nothing() -> None:
 def test_killed_at_any_request_it_is_an_app_for_nobody_or_whole_and_typed_again_it_finishes() -> None:
     def build() -> FlightsApp:
         app = made(AgingStore())
-        pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
+        pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "good")
         return app
 
     ref, seen = build().heads, set()
@@ -135,7 +135,7 @@ def test_a_runner_is_not_taken_by_surprise() -> None:
     store = AgingStore()
     store.clock_ms = instants.now_ms()
     app = made(store)
-    RUNNERS.put(store, Beat(str(ULID()), "host:1", {"carriers": 1}), "flights")
+    HEARTBEATS.put(store, Heartbeat(str(ULID()), "host:1", {"carriers": 1}), "flights")
     with pytest.raises(Refused, match="carriers of flights run on host:1") as refused:
         gone(app)
     assert "--fence" in refused.value.hint
@@ -148,7 +148,7 @@ def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
     assert horizon.freshness(app.store).is_fresh("flights", "legs", running.version + 1)
     gone(app)
     # It had seen that its next number is free before the app was removed, and that is longer ago than it may trust it.
-    horizon.freshness(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
+    horizon.freshness(app.store).record_free("flights", "legs", running.version + 1, -1e9)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
     with pytest.raises(Fenced, match="flights/legs was removed"):
         commit(app.store, draft)
@@ -215,12 +215,12 @@ def test_a_clone_of_a_clone_is_found_though_its_pin_is_elsewhere() -> None:
         Refused,
         match=r"'second' was cloned from 'staging', and uses files that snapshot 'clone-staging' of flights keeps",
     ):
-        remove(app.store, "flights", pinned.name)
+        delete_snapshot(app.store, "flights", pinned.name)
     app.clock.wait(10_000_000)  # type: ignore[attr-defined]
     collect(app.store, "flights", Retention(versions=1), by="t")
     assert rows_of(fresh(app.store), second.heads["carriers"]) == second.state["carriers"]
     gone(app, "second")
-    remove(app.store, "flights", pinned.name)
+    delete_snapshot(app.store, "flights", pinned.name)
 
 
 def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
@@ -232,7 +232,7 @@ def test_a_pin_whose_clones_state_another_pin_keeps_too_may_go() -> None:
         "the clone's pin went with it"
     )
     with pytest.raises(Refused, match="'other' is a clone that uses"):
-        remove(app.store, "flights", "clone-other")
+        delete_snapshot(app.store, "flights", "clone-other")
 
 
 def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
@@ -247,7 +247,9 @@ def test_a_clone_under_another_root_is_found_by_the_pin(tmp_path: Path) -> None:
 
 
 def promoted(app: FlightsApp, folder: str, over: str, number: int = 1) -> None:
-    apps.NAMES.add(app.store, apps.NameNote("flights", number, folder, over, "t", app.clock.now_ms))
+    apps.PROMOTION_OUTCOMES.add(
+        app.store, apps.PromotionOutcome("flights", number, folder, over, "t", app.clock.now_ms)
+    )
 
 
 def test_an_app_that_gets_a_name_while_it_is_being_removed_stays() -> None:
@@ -298,7 +300,7 @@ def test_a_cut_that_is_pinned_when_the_note_is_there_is_given_up() -> None:
 
     def outside(_removal: Removal) -> None:
         with pytest.raises(Refused, match="is being removed"):
-            pin(app.store, cut, "late")
+            pin_cut(app.store, cut, "late")
         seen.append(list(app.store.list("flights/snapshots/")))
 
     gone(app, outside=outside)

@@ -10,7 +10,7 @@ from slackwater.snapshot.change.stages import Rescaled, rescale
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
@@ -94,7 +94,7 @@ def test_a_running_writer_is_fenced_and_told_why(app: FlightsApp) -> None:
 
 
 def test_a_snapshot_under_way_goes_on(app: FlightsApp) -> None:
-    asked = request(app.store, "flights", "good", "ada@host")
+    asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.send(*flights(5))
     app.step("legs")
     app.step("aircraft")

@@ -12,14 +12,14 @@ import duckdb
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick
-from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.compaction.plan import CompactionResult, apply_results
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapped_partitions, sorted_runs
 from slackwater.store.versions.manifest import Policy, Sst
 
 from tests.models.profiles import SEARCHES, scaled
@@ -71,17 +71,19 @@ class State:
             self.model.pop(key, None)
         self.check()
 
-    def merge(self, trigger: int, width: int) -> tuple[Done, ...]:
+    def merge(self, trigger: int, width: int) -> tuple[CompactionResult, ...]:
         """Carry out what is picked; it does not count yet."""
         policy = Policy(l0_trigger=trigger, max_merge_width=width, max_space_amplification=1e9)
         picked = pick(self.ssts, self.table.partitions, policy)
-        done = tuple(run(self.store, self.cache, "app", "stage", self.table, one) for one in picked)
-        assert all(len(touched(output, self.table.partitions)) == 1 for one in done for output in one.outputs)
+        done = tuple(run_compaction(self.store, self.cache, "app", "stage", self.table, one) for one in picked)
+        assert all(
+            len(overlapped_partitions(output, self.table.partitions)) == 1 for one in done for output in one.outputs
+        )
         return done
 
-    def land(self, *done: Done) -> None:
+    def land(self, *done: CompactionResult) -> None:
         if done:  # else nothing has changed since the last check
-            self.ssts = apply(self.ssts, done)
+            self.ssts = apply_results(self.ssts, done)
             self.check()
 
     def check(self) -> None:
@@ -94,7 +96,7 @@ class State:
         values, present = multi_get(self.store, self.cache, self.ssts, self.table, hashes, keys)
         assert (values["flights"].to_pylist(), present.tolist()) == (expected, [key in self.model for key in KEYS])
         assert multi_get(self.store, None, self.ssts, self.table, hashes, keys)[0] == values
-        register(self.con, "t", self.store, self.cache, manifest_of(self.table, self.ssts))
+        register_table(self.con, "t", self.store, self.cache, manifest_of(self.table, self.ssts))
         rows = self.con.sql("SELECT origin, dest, flights FROM t").fetchall()
         assert sorted(rows) == sorted((*key, value) for key, value in self.model.items())
 
@@ -113,7 +115,7 @@ def a_state(hashes: Hashes) -> Iterator[State]:
 @given(st.lists(eras, min_size=2, max_size=6 if SEARCHES else 3), st.sampled_from([0, 7]))
 def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[Era], modulus: int) -> None:
     with a_state(Hashes(modulus)) as state:
-        waiting: list[tuple[int, Done]] = []
+        waiting: list[tuple[int, CompactionResult]] = []
         for era in history:
             state.rescale(era.partitions)
             for changes in era.batches:
@@ -126,4 +128,4 @@ def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[E
             state.land(*done)
             assert not {sst for one in done for sst in one.compaction.inputs} & set(state.ssts)
         for mine in by_partition(state.ssts, state.table.partitions).values():
-            assert sum(map(depth, sorted_runs(mine))) < 3
+            assert sum(map(max_overlap, sorted_runs(mine))) < 3

@@ -6,23 +6,29 @@ from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.operations.maintenance.compact import plan
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.change.stages import Retired, absent, bring_back, rescale, retire
+from slackwater.snapshot.change.stages import (
+    Retired,
+    prepare_reactivation,
+    rescale,
+    retire,
+    stages_missing_from_program,
+)
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, open_requests
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.take.taking import answers, request, try_complete
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.take.taking import read_answers, request_snapshot, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history, published
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest, Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 from tests.support.collecting import HOUR_MS, aging_app, fresh, killed_at_each_request, store_of
 from tests.support.histories import Flight, FlightsApp, flights, rows_of
@@ -97,7 +103,7 @@ def test_a_stage_that_another_one_reads_is_refused_until_that_is_retired(app: Fl
         at(app, "flights")
     assert at(app, "flights/legs").versions["legs"] == newest(app, "legs").version
     with pytest.raises(Refused, match="every stage of flights is retired"):
-        request(app.store, "flights", "good", "ada@host")
+        request_snapshot(app.store, "flights", "good", "ada@host")
 
 
 def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> None:
@@ -142,18 +148,18 @@ def test_its_records_in_flight_are_nobodys(app: FlightsApp) -> None:
     gone(app)
     without_carriers(app)
     assert in_flight(app.store, at(app, "flights")) == ()
-    assert pin(app.store, at(app, "flights"), "here", reader=app.kafka).channels == ()
+    assert pin_cut(app.store, at(app, "flights"), "here", reader=app.kafka).channels == ()
 
 
 def test_a_snapshot_that_waits_for_the_stage_is_completed_without_it(app: FlightsApp) -> None:
-    asked = request(app.store, "flights", "good", "ada@host")
+    asked = request_snapshot(app.store, "flights", "good", "ada@host")
     without_carriers(app)
     assert try_complete(app.store, "flights", asked, app.kafka) is None
-    assert [stage for stage, answer in answers(app.store, "flights", asked).items() if not answer.finished] == [
+    assert [stage for stage, answer in read_answers(app.store, "flights", asked).items() if not answer.finished] == [
         "carriers"
     ]
     assert gone(app).snapshots == ("good",)
-    assert "carriers" not in answers(app.store, "flights", asked)
+    assert "carriers" not in read_answers(app.store, "flights", asked)
     snapshot = try_complete(app.store, "flights", asked, app.kafka)
     assert snapshot is not None
     assert snapshot.stages.keys() == {"legs", "aircraft"}
@@ -162,7 +168,7 @@ def test_a_snapshot_that_waits_for_the_stage_is_completed_without_it(app: Flight
 
 
 def test_what_the_stage_had_answered_itself_does_not_hold_up_a_snapshot_either(app: FlightsApp) -> None:
-    asked = request(app.store, "flights", "good", "ada@host")
+    asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.step_all()
     assert newest(app).recorded
     gone(app)
@@ -173,9 +179,9 @@ def test_what_the_stage_had_answered_itself_does_not_hold_up_a_snapshot_either(a
 
 
 def test_only_the_stage_that_was_asked_is_the_silent_one(app: FlightsApp) -> None:
-    asked = request(app.store, "flights", "good", "ada@host")
+    asked = request_snapshot(app.store, "flights", "good", "ada@host")
     app.step("legs")
-    found = answers(app.store, "flights", asked)
+    found = read_answers(app.store, "flights", asked)
     assert {stage: (answer.finished, answer.asked) for stage, answer in found.items()} == {
         "legs": (True, True),
         "aircraft": (False, True),
@@ -186,8 +192,8 @@ def test_only_the_stage_that_was_asked_is_the_silent_one(app: FlightsApp) -> Non
 def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: FlightsApp) -> None:
     gone(app)
     without_carriers(app)
-    asked = request(app.store, "flights", "under-way", "ada@host")
-    assert bring_back(app.store, "flights", "carriers", by="test:2")
+    asked = request_snapshot(app.store, "flights", "under-way", "ada@host")
+    assert prepare_reactivation(app.store, "flights", "carriers", by="test:2")
     assert open_requests(app.store, "flights") == (), "it may have read past the marker"
     (told,) = (each for each in audit_log.list_operations(app.store, "flights") if each.verb == "snapshot failed")
     assert told.detail.startswith(f"{asked.name}: carriers, which was retired, came back")
@@ -196,7 +202,7 @@ def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: Fligh
     assert sum(number for number, _, _ in app.state["carriers"].values()) == 55
     assert at(app, "flights").versions.keys() == {"legs", "aircraft", "carriers"}
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
-    assert not bring_back(app.store, "flights", "carriers", by="test:2")
+    assert not prepare_reactivation(app.store, "flights", "carriers", by="test:2")
 
 
 def test_nothing_but_a_claim_follows(app: FlightsApp) -> None:
@@ -227,7 +233,7 @@ def test_verify_is_content_with_what_a_retired_stage_has_not_read(app: FlightsAp
 
 def test_the_log_shows_it(app: FlightsApp) -> None:
     gone(app)
-    first = entries(app.store, "flights", 1)[0]
+    first = log_entries(app.store, "flights", 1)[0]
     assert (first.stage, first.kind, first.rows_in) == ("carriers", "retire", 0)
 
 
@@ -325,9 +331,9 @@ def test_killed_at_any_request_and_typed_again_it_finishes() -> None:
 
 
 def test_stages_that_a_program_has_not_are_named_receivers_first(app: FlightsApp) -> None:
-    assert absent(app.store, "flights", {"legs"}) == ("carriers", "aircraft")
+    assert stages_missing_from_program(app.store, "flights", {"legs"}) == ("carriers", "aircraft")
     gone(app)
-    assert absent(app.store, "flights", {"legs"}) == ("aircraft",)
+    assert stages_missing_from_program(app.store, "flights", {"legs"}) == ("aircraft",)
     assert apps.list_apps(app.store) == ("flights",)
     assert list_snapshots(app.store, "flights") == ()
 
@@ -346,5 +352,5 @@ def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> No
         Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
     ):
         gone(app)
-    published.note(app.store, head, "alerts", Place(head.version, 1, 2), None)
+    published.write_position(app.store, head, "alerts", PublishedPosition(head.version, 1, 2), None)
     assert not gone(app).already

@@ -52,7 +52,7 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
     rows = tmp_path / "debits.parquet"
     expected = debits(diamond)
     pq.write_table(expected, rows)
-    ends = diamond.kafka.offsets(diamond.topic)[1]
+    ends = diamond.kafka.offset_bounds(diamond.topic)[1]
     would = json.loads(init(diamond, "debits", str(rows), "--at", "-0s", "--dry-run", "--json"))
     assert (would["dry_run"], would["rows"]) == (True, expected.num_rows)
     assert would["starts"] == {diamond.topic: [*ends]}

@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.operations.repair.reset import ResetDone, Scenario, reset, scopes, span_ms
+from slackwater.operations.repair.reset import ResetDone, Scenario, parse_scopes, parse_span_ms, reset
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.change.migrate import check_newest
-from slackwater.snapshot.change.migration import finish_newest
-from slackwater.snapshot.cut.lineage import direct, trace
+from slackwater.snapshot.change.migrate import check_no_newer_migration
+from slackwater.snapshot.change.migration import finish_newest_migration
+from slackwater.snapshot.cut.lineage import direct_windows, trace
 from slackwater.snapshot.cut.migrations import MIGRATIONS
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.take.audit_log import because, list_operations
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -45,8 +45,8 @@ def set_back(
     done = reset(
         app.store,
         app.name,
-        scopes(topics, all_topics=not topics),
-        Scenario.of(now_ms=now_ms, **scenario),  # type: ignore[arg-type]
+        parse_scopes(topics, all_topics=not topics),
+        Scenario.from_options(now_ms=now_ms, **scenario),  # type: ignore[arg-type]
         app.kafka,
         by="ada@host",
         now_ms=app.clock.tick("legs"),
@@ -83,7 +83,7 @@ def test_state_stays_and_what_is_read_again_counts_twice(app: FlightsApp) -> Non
 
 def test_a_time_before_all_times_is_the_beginning() -> None:
     for scenario in ({"by_duration": "P900000D"}, {"to_datetime_ms": -1}):
-        at = Scenario.of(now_ms=LATER_MS, **scenario)  # type: ignore[arg-type]
+        at = Scenario.from_options(now_ms=LATER_MS, **scenario)  # type: ignore[arg-type]
         assert (at.value, str(at)) == (0, "to 1970-01-01T00:00:00Z")
 
 
@@ -142,10 +142,10 @@ def test_each_scenario_is_the_one_of_kafkas_tool(
 
 def test_spans_are_those_of_kafkas_tool_or_ours() -> None:
     spans = {"PT30M": 1_800_000, "P1DT2H": 93_600_000, "P2D": 172_800_000, "pt1.5s": 1_500, "1d2h": 93_600_000}
-    assert {text: span_ms(text) for text in spans} == spans
+    assert {text: parse_span_ms(text) for text in spans} == spans
     for text in ("P", "PT", "P1", "PT5", "5", "P1M", "P1DT"):
         with pytest.raises(Usage, match="is not a span of time"):
-            span_ms(text)
+            parse_span_ms(text)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_partitions_that_a_topic_got_since_are_read_from_where_it_is_said(app: F
 
 
 def test_a_runner_that_lives_is_not_disturbed_unless_that_is_said(app: FlightsApp) -> None:
-    RUNNERS.put(app.store, Beat(WRITER, "host:1", {"legs": app.heads["legs"].epoch}), "flights")
+    HEARTBEATS.put(app.store, Heartbeat(WRITER, "host:1", {"legs": app.heads["legs"].epoch}), "flights")
     with pytest.raises(Refused, match="legs of flights run on host:1") as held:
         set_back(app, shift_by=-1)
     assert "--fence" in held.value.hint
@@ -231,13 +231,13 @@ def test_the_log_says_it_and_what_was_read_lies_in_stretches(app: FlightsApp, ca
     with because("ticket 12"):
         done = set_back(app, shift_by=-5)
     app.step_all()
-    made = next(each for each in entries(app.store, "flights", 0) if each.stage == "legs" and each.kind == "reset")
+    made = next(each for each in log_entries(app.store, "flights", 0) if each.stage == "legs" and each.kind == "reset")
     assert (made.version, made.windows) == (done.versions["legs"], ())
     assert made.reset == ("flights[0] 16 to 11", "flights[1] 24 to 19")
     operation = list_operations(app.store, "flights")[0]
     assert (operation.verb, operation.message) == ("reset", "ticket 12")
     assert operation.detail == "1: by -5: 10 offsets read twice, 0 skipped; before it flights@before-reset-1"
-    read = [str(each) for each in direct(first, app.heads["legs"], ())]
+    read = [str(each) for each in direct_windows(first, app.heads["legs"], ())]
     assert read == ["flights[0] 0..16", "flights[0] 11..16", "flights[1] 0..24", "flights[1] 19..24"]
     assert [str(each) for each in trace(app.store, None, app.heads["carriers"]).sources] == [
         "flights[0] 0..16",
@@ -263,7 +263,7 @@ def test_moments_before_and_after_are_compared_by_rows_alone(app: FlightsApp, ca
     before = StoredCut(app.store, resolve(app.store, "flights", now_ms=LATER_MS))
     set_back(app, to_earliest=True)
     after = StoredCut(app.store, resolve(app.store, "flights", now_ms=LATER_MS))
-    assert all(each.equal for each in diff(cache, before, after))
+    assert all(each.is_equal for each in diff(cache, before, after))
 
 
 def test_a_rewind_goes_back_to_before_it_and_a_clone_keeps_it(app: FlightsApp, cache: SstCache) -> None:
@@ -285,7 +285,7 @@ def test_a_rewind_goes_back_to_before_it_and_a_clone_keeps_it(app: FlightsApp, c
 def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp) -> None:
     set_back(app, to_earliest=True)
     with pytest.raises(Refused, match="'flights' was reset by ada@host while this run started") as said:
-        check_newest(app.store, "flights", 0)
+        check_no_newer_migration(app.store, "flights", 0)
     assert said.value.hint == "start it again, with the program that continues from there"
 
 
@@ -302,7 +302,7 @@ def killed_and_typed_again(typed: Callable[[FlightsApp, str], object]) -> None:
         stood = resolve(app.store, "flights", now_ms=LATER_MS).stages["legs"].inputs["flights"].offsets
         assert stood in (expected, offsets(late()))
         typed(app, "typed again")
-        finish_newest(app.store, "flights", now_ms=app.clock.now_ms)
+        finish_newest_migration(app.store, "flights", now_ms=app.clock.now_ms)
         assert offsets(app) == expected
         (noted,) = (each for each in list_operations(app.store, "flights") if each.verb == "reset")
         assert noted.message == ("typed once" if decided else "typed again")
@@ -353,7 +353,7 @@ def test_however_often_it_is_reset_or_rewound_tables_have_what_the_stretches_say
     for _ in range(3):
         app.step_all()
     found: dict[str, dict[str, tuple[int, int, int]]] = {"aircraft": {}, "carriers": {}}
-    for window in direct(first, app.heads["legs"], ()):
+    for window in direct_windows(first, app.heads["legs"], ()):
         for message in app.kafka.topics["flights"][window.partition][window.start : window.end]:
             (flight,) = message.flights
             for table, key in (("aircraft", flight.tail), ("carriers", flight.carrier)):

@@ -5,20 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
-from slackwater.operations.repair.rewind import Rewound, before_deploy, rewind
+from slackwater.operations.repair.rewind import Rewound, find_moment_before_deploy, rewind
 from slackwater.operations.staging.clone import clone
-from slackwater.snapshot.change.migrate import check_newest, find_plan, migrate
-from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.migrate import check_no_newer_migration, find_plan, migrate
+from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.migrations import MIGRATIONS
-from slackwater.snapshot.cut.refs import parse
+from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.take.audit_log import because, list_operations
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -39,7 +39,7 @@ def rewound(
     app: FlightsApp, cache: SstCache, ref: str, *, keep_offsets: bool = False, dry_run: bool = False
 ) -> Rewound:
     """The app, rewound; its runner takes its stages again."""
-    target = parse(ref, now_ms=LATER_MS) if ref else None
+    target = parse_ref(ref, now_ms=LATER_MS) if ref else None
     kafka = None if keep_offsets else app.kafka
     now_ms = app.clock.tick("legs")
     done = rewind(app.store, app.name, target, kafka, by="ada@host", now_ms=now_ms, cache=cache, dry_run=dry_run)
@@ -140,7 +140,7 @@ def test_a_dry_run_says_it_and_changes_nothing(app: FlightsApp, cache: SstCache)
 def test_said_again_it_does_nothing(app: FlightsApp, cache: SstCache) -> None:
     early = app.heads["carriers"].version
     app.run(flights(30))
-    ref = parse(f"flights/carriers@v{early}", now_ms=LATER_MS)
+    ref = parse_ref(f"flights/carriers@v{early}", now_ms=LATER_MS)
     for _ in range(2):
         done = rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=LATER_MS, cache=cache)
     assert not done.plan.steps
@@ -172,12 +172,12 @@ def test_a_stage_that_had_not_begun_is_retired_and_begins_anew(cache: SstCache) 
     app.claim("carriers")
     app.run(flights(20, delay=2))
 
-    target = parse(f"flights/aircraft@v{early}", now_ms=LATER_MS)
+    target = parse_ref(f"flights/aircraft@v{early}", now_ms=LATER_MS)
     rewind(app.store, "flights", target, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
 
     head = history.head(app.store, "flights", "carriers")
     assert head is not None
-    assert (head.kind, head.not_begun, head.ssts) == ("retire", True, ())
+    assert (head.kind, head.is_before_beginning, head.ssts) == ("retire", True, ())
     assert_whole(app)
     for stage in STAGES:
         app.claim(stage)
@@ -211,7 +211,7 @@ def test_moments_before_and_after_are_compared_by_what_differs(app: FlightsApp, 
             ("now", "flights"),
         )
     }
-    assert all(each.equal for each in diff(cache, cuts["then"], cuts["now"]))
+    assert all(each.is_equal for each in diff(cache, cuts["then"], cuts["now"]))
     assert [len(each.changes) for each in diff(cache, cuts["late"], cuts["now"])] == [2, 2]
 
 
@@ -220,7 +220,7 @@ def test_a_clone_of_an_app_that_was_just_rewound_is_traced_to_its_own_beginning(
 ) -> None:
     early = app.heads["carriers"].version
     app.run(flights(10, delay=9))
-    ref = parse(f"flights/carriers@v{early}", now_ms=LATER_MS)
+    ref = parse_ref(f"flights/carriers@v{early}", now_ms=LATER_MS)
     rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
     staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
@@ -253,12 +253,12 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cach
     def late() -> FlightsApp:
         app = aging_app()
         app.run(flights(20))
-        pin(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
+        pin_cut(app.store, resolve(app.store, "flights", now_ms=LATER_MS), "good")
         app.run(flights(20, delay=9))
         return app
 
     def typed(app: FlightsApp, why: str) -> None:
-        ref = parse("flights@good", now_ms=LATER_MS)
+        ref = parse_ref("flights@good", now_ms=LATER_MS)
         with because(why):
             rewind(app.store, "flights", ref, app.kafka, by="ada@host", now_ms=app.clock.now_ms, cache=cache)
 
@@ -270,7 +270,7 @@ def test_killed_anywhere_all_of_it_is_done_or_nothing_and_a_run_ends_it_too(cach
         shown = {stage: rows_of(app.store, found[stage]) for stage in ("aircraft", "carriers")}
         assert shown in (before, after)
         seen.add((decided, shown == after))
-        finish_newest(app.store, "flights", now_ms=app.clock.now_ms)
+        finish_newest_migration(app.store, "flights", now_ms=app.clock.now_ms)
         assert tables(app) == (after if decided else before)
         if not decided:
             typed(app, "typed again")
@@ -308,15 +308,15 @@ def test_a_run_that_was_starting_meanwhile_says_what_was_done(app: FlightsApp, c
     early = app.heads["carriers"].version
     app.run(flights(10))
     done = rewound(app, cache, f"flights/carriers@v{early}")
-    check_newest(app.store, "flights", done.number)
+    check_no_newer_migration(app.store, "flights", done.number)
     with pytest.raises(Refused, match="'flights' was rewound by ada@host while this run started") as said:
-        check_newest(app.store, "flights", done.number - 1)
+        check_no_newer_migration(app.store, "flights", done.number - 1)
     assert said.value.hint == "start it again, with the program that continues from there"
     columns = {name: replace(table, values=(*table.values, Column("late", "int64"))) for name, table in TABLES.items()}
     found = find_plan(app.store, program(app, **columns), {})
     migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
     with pytest.raises(Refused, match="'flights' was migrated by ada@host while this run started"):
-        check_newest(app.store, "flights", done.number)
+        check_no_newer_migration(app.store, "flights", done.number)
 
 
 def deployed(app: FlightsApp, checksum: str, path: str = "flights.py") -> None:
@@ -344,7 +344,7 @@ def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_dep
     # Started again, and from another folder: no deploy.
     deployed(app, "2b", "/srv/flights.py")
     app.run(flights(10, delay=11))
-    lines = [(each.stage, each.deployed) for each in entries(app.store, "flights", 0) if each.deployed]
+    lines = [(each.stage, each.deployed) for each in log_entries(app.store, "flights", 0) if each.deployed]
     assert lines == [(stage, "flights.py (xxh3_128 2b)") for stage in reversed(STAGES)]
 
     done = rewind(app.store, "flights", None, app.kafka, by="ada@host", now_ms=app.clock.tick("legs"), cache=cache)
@@ -358,7 +358,7 @@ def test_before_a_deploy_is_where_the_newest_program_began_and_the_log_shows_dep
     for stage in STAGES:
         app.claim(stage)
     with pytest.raises(NotFound, match="all remaining versions are of the current program"):
-        before_deploy(app.store, app.heads)
+        find_moment_before_deploy(app.store, app.heads)
     app.step_all()
     assert tables(app) == totals(app)
     assert_whole(app)
@@ -373,7 +373,7 @@ def test_a_migration_belongs_to_the_program_that_is_deployed_with_it(app: Flight
     migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
     deployed(app, "2b")
 
-    target = before_deploy(app.store, {stage: app.heads[stage] for stage in STAGES})
+    target = find_moment_before_deploy(app.store, {stage: app.heads[stage] for stage in STAGES})
 
     assert resolve(app.store, target.text, now_ms=LATER_MS).versions == was
 

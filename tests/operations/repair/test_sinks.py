@@ -5,13 +5,13 @@ from functools import partial
 from random import Random
 
 import pytest
-from slackwater.client.show.maintenance import rewound
+from slackwater.client.show.maintenance import rewind_result
 from slackwater.common import instants
 from slackwater.operations.repair.rewind import Rewound, rewind
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.snapshot.cut.refs import parse
+from slackwater.snapshot.cut.refs import parse_ref
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps
 
@@ -39,12 +39,12 @@ def published(world: World, folder: str, count: int) -> None:
 
 
 def pinned(world: World, app: str, name: str) -> None:
-    pin(world.store, resolve(world.store, app, now_ms=instants.now_ms()), name)
+    pin_cut(world.store, resolve(world.store, app, now_ms=instants.now_ms()), name)
 
 
 def back(world: World, cache: SstCache, app: str, name: str, *, dry_run: bool = True) -> Rewound:
     kafka, now_ms = KafkaChannels(world.kafka), instants.now_ms()
-    ref = parse(f"{app}@{name}", now_ms=now_ms)
+    ref = parse_ref(f"{app}@{name}", now_ms=now_ms)
     how = {"by": "ada@host", "now_ms": now_ms, "cache": cache, "fence": True, "dry_run": dry_run}
     return rewind(world.store, app, ref, kafka, **how)  # type: ignore[arg-type]
 
@@ -54,7 +54,7 @@ def given(done: Rewound) -> list[tuple[str, int]]:
 
 
 def words(done: Rewound) -> str:
-    return str(rewound(done, dry_run=True))
+    return str(rewind_result(done, dry_run=True))
 
 
 def test_it_is_counted_across_promotions_there_and_back(world: World, cache: SstCache) -> None:

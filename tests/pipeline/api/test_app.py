@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.api.sink import FunctionSink, TopicSink
-from slackwater.pipeline.batch.transform import apply
+from slackwater.pipeline.batch.transform import apply_to_streams
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import limits_of
 from slackwater.pipeline.run.program import load_app
@@ -57,14 +57,14 @@ def test_two_stages_may_read_one_channel() -> None:
     app = chain()
     for name in ("users", "audit"):
         app.stage(name=name, reads="by-user", state=sw.aggregate(n=sw.count()))(rows)
-    assert [stage.name for stage in app.select(())] == ["orders", "users", "audit"]
+    assert [stage.name for stage in app.select_stages(())] == ["orders", "users", "audit"]
 
 
 def test_an_unknown_channel_is_refused_with_the_nearest() -> None:
     app = chain()
     app.stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(NotFound, match="the nearest: by-user"):
-        app.in_order()
+        app.stages_in_order()
 
 
 def test_stages_come_upstream_first_however_they_are_declared() -> None:
@@ -72,7 +72,7 @@ def test_stages_come_upstream_first_however_they_are_declared() -> None:
     app.stage(name="users", reads=("by-user", "by-visitor"), state=sw.aggregate(n=sw.count()))(rows)
     app.stage(name="visits", reads=sw.topic("visits"), writes=sw.repartition("by-visitor", "user"))(rows)
     app.stage(name="orders", reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))(rows)
-    assert [stage.name for stage in app.in_order()] == ["orders", "visits", "users"]
+    assert [stage.name for stage in app.stages_in_order()] == ["orders", "visits", "users"]
     assert app.key_of(app.stages["users"]) == ("user",)
 
 
@@ -93,7 +93,7 @@ def test_inputs_keyed_differently_are_refused_and_both_are_named() -> None:
     both = ("by-user", "by-page")
     app.stage(name="joined", reads=both, state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(Usage, match=r"'by-user' by \(user\), 'by-page' by \(page, user\)"):
-        app.in_order()
+        app.stages_in_order()
     del app.stages["joined"]
     app.stage(name="joined", reads=both, key="user", state=sw.aggregate(n=sw.count()))(rows)
     assert app.key_of(app.stages["joined"]) == ("user",)
@@ -121,7 +121,7 @@ def test_state_without_a_key_is_refused() -> None:
     app = chain()
     app.stage(name="n", reads=sw.topic("orders"), state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(Usage, match="has no key"):
-        app.in_order()
+        app.stages_in_order()
 
 
 def test_a_stage_that_does_nothing_is_refused() -> None:
@@ -131,7 +131,7 @@ def test_a_stage_that_does_nothing_is_refused() -> None:
 
 def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
     with pytest.raises(NotFound, match="orders"):
-        chain().select(["order"])
+        chain().select_stages(["order"])
 
 
 @pytest.mark.parametrize("name", ["", "Shop", "a/b", "-shop", "ä", "x" * 64])
@@ -270,9 +270,9 @@ def test_an_error_in_a_stage_is_told_with_the_line_of_its_function() -> None:
 
     line = orders.__code__.co_firstlineno
     with pytest.raises(Refused, match=rf"^stage 'orders' does not run: .*test_app\.py, line {line + 2}: ZeroDivision"):
-        apply(app.stages["orders"], {})
+        apply_to_streams(app.stages["orders"], {})
     with pytest.raises(Refused, match=rf"test_app\.py, line {line}: TypeError: .*takes 0 positional arguments"):
-        apply(app.stages["orders"], {"orders": None})  # type: ignore[dict-item]
+        apply_to_streams(app.stages["orders"], {"orders": None})  # type: ignore[dict-item]
 
 
 def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -> None:
@@ -283,7 +283,7 @@ def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -
         raise AnalysisException("no column `usr`", errorClass="UNRESOLVED_COLUMN")
 
     with pytest.raises(Refused, match=r"test_app\.py, line \d+: \[UNRESOLVED_COLUMN\] no column `usr`(\n|$)"):
-        apply(app.stages["orders"], {})
+        apply_to_streams(app.stages["orders"], {})
 
 
 def test_errors_are_part_of_the_package() -> None:
@@ -298,7 +298,7 @@ def test_the_package_names_what_it_has() -> None:
         _ = sw.agregate  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'avg'; did you mean 'mean'"):
         _ = sw.avg  # type: ignore[attr-defined]
-    assert set(sw._OTHER_NAMES.values()) <= {*sw.__all__}
+    assert set(sw._FOREIGN_NAMES.values()) <= {*sw.__all__}
 
 
 def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order() -> None:
@@ -381,7 +381,7 @@ def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: To
     times = sw.event_time(late=late)
     app.stage(name="hours", reads=sw.topic("t"), key="hour", writes=by_user, state=state, event_time=times)(rows)
     stage = app.stages["hours"]
-    assert (stage.emits_to, stage.sinks, stage.late) == ((by_user,), (late,), late)
+    assert (stage.emits_to, stage.sinks, stage.late_output) == ((by_user,), (late,), late)
     with pytest.raises(Usage, match="writes 'late' twice"):
         app.stage(name="twice", reads=sw.topic("t"), key="hour", writes=late, state=state, event_time=times)(rows)
 
@@ -401,7 +401,7 @@ def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> 
     app.stage(name="hours", reads=sw.topic("t"), key="hour", writes=by_user, state=state, event_time=times)(rows)
     app.stage(name="missed", reads=late, state=state)(rows)
     stage = app.stages["hours"]
-    assert (stage.writes, stage.emits_to, stage.late) == ((by_user, late), (by_user,), late)
+    assert (stage.writes, stage.emits_to, stage.late_output) == ((by_user, late), (by_user,), late)
     assert (times.ahead_ms, sw.event_time().ahead_ms, sw.event_time().late) == (5_400_000, 86_400_000, "drop")
     with pytest.raises(Usage, match="two writers"):
         app.stage(name="again", reads=sw.topic("t"), key="hour", state=state, event_time=times)(rows)
@@ -415,7 +415,7 @@ def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
     assert [(one.name, one.key) for one in hours.writes] == [("hours-late", ("hour", "user"))]
     assert (late.channels, late.state, late.event_time.late) == (("hours-late",), state, "keep")
     assert app.key_of(late) == hours.key
-    assert app.in_order() == (hours, late)
+    assert app.stages_in_order() == (hours, late)
     for wrong in ({"key": "hour", "writes": sw.repartition("c", "user")}, {"state": state}):
         with pytest.raises(Usage, match="has a table of late rows, but no"):
             app.stage(name="wrong", reads=sw.topic("t"), event_time=times, **wrong)(rows)

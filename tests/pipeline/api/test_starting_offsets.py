@@ -12,7 +12,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
-from slackwater.pipeline.api.topic import Topic, starting_at, starting_offsets_in, stored_starts
+from slackwater.pipeline.api.topic import Topic, parse_offsets_arguments, starting_offsets_at, stored_starting_offsets
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.run.claim import Claimer
@@ -119,7 +119,7 @@ def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(memory_kafka: M
         app = sw.App(f"a{uuid4().hex[:8]}")
         app.stage(reads=sw.topic(name, **start), key="n", state=sw.upsert(by="at"), name="s")(lambda rows: rows)  # type: ignore[arg-type]
         claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
-        return claimer.check(app.stages["s"])[1][name].at.offsets
+        return claimer.check_stage(app.stages["s"])[1][name].input.offsets
 
     def by_partition(*values: int) -> str:
         return json.dumps({name: {str(partition): value for partition, value in enumerate(values)}})
@@ -150,7 +150,7 @@ def test_what_the_command_line_says_is_what_topic_takes(said: dict[str, str | li
         for topic, at in by_partition.items()
         if topic not in together
     ]
-    found = starting_offsets_in(words)
+    found = parse_offsets_arguments(words)
     assert found.keys() == said.keys()
     for topic, at in by_partition.items():
         declared = sw.topic(topic, starting_offsets=at if isinstance(at, str) else json.dumps({topic: at})).start
@@ -162,12 +162,12 @@ def test_what_the_command_line_says_is_what_topic_takes(said: dict[str, str | li
 )
 def test_words_that_say_no_offsets_are_refused(word: str) -> None:
     with pytest.raises(Usage):
-        starting_offsets_in([word])
+        parse_offsets_arguments([word])
 
 
 def test_a_topic_is_said_once() -> None:
     with pytest.raises(Usage, match="each topic once"):
-        starting_offsets_in(["flights=latest", '{"flights":{"0":1}}'])
+        parse_offsets_arguments(["flights=latest", '{"flights":{"0":1}}'])
 
 
 def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() -> None:
@@ -177,38 +177,40 @@ def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() ->
         asked.append(times_ms)
         return (9, -1, -1)
 
-    assert starting_at(1_700).resolve("flights", EARLIEST, ENDS, first_since) == (9, 10, 7)
+    assert starting_offsets_at(1_700).resolve("flights", EARLIEST, ENDS, first_since) == (9, 10, 7)
     assert asked == [[1_700] * 3]
 
 
 def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
-    start = stored_starts({"flights": (5, 3, 7)})["flights"]
+    start = stored_starting_offsets({"flights": (5, 3, 7)})["flights"]
     assert start.resolve("flights", EARLIEST, ENDS, nothing_since) == (5, 3, 7)
     # What Kafka lost since is refused or accepted as for a stage that has begun.
-    assert stored_starts({"flights": (4, 3, 7)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since) == (
+    assert stored_starting_offsets({"flights": (4, 3, 7)})["flights"].resolve(
+        "flights", EARLIEST, ENDS, nothing_since
+    ) == (
         4,
         3,
         7,
     )
     assert (
-        stored_starts({"flights": (5, 3)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)[2]
+        stored_starting_offsets({"flights": (5, 3)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)[2]
         == EARLIEST[2]
     )
     beyond = (5, 3, ENDS[2] + 1)
     with pytest.raises(Refused, match=r"the start by `slackwater init` of topic 'flights': flights.2. is to begin at"):
-        stored_starts({"flights": beyond})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)
+        stored_starting_offsets({"flights": beyond})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])
 def test_offsets_that_kafka_lost_before_a_stage_began_are_refused_unless_accepted(accept_loss: bool) -> None:
-    start = stored_starts({"flights": (EARLIEST[0] - 1, *EARLIEST[1:])})["flights"]
+    start = stored_starting_offsets({"flights": (EARLIEST[0] - 1, *EARLIEST[1:])})["flights"]
     finder = StartFinder(MemoryStore(), "app", "legs", None, lambda _topic: TopicState(EARLIEST, ENDS), accept_loss)
     begin = partial(start.resolve, "flights", first_since=nothing_since)
     if accept_loss:
-        found = finder.topic("flights", "flights", begin)
-        assert found.at.offsets == EARLIEST
+        found = finder.start_on_topic("flights", "flights", begin)
+        assert found.input.offsets == EARLIEST
         assert "gone from Kafka" in found.unseen
     else:
         with pytest.raises(Gone, match="is to begin at offsets that are gone from Kafka") as gone:
-            finder.topic("flights", "flights", begin)
+            finder.start_on_topic("flights", "flights", begin)
         assert "--accept-loss" in gone.value.hint

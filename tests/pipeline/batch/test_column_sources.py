@@ -7,9 +7,9 @@ import pytest
 import slackwater as sw
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.batch.column_sources import sources_of
-from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.source.data_source import WITH_HEADERS
+from slackwater.pipeline.batch.column_sources import trace_sources
+from slackwater.pipeline.batch.schemas import derive_schemas
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA_WITH_HEADERS
 from slackwater.store.versions.column_types import FieldSource
 
 pytestmark = pytest.mark.spark
@@ -103,8 +103,8 @@ OF_RECORD: dict[str, tuple[Callable[[DataFrame], DataFrame], Sources]] = {
 def test_columns_come_of_fields(spark: SparkSession, name: str) -> None:
     made, expected = OF_ORDER.get(name) or OF_RECORD[name]
     with tempfile.TemporaryDirectory() as folder:
-        messages = spark.readStream.schema(WITH_HEADERS).parquet(f"file:{folder}")
-        found = sources_of(made(order(messages) if name in OF_ORDER else messages), {"t": messages}, ["t"])
+        messages = spark.readStream.schema(TOPIC_SCHEMA_WITH_HEADERS).parquet(f"file:{folder}")
+        found = trace_sources(made(order(messages) if name in OF_ORDER else messages), {"t": messages}, ["t"])
     assert found == {
         column: tuple(FieldSource("t", text, by) for text, by in sources) for column, sources in expected.items()
     }
@@ -128,7 +128,7 @@ def test_stages_hand_on_what_they_know(spark: SparkSession) -> None:
     def by_x(rows: DataFrame) -> DataFrame:
         return rows
 
-    known = shapes(app, spark)
+    known = derive_schemas(app, spark)
 
     def of(field: str, input_: str, *by: str) -> tuple[FieldSource, ...]:
         return (FieldSource(input_, field, by),)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
-from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion
+from slackwater.pipeline.batch.committer import CommittedVersion, Committer, PendingVersion
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.kinds import VersionKind
@@ -43,7 +43,7 @@ def following(head: Manifest, *, kind: VersionKind = "batch", writer: str = "") 
 
 
 def versions(store: ObjectStore) -> list[Manifest]:
-    return list(history.after(store, "app", "stage", 0))
+    return list(history.iter_after(store, "app", "stage", 0))
 
 
 def head_of(store: ObjectStore) -> Manifest:
@@ -62,7 +62,7 @@ class Runner:
     """A stage whose every batch reads one record."""
 
     committer: Committer
-    told: list[Committed] = field(default_factory=list)
+    told: list[CommittedVersion] = field(default_factory=list)
 
     def begin(self) -> PendingVersion:
         """What a batch makes of what it finds when it begins."""
@@ -129,9 +129,9 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
 ) -> None:
     compaction = compact(store)
     store.reset()
-    runner.committer.refresh()
+    runner.committer.adopt_newest()
     assert runner.committer.head == runner.committer.tip == compaction
-    runner.committer.refresh()
+    runner.committer.adopt_newest()
     assert store.requests == 3
     runner.batch()
     assert store.counts == {"get_range": 3, "put_if_absent": 1}
@@ -142,7 +142,7 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
 def test_a_batch_under_way_while_a_compaction_is_adopted_is_put_behind_it(store: CountingStore, runner: Runner) -> None:
     change = runner.begin()
     compact(store)
-    runner.committer.refresh()
+    runner.committer.adopt_newest()
     store.reset()
     runner.committer.submit(change)
     assert store.counts == {"put_if_absent": 1}
@@ -159,7 +159,7 @@ def test_a_writer_that_was_taken_over_is_fenced(
         compact(store)
     claimed(store, "other")
     with pytest.raises(Fenced, match="epoch 2, written by host:other"):
-        runner.committer.refresh() if idle else runner.batch()
+        runner.committer.adopt_newest() if idle else runner.batch()
     assert head_of(store).writer == "other"
     assert runner.told == []
 
@@ -168,7 +168,7 @@ def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runn
     for kind in ("batch", "clone"):
         change = runner.begin()
         commit(store, following(head_of(store), kind=kind, writer="other"))  # type: ignore[arg-type]
-        runner.committer.refresh()
+        runner.committer.adopt_newest()
         with pytest.raises(CommitConflict, match="was committed first by host:x"):
             runner.committer.submit(change)
 
@@ -176,7 +176,7 @@ def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runn
 def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runner: Runner) -> None:
     commit(store, replace(following(head_of(store), kind="compaction"), epoch=2))
     with pytest.raises(Fenced):
-        runner.committer.refresh()
+        runner.committer.adopt_newest()
     with pytest.raises(Fenced):
         runner.batch()
 
@@ -200,7 +200,7 @@ def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int
                 case "compact":
                     compact(inner)
                 case "look":
-                    runner.committer.refresh()
+                    runner.committer.adopt_newest()
         except (Unavailable, CommitConflict):
             # The runner ends, and another one claims the stage once what was under way has arrived.
             faulty.settle()
@@ -220,7 +220,7 @@ def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() 
     def failed(error: BaseException) -> None:
         told.append((type(error), went_on.wait(0.2)))
 
-    committer = Committer(FaultyStore(inner, 0, refused=1.0), head, max_unflushed=1, failed=failed)
+    committer = Committer(FaultyStore(inner, 0, refused=1.0), head, max_unflushed=1, on_failure=failed)
 
     def drain() -> None:
         assert not committer.drain(30)
@@ -233,7 +233,7 @@ def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() 
     assert told == [(Unavailable, False)]
 
 
-class OneByOne(Wrapper):
+class OneByOne(StoreWrapper):
     """Each commit waits until it is let go."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -268,7 +268,7 @@ def test_what_waits_for_room_when_order_is_asked_for_comes_after_what_is_on_its_
     waiting.start()
     assert looked.wait(30)
     looked.clear()
-    runner.committer.in_order = True
+    runner.committer.is_synchronous = True
     store.let.release()
     assert looked.wait(30)
     store.let.release(9)

@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from slackwater.errors import BadRecord
-from slackwater.pipeline.batch.job import PLANNED_AT_ONCE, run_state
-from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, added_up, can_add_up
+from slackwater.pipeline.batch.job import QUERY_SETTINGS, run_state_task
+from slackwater.pipeline.batch.pre_aggregation import SHUFFLE_TASKS, Forecast, can_pre_aggregate, pre_aggregate
 from slackwater.pipeline.batch.task import StateTask
-from slackwater.pipeline.spark.plans import listed
+from slackwater.pipeline.spark.plans import to_list
 from slackwater.pipeline.spark.session import with_settings
-from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.spark.user_errors import parse_query_error
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.state.event_time import Due, Lateness, Times, Watermark
+from slackwater.state.event_time import Due, EventTimeScan, Lateness, Watermark
 from slackwater.state.kinds.aggregate import Aggregate
-from slackwater.state.kinds.due import Final
-from slackwater.state.kinds.kind import Bound, Kind
+from slackwater.state.kinds.due import FinalKind
+from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.state.next_version import TaskReport
-from slackwater.state.step import Step, group
+from slackwater.state.step import Step, group_by_key
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -75,12 +75,14 @@ def everything() -> dict[str, Aggregate]:
     return made
 
 
-def table_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema) -> Table:
+def table_of(bound: BoundState, key: tuple[str, ...], rows: pa.Schema) -> Table:
     keys = tuple(Column(name, from_arrow(rows.field(name).type)) for name in key)
     return Table(keys, tuple(Column(field.name, from_arrow(field.type)) for field in bound.values), 2)
 
 
-def task_of(bound: Bound, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any) -> StateTask:
+def task_of(
+    bound: BoundState, key: tuple[str, ...], rows: pa.Schema, folder: str = "/nowhere", **more: Any
+) -> StateTask:
     resources = WorkerResources("app", "stage", folder, {}, (Path(folder, "cache"), 1 << 30), 10)
     version = more.pop("version", 1)
     decides = {name: more.pop(name) for name in ("lateness", "due") if name in more}
@@ -103,13 +105,13 @@ def plain(value: object) -> object:
     return "NaN" if isinstance(value, float) and isnan(value) else value
 
 
-def merged(rows: pa.Table, state: Bound) -> dict[tuple[object, ...], dict[str, object]] | str:
+def merged(rows: pa.Table, state: BoundState) -> dict[tuple[object, ...], dict[str, object]] | str:
     """What a state makes of rows with `_hash` and nothing else, by key; or that a sum has no room."""
-    rows, groups = group(rows, KEY)
+    rows, groups = group_by_key(rows, KEY)
     keys = rows.select(list(KEY)).take(pa.array(groups.starts))
     old = pa.table([pa.nulls(groups.num, field.type) for field in state.values], schema=state.values)
     try:
-        values = state.merge(rows.select([*KEY, *state.needs]), groups, keys, old).values
+        values = state.merge(rows.select([*KEY, *state.needed_columns]), groups, keys, old).values
     except BadRecord as error:
         return error.message
     return {
@@ -123,8 +125,8 @@ def both(rows: list[dict[str, object]], state: Kind) -> tuple[object, object]:
     table = pa.Table.from_pylist(rows, schema=ROWS)
     bound = state.bind([ROWS], KEY)
     task, frame = task_of(bound, KEY, ROWS), frame_of(table)
-    assert can_add_up(task, frame.schema)
-    parts, over = added_up(frame, task)
+    assert can_pre_aggregate(task, frame.schema)
+    parts, over = pre_aggregate(frame, task)
     with with_settings(spark(), {SHUFFLE_TASKS: "1"}):
         found = parts.toArrow()
     assert found.num_rows <= table.num_rows
@@ -171,8 +173,8 @@ def test_a_sum_without_room_stops_the_stage_and_names_its_key(tmp_path: Path, ki
     bound = sw.aggregate(total=sw.sum("wei")).bind([schema], ("wallet",))
     task = task_of(bound, ("wallet",), schema, str(tmp_path))
     with pytest.raises(Exception, match="wallet") as caught:
-        run_state(frame_of(rows), task, few_keys=few_keys)
-    error = translate("wallets", str(caught.value))
+        run_state_task(frame_of(rows), task, few_keys=few_keys)
+    error = parse_query_error("wallets", str(caught.value))
     said = f"total of key wallet='c' would be {3 * int(value)}, which does not fit a {kind}"
     assert str(error) == f"stage 'wallets': {said}"
     assert 'on_error="reject"' in error.hint
@@ -185,12 +187,12 @@ def test_batches_at_different_times_run_the_same_code() -> None:
     bound = sw.aggregate(n=sw.count()).bind([ROWS], KEY)
     codes = []
     for bound_ms in (ms(NOON), ms(NOON) + 12_345):
-        times = Times((Watermark(("at",), 0, ("in",)),), bound_ms)
+        times = EventTimeScan((Watermark(("at",), 0, ("in",)),), bound_ms)
         # Other tests leave a session active in which queries are interpreted.
         compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
-        with with_settings(spark(), PLANNED_AT_ONCE | compiled):
-            parts, _ = added_up(frame_of(rows), task_of(bound, KEY, ROWS, times=times))
-            stages = listed(parts._jdf.queryExecution().debug().codegenToSeq())
+        with with_settings(spark(), QUERY_SETTINGS | compiled):
+            parts, _ = pre_aggregate(frame_of(rows), task_of(bound, KEY, ROWS, times=times))
+            stages = to_list(parts._jdf.queryExecution().debug().codegenToSeq())
         codes.append([str(stage._2()) for stage in stages])
     assert codes[0] == codes[1] != []
 
@@ -234,7 +236,7 @@ def kept(folder: str, ssts: tuple[Sst, ...]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("few_keys", [True, pytest.param(False, marks=pytest.mark.ci)])
 def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp_path: Path, few_keys: bool) -> None:
     random = np.random.default_rng(7)
-    state = Final(sw.aggregate(n=sw.count(), mm=sw.sum("mm"), low=sw.min("mm"), newest=sw.last("mm", by="at")))
+    state = FinalKind(sw.aggregate(n=sw.count(), mm=sw.sum("mm"), low=sw.min("mm"), newest=sw.last("mm", by="at")))
     bound = state.bind([WINDOWED], HOURLY)
     told: dict[bool, list[object]] = {True: [], False: []}
     ssts: dict[bool, tuple[Sst, ...]] = {True: (), False: ()}
@@ -252,10 +254,10 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
                 version=number + 1,
                 ssts=ssts[adds_up],
                 lateness=Lateness(("hour",), watermark_ms, bound_ms),
-                times=Times((Watermark(("at",), 0, ("r",)),), bound_ms),
+                times=EventTimeScan((Watermark(("at",), 0, ("r",)),), bound_ms),
                 due=Due(None, watermark_ms, pending=number > 0),
             )
-            results = run_state(rows, task, None, few_keys if adds_up else None)
+            results = run_state_task(rows, task, None, few_keys if adds_up else None)
             made = sorted((sst for result in results for sst in result.ssts), key=lambda sst: sst.partition)
             ssts[adds_up] = (*made, *ssts[adds_up])
             told[adds_up].append(
@@ -280,7 +282,7 @@ def test_only_what_spark_adds_up_alike_is_added_up() -> None:
 
     def adds_up(state: Kind, **more: Any) -> bool:
         bound = state.bind([rows], KEY)
-        return can_add_up(task_of(bound, KEY, rows, **more), from_arrow_schema(rows))
+        return can_pre_aggregate(task_of(bound, KEY, rows, **more), from_arrow_schema(rows))
 
     assert adds_up(sw.aggregate(**everything()))
     assert not adds_up(sw.aggregate(total=sw.sum("d38"))), "Spark has no room for its sums"

@@ -9,10 +9,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.pipeline.batch.snapshot_events import arrive
-from slackwater.state.next_version import Outcome
+from slackwater.pipeline.batch.snapshot_events import compute_outcome
+from slackwater.state.next_version import ProtocolOutcome
 from slackwater.state.records import Position
-from slackwater.store.versions.manifest import Input, Manifest, Output, Span
+from slackwater.store.versions.manifest import Input, Manifest, Output, VersionSpan
 
 
 def stage(*channels: str, topics: Collection[str] = (), outputs: Collection[str] = ("out",)) -> Manifest:
@@ -32,7 +32,7 @@ def ended(name: str, version: int, *snapshots: str) -> dict[str, Position]:
     return {name: Position(name, (10 * version,), version, (), snapshots)}
 
 
-def committed(head: Manifest, outcome: Outcome) -> Manifest:
+def committed(head: Manifest, outcome: ProtocolOutcome) -> Manifest:
     return replace(
         head,
         version=head.version + 1,
@@ -43,20 +43,20 @@ def committed(head: Manifest, outcome: Outcome) -> Manifest:
 
 
 def test_the_first_marker_records_this_version_and_is_passed_on_to_every_output() -> None:
-    outcome = arrive(stage("left", outputs=("b", "a")), at(left=5), ended("left", 7, "s"), ())
-    assert outcome == Outcome(
+    outcome = compute_outcome(stage("left", outputs=("b", "a")), at(left=5), ended("left", 7, "s"), ())
+    assert outcome == ProtocolOutcome(
         markers=(("s", "a"), ("s", "b")), recorded={"s": 11}, awaited={}, captured={}, changed=True
     )
 
 
 def test_a_batch_without_a_marker_changes_nothing() -> None:
-    outcome = arrive(stage("left"), at(left=5), at(left=7), ())
-    assert outcome == Outcome(markers=(), recorded={}, awaited={}, captured={}, changed=False)
+    outcome = compute_outcome(stage("left"), at(left=5), at(left=7), ())
+    assert outcome == ProtocolOutcome(markers=(), recorded={}, awaited={}, captured={}, changed=False)
 
 
 def test_the_markers_of_the_other_inputs_are_awaited() -> None:
     head = stage("left", "right", "third")
-    outcome = arrive(head, at(left=5, right=5, third=5), at(right=6, third=5) | ended("left", 7, "s"), ())
+    outcome = compute_outcome(head, at(left=5, right=5, third=5), at(right=6, third=5) | ended("left", 7, "s"), ())
     assert (outcome.recorded, outcome.awaited) == ({"s": 11}, {"s": ("right", "third")})
     assert outcome.captured == {}, "what the recording commit itself consumed is in its state"
 
@@ -64,48 +64,52 @@ def test_the_markers_of_the_other_inputs_are_awaited() -> None:
 def test_what_comes_until_an_inputs_marker_is_captured_as_one_span_which_the_marker_ends() -> None:
     head = stage("left", "right")
     marked = at(right=5) | ended("left", 7, "s")
-    head = committed(head, arrive(head, at(left=5, right=5), marked, ()))
+    head = committed(head, compute_outcome(head, at(left=5, right=5), marked, ()))
     assert head.captured == {}
 
-    outcome = arrive(head, marked, at(left=9, right=6), ())
-    assert outcome.captured == {"s": {"right": Span(5, 6)}}, "what left sends now was sent after the cut"
+    outcome = compute_outcome(head, marked, at(left=9, right=6), ())
+    assert outcome.captured == {"s": {"right": VersionSpan(5, 6)}}, "what left sends now was sent after the cut"
     head = committed(head, outcome)
-    outcome = arrive(head, at(left=9, right=6), at(left=9, right=9), ())
-    assert (outcome.captured, outcome.changed) == ({"s": {"right": Span(5, 9)}}, False)
+    outcome = compute_outcome(head, at(left=9, right=6), at(left=9, right=9), ())
+    assert (outcome.captured, outcome.changed) == ({"s": {"right": VersionSpan(5, 9)}}, False)
     head = committed(head, outcome)
 
-    outcome = arrive(head, at(left=9, right=9), at(left=9) | ended("right", 10, "s"), ())
-    assert outcome == Outcome(
-        markers=(), recorded={"s": 11}, awaited={}, captured={"s": {"right": Span(5, 10)}}, changed=True
+    outcome = compute_outcome(head, at(left=9, right=9), at(left=9) | ended("right", 10, "s"), ())
+    assert outcome == ProtocolOutcome(
+        markers=(), recorded={"s": 11}, awaited={}, captured={"s": {"right": VersionSpan(5, 10)}}, changed=True
     )
     head = committed(head, outcome)
-    outcome = arrive(head, at(left=9) | ended("right", 10, "s"), at(left=9, right=12), ())
-    assert outcome.captured == {"s": {"right": Span(5, 10)}}, "behind the marker nothing is in the cut"
+    outcome = compute_outcome(head, at(left=9) | ended("right", 10, "s"), at(left=9, right=12), ())
+    assert outcome.captured == {"s": {"right": VersionSpan(5, 10)}}, "behind the marker nothing is in the cut"
     assert not outcome.changed
 
 
 def test_markers_that_one_commit_reaches_on_every_input_leave_nothing_to_capture() -> None:
-    outcome = arrive(stage("left", "right"), at(left=5, right=5), ended("left", 7, "s") | ended("right", 9, "s"), ())
-    assert outcome == Outcome(markers=(("s", "out"),), recorded={"s": 11}, awaited={}, captured={}, changed=True)
+    outcome = compute_outcome(
+        stage("left", "right"), at(left=5, right=5), ended("left", 7, "s") | ended("right", 9, "s"), ()
+    )
+    assert outcome == ProtocolOutcome(
+        markers=(("s", "out"),), recorded={"s": 11}, awaited={}, captured={}, changed=True
+    )
 
 
 def test_markers_of_overlapping_snapshots_may_arrive_in_one_commit() -> None:
     head = stage("left", "right")
     first = ended("left", 6, "one") | at(right=5)
-    head = committed(head, arrive(head, at(left=5, right=5), first, ()))
-    outcome = arrive(head, first, ended("left", 8, "two") | ended("right", 7, "one"), ())
+    head = committed(head, compute_outcome(head, at(left=5, right=5), first, ()))
+    outcome = compute_outcome(head, first, ended("left", 8, "two") | ended("right", 7, "one"), ())
     # This commit's records of `right` are late for the first snapshot, and in the state that the second records.
-    assert outcome == Outcome(
+    assert outcome == ProtocolOutcome(
         markers=(("two", "out"),),
         recorded={"one": 11, "two": 12},
         awaited={"two": ("right",)},
-        captured={"one": {"right": Span(5, 7)}},
+        captured={"one": {"right": VersionSpan(5, 7)}},
         changed=True,
     )
 
 
 def test_two_markers_in_one_place_record_two_snapshots() -> None:
-    outcome = arrive(stage("left"), at(left=5), ended("left", 7, "one", "two"), ())
+    outcome = compute_outcome(stage("left"), at(left=5), ended("left", 7, "one", "two"), ())
     assert outcome.recorded == {"one": 11, "two": 11}
     assert outcome.markers == (("one", "out"), ("two", "out"))
 
@@ -113,12 +117,12 @@ def test_two_markers_in_one_place_record_two_snapshots() -> None:
 def test_a_position_that_stays_brings_its_snapshots_once() -> None:
     head = stage("left", "right")
     marked = at(right=5) | ended("left", 7, "s")
-    head = committed(head, arrive(head, at(left=5, right=5), marked, ()))
-    head = committed(head, arrive(head, marked, {**marked, **ended("right", 6, "s")}, ()))
+    head = committed(head, compute_outcome(head, at(left=5, right=5), marked, ()))
+    head = committed(head, compute_outcome(head, marked, {**marked, **ended("right", 6, "s")}, ()))
     # The snapshot is complete and forgotten, and `left` still stands at its marker.
-    outcome = arrive(head, {**marked, **ended("right", 6, "s")}, {**marked, **at(right=7)}, {"s"})
-    assert outcome == Outcome(markers=(), recorded={}, awaited={}, captured={}, changed=False)
-    outcome = arrive(committed(head, outcome), {**marked, **at(right=7)}, {**marked, **at(right=8)}, ())
+    outcome = compute_outcome(head, {**marked, **ended("right", 6, "s")}, {**marked, **at(right=7)}, {"s"})
+    assert outcome == ProtocolOutcome(markers=(), recorded={}, awaited={}, captured={}, changed=False)
+    outcome = compute_outcome(committed(head, outcome), {**marked, **at(right=7)}, {**marked, **at(right=8)}, ())
     assert outcome.recorded == {}
 
 
@@ -127,43 +131,45 @@ def test_a_snapshot_that_nobody_asks_for_is_forgotten_with_what_was_captured_for
         stage("left", "right"),
         recorded={"old": 9, "wanted": 10},
         awaited={"old": ("right",), "wanted": ("right",)},
-        captured={"old": {"right": Span(3, 5)}, "wanted": {"right": Span(4, 5)}},
+        captured={"old": {"right": VersionSpan(3, 5)}, "wanted": {"right": VersionSpan(4, 5)}},
     )
-    outcome = arrive(head, at(left=5, right=5), at(left=5, right=6), {"old"})
+    outcome = compute_outcome(head, at(left=5, right=5), at(left=5, right=6), {"old"})
     assert outcome.recorded == {"wanted": 10}
     assert outcome.awaited == {"wanted": ("right",)}
-    assert outcome.captured == {"wanted": {"right": Span(4, 6)}}
+    assert outcome.captured == {"wanted": {"right": VersionSpan(4, 6)}}
 
 
 def test_what_was_captured_for_a_snapshot_that_is_not_recorded_goes() -> None:
-    head = replace(stage("left", "right"), awaited={"s": ("left",)}, captured={"s": {"left": Span(1, 3)}})
-    outcome = arrive(head, at(left=5, right=5), at(left=6, right=6), ())
+    head = replace(stage("left", "right"), awaited={"s": ("left",)}, captured={"s": {"left": VersionSpan(1, 3)}})
+    outcome = compute_outcome(head, at(left=5, right=5), at(left=6, right=6), ())
     assert (outcome.awaited, outcome.captured) == ({}, {})
 
 
 def test_forgetting_alone_is_no_reason_for_a_commit() -> None:
-    outcome = arrive(replace(stage("left"), recorded={"s": 9}), at(left=5), at(left=5), {"s"})
+    outcome = compute_outcome(replace(stage("left"), recorded={"s": 9}), at(left=5), at(left=5), {"s"})
     assert (outcome.recorded, outcome.changed) == ({}, False)
 
 
 def test_a_request_starts_the_protocol_where_no_channel_is_read() -> None:
     head = stage(topics=["events"])
     asked = {"events": Position("events", (0,), snapshots=("s",))}
-    outcome = arrive(head, {"events": Position("events", (0,))}, asked, ())
-    assert outcome == Outcome(markers=(("s", "out"),), recorded={"s": 11}, awaited={}, captured={}, changed=True)
+    outcome = compute_outcome(head, {"events": Position("events", (0,))}, asked, ())
+    assert outcome == ProtocolOutcome(
+        markers=(("s", "out"),), recorded={"s": 11}, awaited={}, captured={}, changed=True
+    )
     # The position keeps its snapshot while nothing comes in, also when it is complete and forgotten.
     head = committed(head, outcome)
-    assert arrive(head, asked, asked, {"s"}).recorded == {}
+    assert compute_outcome(head, asked, asked, {"s"}).recorded == {}
 
 
 def test_a_request_that_two_topics_bring_records_once() -> None:
     head = stage(topics=["clicks", "orders"])
     before = {name: Position(name, (0,)) for name in head.inputs}
     both = {name: Position(name, (3,), snapshots=("s",)) for name in head.inputs}
-    assert arrive(head, before, both, ()).markers == (("s", "out"),)
+    assert compute_outcome(head, before, both, ()).markers == (("s", "out"),)
     one = before | {"clicks": both["clicks"]}
-    head = committed(head, arrive(head, before, one, ()))
-    outcome = arrive(head, one, both, ())
+    head = committed(head, compute_outcome(head, before, one, ()))
+    outcome = compute_outcome(head, one, both, ())
     assert (outcome.recorded, outcome.markers, outcome.changed) == ({"s": 11}, (), False)
 
 
@@ -172,23 +178,26 @@ def test_where_channels_are_read_a_topic_brings_no_request() -> None:
     head = stage("left", topics=["events"])
     before = at(left=5) | {"events": Position("events", (0,))}
     asked = at(left=5) | {"events": Position("events", (3,), snapshots=("s",))}
-    assert arrive(head, before, asked, ()) == Outcome((), {}, {}, {}, changed=False)
-    assert arrive(head, asked, {**asked, **ended("left", 6, "s")}, ()).recorded == {"s": 11}
+    assert compute_outcome(head, before, asked, ()) == ProtocolOutcome((), {}, {}, {}, changed=False)
+    assert compute_outcome(head, asked, {**asked, **ended("left", 6, "s")}, ()).recorded == {"s": 11}
 
 
 def test_a_topics_records_are_never_captured() -> None:
     head = replace(stage("left", "right", topics=["events"]), recorded={"s": 10}, awaited={"s": ("right",)})
     before = at(left=5, right=5) | {"events": Position("events", (0,))}
     after = at(left=5, right=5) | {"events": Position("events", (9,))}
-    assert arrive(head, before, after, ()).captured == {}
+    assert compute_outcome(head, before, after, ()).captured == {}
 
 
 def test_captures_with_a_gap_between_them_are_corruption() -> None:
     head = replace(
-        stage("left", "right"), recorded={"s": 9}, awaited={"s": ("right",)}, captured={"s": {"right": Span(2, 4)}}
+        stage("left", "right"),
+        recorded={"s": 9},
+        awaited={"s": ("right",)},
+        captured={"s": {"right": VersionSpan(2, 4)}},
     )
     with pytest.raises(Corruption, match="'right' was captured up to version 4, but the next batch begins after 5"):
-        arrive(head, at(left=5, right=5), at(left=5, right=6), ())
+        compute_outcome(head, at(left=5, right=5), at(left=5, right=6), ())
 
 
 class Sent(NamedTuple):
@@ -259,7 +268,7 @@ class Reader:
             name: self.sent[name].position(name, end) if end > self.before[name].version else self.before[name]
             for name, end in ends.items()
         }
-        outcome = arrive(self.head, self.before, after, self.head.recorded.keys() & self.unwanted)
+        outcome = compute_outcome(self.head, self.before, after, self.head.recorded.keys() & self.unwanted)
         marked = any(after[name].snapshots for name in after if after[name] != self.before[name])
         assert outcome.changed == marked
         new = [snapshot for snapshot, version in outcome.recorded.items() if version == self.head.version + 1]
@@ -292,7 +301,7 @@ class Reader:
                 seen = self.consumed(name, recorded)
                 late = min(self.consumed(name), marker[name])
                 span = self.head.captured.get(snapshot, {}).get(name)
-                assert span == (Span(seen, late) if late > seen else None)
+                assert span == (VersionSpan(seen, late) if late > seen else None)
                 if name in reached:
                     captured = sent.up_to(span.up_to) - sent.up_to(span.after) if span else 0
                     assert sent.up_to(seen) + captured == sent.up_to(marker[name])

@@ -16,27 +16,27 @@ from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.committer import StageMeter
-from slackwater.pipeline.batch.job import Limits, StageConfig, StageJob
-from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.batch.job import BatchLimits, StageConfig, StageJob
+from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import header_of, send, split
+from slackwater.pipeline.kafka.messages import header_value, send_messages, split_into_messages
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.listener import BatchReport
 from slackwater.pipeline.source.options import ScratchCheckpoint
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.event_time import BatchTimes
-from slackwater.state.next_version import SentTo, TaskReport
+from slackwater.state.next_version import PartitionWrite, TaskReport
 from slackwater.state.records import Position
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
+from slackwater.store.sst.ttl import BEFORE_FIRST_EVENT_MS, claim_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table, Ttl, VersionSpan
 
 from tests.support.manifests import claim
 
@@ -57,7 +57,7 @@ class Looped(StageJob):
         self.clocks: list[int] = []
         """By which each attempt was to look its keys up."""
 
-    def _compute(  # type: ignore[override]
+    def _compute_rows(  # type: ignore[override]
         self, rows: list[int], base: Manifest, times: BatchTimes, **_more: object
     ) -> tuple[TaskReport, ...]:
         self.jobs += 1
@@ -68,9 +68,9 @@ class Looped(StageJob):
             mine = [n for n in rows if n // 10 % 2 == task]
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
-                messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = send(self.kafka, name, messages, attempt.encode(), patience_s=30)
-                sent = {p: SentTo(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
+                messages = list(split_into_messages(pa.table({"n": mine}), np.array(mine) % partitions))
+                ends = send_messages(self.kafka, name, messages, attempt.encode(), patience_s=30)
+                sent = {p: PartitionWrite(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(times.clock_ms)
                 results.append(TaskReport(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
         return tuple(results)
@@ -107,16 +107,16 @@ class Running:
             build=lambda draft: replace(
                 draft,
                 table=table,
-                clock_ms=first_clock_ms(None, table, 0),
+                clock_ms=claim_clock_ms(None, table, 0),
                 inputs=inputs or {"events": Input("events", (0, 0))},
                 outputs={"out": Output(self.topic, (0, 0), schema="n long", sent=(0, 0))},
             ),
         )
         config = StageConfig(
             stage,
-            Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
+            StageSchemas(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
             WorkerResources("a", "s", str(folder / "store"), self.kafka.properties, (folder / "cache", 1 << 20), 30),
-            Limits(None, 0),
+            BatchLimits(None, 0),
             ScratchCheckpoint(self.scratch),
             PlannerFiles(folder / "told"),
         )
@@ -136,7 +136,7 @@ class Running:
         """Have Spark log where the inputs end, and run the batch; the head that this gives."""
         self.at |= {end.input: end for end in ends}
         self.batch += 1
-        lines = "\n".join(json.dumps(position.json()) for position in self.at.values())
+        lines = "\n".join(json.dumps(position.to_json()) for position in self.at.values())
         (self.scratch / "offsets" / str(self.batch)).write_text(f"v1\n{{}}\n{lines}")
         self.runner._on_batch(rows, self.batch)  # type: ignore[arg-type]
         head = history.head(self.store, "a", "s")
@@ -146,9 +146,13 @@ class Running:
 
     def headers(self) -> list[list[str]]:
         """What lies in each partition of the output."""
-        ends = self.kafka.offsets(self.topic)[1]
+        ends = self.kafka.offset_bounds(self.topic)[1]
         return [
-            [header_of(message) for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=30) for message in chunk]
+            [
+                header_value(message)
+                for chunk in self.kafka.read(self.topic, p, 0, end, patience_s=30)
+                for message in chunk
+            ]
             for p, end in enumerate(ends)
         ]
 
@@ -207,11 +211,11 @@ def test_the_marker_goes_behind_the_rows_of_its_version_into_every_partition(joi
 
 def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks_for_it(joined: Running) -> None:
     joined.run([1], at("left", 3, 2, SNAPSHOT))
-    assert joined.run([2], at("right", 5, 4)).captured == {SNAPSHOT: {"right": Span(0, 5)}}
+    assert joined.run([2], at("right", 5, 4)).captured == {SNAPSHOT: {"right": VersionSpan(0, 5)}}
     head = joined.run([], at("right", 6, 4, SNAPSHOT))
     assert (head.recorded, head.awaited) == ({SNAPSHOT: 2}, {})
-    assert head.captured == {SNAPSHOT: {"right": Span(0, 6)}}
-    joined.runner.forget(frozenset({SNAPSHOT}))
+    assert head.captured == {SNAPSHOT: {"right": VersionSpan(0, 6)}}
+    joined.runner.drop_snapshots(frozenset({SNAPSHOT}))
     head = joined.run([3], at("right", 7, 5))
     assert (head.recorded, head.awaited, head.captured) == ({}, {}, {})
     assert [headers.count(f"marker {SNAPSHOT}") for headers in joined.headers()] == [1, 1]
@@ -229,7 +233,7 @@ def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Runni
     head = source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,)))
     assert (head.version, head.recorded) == (2, {SNAPSHOT: 2})
     assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
-    source.runner.forget(frozenset({SNAPSHOT}))
+    source.runner.drop_snapshots(frozenset({SNAPSHOT}))
     assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
     head = source.run([8], Position("events", (1, 0)))
     assert (head.version, head.recorded, head.inputs["events"].rows) == (3, {}, 1)
@@ -271,7 +275,9 @@ def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(
         running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
     ]
     assert [head.clock_ms for head in heads] == [17, 17, 17, 20]
-    assert running.job.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
+    assert running.job.clocks == [BEFORE_FIRST_EVENT_MS, BEFORE_FIRST_EVENT_MS, 17, 17, 17], (
+        "every attempt has the same"
+    )
 
 
 def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
@@ -285,7 +291,7 @@ def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(
 
 
 def test_a_batch_that_finds_an_object_gone_since_keys_were_forgotten_is_computed_once_more(joined: Running) -> None:
-    job, compute = joined.job, joined.job._compute
+    job, compute = joined.job, joined.job._compute_rows
 
     def meanwhile(rows: list[int], base: Manifest, times: BatchTimes, **more: object) -> tuple[TaskReport, ...]:
         done = compute(rows, base, times, **more)
@@ -295,13 +301,13 @@ def test_a_batch_that_finds_an_object_gone_since_keys_were_forgotten_is_computed
         commit(joined.store, replace(forgot, forgotten=1))
         raise Corruption("the object is missing", object_key="a/stages/s/sst/gone.parquet")
 
-    job._compute = meanwhile  # type: ignore[method-assign, assignment]
+    job._compute_rows = meanwhile  # type: ignore[method-assign, assignment]
     head = joined.run([0, 2, 11], at("left", 3, 2))
     assert (head.version, head.kind, head.forgotten, job.jobs) == (3, "batch", 1, 2)
     assert head.outputs["out"].attempts == ("w.3.0", "w.3.1")
     assert head.outputs["out"].sent == (2, 1)
     # Where nothing was forgotten, it fails.
     job.jobs = 0
-    job._compute = lambda *_args, **_more: (_ for _ in ()).throw(Corruption("missing", object_key="x"))  # type: ignore[method-assign, assignment]
+    job._compute_rows = lambda *_args, **_more: (_ for _ in ()).throw(Corruption("missing", object_key="x"))  # type: ignore[method-assign, assignment]
     with pytest.raises(Corruption):
         joined.run([4], at("left", 4, 3))

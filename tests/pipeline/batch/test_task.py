@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
-from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
+from slackwater.pipeline.kafka.messages import (
+    decode_rows,
+    encode_rows,
+    header_value,
+    marker_header,
+    split_into_messages,
+)
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.state.step import group
+from slackwater.state.step import group_by_key
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])
 numbers = st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan")])
@@ -33,7 +39,7 @@ def test_rows_are_grouped_by_key_even_when_hashes_collide(drawn: list[tuple[obje
             "label": pa.array(labels, pa.int64()),
         }
     )
-    sorted_rows, groups = group(rows, ["text", "number"])
+    sorted_rows, groups = group_by_key(rows, ["text", "number"])
     assert groups.num == len(forms)
     by_group = sorted_rows["label"].to_numpy()
     assert all(len(set(by_group[groups.ids == number])) == 1 for number in range(groups.num))
@@ -44,7 +50,7 @@ def test_structs_with_one_hash_are_grouped_apart() -> None:
     kind = pa.struct([("s", pa.string())])
     keys = [{"s": None}, None, {"s": "a"}, None, {"s": None}]
     rows = pa.table({"_hash": pa.array([42] * 5, pa.int64()), "k": pa.array(keys, kind), "row": range(5)})
-    found, groups = group(rows, ["k"])
+    found, groups = group_by_key(rows, ["k"])
     assert groups.num == 3
     by_key = [found["row"].to_pylist()[at:end] for at, end in zip(groups.starts, [*groups.starts[1:], 5], strict=True)]
     assert sorted(by_key) == [[0, 4], [1, 3], [2]]
@@ -79,8 +85,8 @@ def test_split_rows_arrive_once_in_their_partition(rows: list[tuple[int, int]]) 
     table = pa.table({"n": pa.array(numbers, pa.int64())})
     partitions = np.array([partition for partition, _ in rows], np.int32)
     found: list[tuple[int, int]] = []
-    for partition, value in split(table, partitions):
-        for batch in decode([Message(value, b"mine")], frozenset({"mine"}), schema):  # type: ignore[list-item]
+    for partition, value in split_into_messages(table, partitions):
+        for batch in decode_rows([Message(value, b"mine")], frozenset({"mine"}), schema):  # type: ignore[list-item]
             found += [(partition, n) for n in batch["n"].to_pylist()]
     assert sorted(found) == sorted(zip(partitions.tolist(), numbers, strict=True))
 
@@ -107,7 +113,7 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
     )
     outputs = tuple(OutputTopic(name, name, 4, ("n",)) for name in "abc")
     resources = WorkerResources("a", "s", "store", {}, (Path("cache"), 1), 1)
-    parts = WriteTask(resources, "w", 2, outputs, schemas)._parts(table)
+    parts = WriteTask(resources, "w", 2, outputs, schemas)._rows_by_output(table)
     for tag, (schema, (part, targets)) in enumerate(zip(schemas, parts, strict=True)):
         mine = [(to, n) for number, to, n in rows if number == tag]
         assert part.schema == schema
@@ -118,22 +124,22 @@ def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: 
 
 def test_messages_of_attempts_that_no_manifest_names_are_passed_over() -> None:
     schema = pa.schema([("n", pa.int64())])
-    value = encode(pa.RecordBatch.from_pydict({"n": [1]}, schema=schema))
+    value = encode_rows(pa.RecordBatch.from_pydict({"n": [1]}, schema=schema))
     zombie, marker = Message(value, b"zombie"), Message(b"", marker_header("s1"))
-    assert list(decode([zombie, marker], frozenset({"mine"}), schema)) == []  # type: ignore[list-item]
-    assert header_of(marker) == "marker s1"  # type: ignore[arg-type]
+    assert list(decode_rows([zombie, marker], frozenset({"mine"}), schema)) == []  # type: ignore[list-item]
+    assert header_value(marker) == "marker s1"  # type: ignore[arg-type]
 
 
 def test_a_message_that_does_not_fit_is_named_by_its_address() -> None:
     schema = pa.schema([("n", pa.int64())])
-    other = encode(pa.RecordBatch.from_pydict({"m": ["x"]}))
+    other = encode_rows(pa.RecordBatch.from_pydict({"m": ["x"]}))
     for value in (other, b"garbage"):
         with pytest.raises(Corruption, match=r"t\[3\]@14"):
-            list(decode([Message(value, b"mine")], frozenset({"mine"}), schema))  # type: ignore[list-item]
+            list(decode_rows([Message(value, b"mine")], frozenset({"mine"}), schema))  # type: ignore[list-item]
 
 
 def test_large_batches_become_messages_of_a_few_hundred_kilobytes() -> None:
     table = pa.table({"n": pa.array(np.random.default_rng(1).integers(0, 2**60, 400_000))})
-    sizes = [len(value) for _, value in split(table, np.zeros(400_000, np.int32))]
+    sizes = [len(value) for _, value in split_into_messages(table, np.zeros(400_000, np.int32))]
     assert max(sizes) < 1 << 20
     assert len(sizes) < 20

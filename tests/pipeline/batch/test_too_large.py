@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import BadRecord
 from slackwater.pipeline.api.sink import sink
-from slackwater.pipeline.batch.task import OutputTopic, WriteTask, check_sizes
+from slackwater.pipeline.batch.task import OutputTopic, WriteTask, separate_too_large
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import RowTooLarge, decode, split
+from slackwater.pipeline.kafka.messages import RowTooLarge, decode_rows, split_into_messages
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import MOST_RECORD, Properties
+from slackwater.pipeline.kafka.protocol import MAX_RECORD_BYTES, Properties
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.store.archive.columns import HEADERS
@@ -60,15 +60,15 @@ def test_the_size_of_a_record_is_that_of_a_batch_with_it(records: list[Any]) -> 
         }
     )
     expected = [len(batch(key, value, one or [])) for key, value, one in records]
-    assert outgoing.batch_bytes(table).tolist() == expected
-    assert outgoing.batch_bytes(table.slice(1)).tolist() == expected[1:]
+    assert outgoing.single_batch_bytes(table).tolist() == expected
+    assert outgoing.single_batch_bytes(table.slice(1)).tolist() == expected[1:]
 
 
 def test_headers_that_are_columns_of_their_own_count_where_there_are_any() -> None:
     rows = pa.table({"k": ["a", "b"], "body": [b"x" * 100, None], "trace": ["t" * 70, None]})
-    records = outgoing.records(rows, sink("t", key="k", value="body", headers={"id": "trace"}).encoding, 1)
+    records = outgoing.encode_records(rows, sink("t", key="k", value="body", headers={"id": "trace"}).encoding, 1)
     expected = [len(batch(b"a", b"x" * 100, [("id", b"t" * 70)])), len(batch(b"b", None, []))]
-    assert outgoing.batch_bytes(records).tolist() == expected
+    assert outgoing.single_batch_bytes(records).tolist() == expected
 
 
 class Sinks:
@@ -78,7 +78,7 @@ class Sinks:
         self.kafka = open_kafka({"bootstrap.servers": f"memory://{uuid4().hex}"})
         self.kafka.create_topics({"out": 1}, config={"max.message.bytes": str(limit)})
         self.kafka.create_topics({"internal": 1, "channel": 2})
-        self.target = OutputTopic("out", "internal", published_to="out", rejects=rejects)
+        self.target = OutputTopic("out", "internal", published_topic="out", rejects_too_large=rejects)
 
 
 def records(*sizes: int) -> pa.Table:
@@ -90,15 +90,15 @@ def test_a_record_that_a_sinks_topic_does_not_take_is_named() -> None:
     size = len(batch(b"k2000", bytes(2_000), []))
     said = rf"^sink 'out' at v7: the record with key 'k2000' of {size:,} bytes exceeds the topic's "
     with pytest.raises(BadRecord, match=said + r"max.message.bytes \(1,000\); .*on_error=\"reject\""):
-        check_sizes(sinks.kafka, sinks.target, rows, 7)
+        separate_too_large(sinks.kafka, sinks.target, rows, 7)
 
 
 def test_a_sink_that_rejects_goes_on_with_the_others() -> None:
     exact = records(900, 2_000, 10)
-    sizes = outgoing.batch_bytes(exact).tolist()
+    sizes = outgoing.single_batch_bytes(exact).tolist()
     for limit, fit in ((sizes[0], [0, 2]), (sizes[0] - 1, [2]), (sizes[1], [0, 1, 2])):
         sinks = Sinks(limit, rejects=True)
-        taken, unsent = check_sizes(sinks.kafka, sinks.target, exact, 7)
+        taken, unsent = separate_too_large(sinks.kafka, sinks.target, exact, 7)
         assert taken == exact.take(pa.array(fit))
         left = exact.take(pa.array(sorted({0, 1, 2} - {*fit}), pa.int64())).to_pylist()
         assert [(one.key, one.value) for one in unsent] == [(row["key"], row["value"]) for row in left]
@@ -108,8 +108,8 @@ def test_of_records_that_will_be_compressed_nobody_knows_the_size() -> None:
     sinks = Sinks(1_000, rejects=True)
     compressing = Compressing(sinks.kafka.properties["bootstrap.servers"])
     compressing.create_topics({"out": 1}, config={"max.message.bytes": "1000"})
-    assert check_sizes(compressing, sinks.target, records(2_000), 7)[1] == ()
-    assert len(check_sizes(compressing, sinks.target, records(MOST_RECORD), 7)[1]) == 1
+    assert separate_too_large(compressing, sinks.target, records(2_000), 7)[1] == ()
+    assert len(separate_too_large(compressing, sinks.target, records(MAX_RECORD_BYTES), 7)[1]) == 1
 
 
 class Compressing(MemoryKafka):
@@ -120,34 +120,34 @@ class Compressing(MemoryKafka):
 
 def test_the_largest_record_that_is_published_has_room_in_a_message() -> None:
     sinks = Sinks(1 << 30, rejects=True)
-    most = MOST_RECORD - (64 << 10) - 100
-    rows = records(most, MOST_RECORD)
-    taken, unsent = check_sizes(sinks.kafka, sinks.target, rows, 7)
+    most = MAX_RECORD_BYTES - (64 << 10) - 100
+    rows = records(most, MAX_RECORD_BYTES)
+    taken, unsent = separate_too_large(sinks.kafka, sinks.target, rows, 7)
     assert (taken.num_rows, len(unsent)) == (1, 1)
-    assert len([*split(taken, np.zeros(1, np.int32))]) == 1
+    assert len([*split_into_messages(taken, np.zeros(1, np.int32))]) == 1
 
 
 def test_what_a_topic_takes_is_asked_again_when_a_record_is_larger() -> None:
     sinks = Sinks(1_000, rejects=True)
-    assert len(check_sizes(sinks.kafka, sinks.target, records(2_000), 1)[1]) == 1
+    assert len(separate_too_large(sinks.kafka, sinks.target, records(2_000), 1)[1]) == 1
     sinks.kafka.delete_topics(["out"])
     sinks.kafka.create_topics({"out": 1}, config={"max.message.bytes": "5000"})
-    assert check_sizes(sinks.kafka, sinks.target, records(2_000), 2)[1] == ()
+    assert separate_too_large(sinks.kafka, sinks.target, records(2_000), 2)[1] == ()
 
 
 def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_told() -> None:
-    large, schema = MOST_RECORD // 3, pa.schema([("id", pa.string()), ("data", pa.binary())])
+    large, schema = MAX_RECORD_BYTES // 3, pa.schema([("id", pa.string()), ("data", pa.binary())])
     rows = pa.table(
         [["a", *"bcdefg"], [os.urandom(large) if name in "aceg" else b"" for name in "abcdefg"]], schema=schema
     )
-    found = [*split(rows, np.zeros(7, np.int32))]
-    assert max(len(value) for _, value in found) <= MOST_RECORD
+    found = [*split_into_messages(rows, np.zeros(7, np.int32))]
+    assert max(len(value) for _, value in found) <= MAX_RECORD_BYTES
     messages = [Message(value, b"w") for _, value in found]
-    decoded = pa.Table.from_batches(decode(messages, frozenset(["w"]), schema))  # type: ignore[arg-type]
+    decoded = pa.Table.from_batches(decode_rows(messages, frozenset(["w"]), schema))  # type: ignore[arg-type]
     assert decoded.combine_chunks() == rows.combine_chunks()
-    one = pa.table([["a", "b"], [b"", os.urandom(MOST_RECORD)]], schema=schema)
+    one = pa.table([["a", "b"], [b"", os.urandom(MAX_RECORD_BYTES)]], schema=schema)
     with pytest.raises(RowTooLarge) as caught:
-        [*split(one, np.zeros(2, np.int32))]
+        [*split_into_messages(one, np.zeros(2, np.int32))]
     assert caught.value.row["id"].to_pylist() == ["b"]
 
 
@@ -161,8 +161,8 @@ def test_rows_are_divided_until_a_message_has_room_and_one_that_never_has_is_tol
 def test_a_row_that_no_message_has_room_for_is_named(target: OutputTopic, said: str) -> None:
     sinks = Sinks(1_000)
     resources = WorkerResources("app", "stage", "/nowhere", dict(sinks.kafka.properties), ("/nowhere", 1), 10)  # type: ignore[arg-type]
-    rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MOST_RECORD)]})
+    rows = pa.table({"id": ["a", "b"], "data": [b"", os.urandom(MAX_RECORD_BYTES)]})
     task = WriteTask(resources, "w", 3, (target,))
     with pytest.raises(BadRecord, match=said):
         task._send([(target, rows, np.zeros(2, np.int32))], "w.3.1")
-    assert sinks.kafka.offsets(target.topic)[1][0] == 0
+    assert sinks.kafka.offset_bounds(target.topic)[1][0] == 0

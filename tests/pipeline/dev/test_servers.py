@@ -301,15 +301,15 @@ def test_a_server_whose_port_another_folders_took_meanwhile_goes_to_another_port
         server.port = servers[0].port
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(kind.launch, servers))
-        for _ in threads.map(kind.wait, servers):
+        for _ in threads.map(kind.wait_until_answering, servers):
             pass
     one, two = servers
     try:
         assert one.port != two.port
-        assert all(server.answers() for server in servers)
+        assert all(server.is_answering() for server in servers)
         # What answers on the other's port is not this server.
         one.port, two.port = two.port, one.port
-        assert not any(server.answers() for server in servers)
+        assert not any(server.is_answering() for server in servers)
     finally:
         for server in servers:
             server.kill()

@@ -42,7 +42,7 @@ class SecuredKafka(EmbeddedKafka):
         )
         return made
 
-    def answers(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
         from slackwater.pipeline.dev.jvm_server import is_port_open

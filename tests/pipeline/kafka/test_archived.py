@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import AnotherTopic, Corruption, Gone, Refused
-from slackwater.pipeline.kafka.archived import ArchivedKafka, archived
+from slackwater.pipeline.kafka.archived import ArchivedKafka, with_archives
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.columns import SOURCE, ArchivedMessages, Columns
+from slackwater.pipeline.kafka.columns import SPARK_SOURCE_SCHEMA, ArchivedMessages, MessageColumns
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import decode, encode, read_rows, send
+from slackwater.pipeline.kafka.messages import decode_rows, encode_rows, read_rows, send_messages
 from slackwater.pipeline.kafka.protocol import Kafka, Message, Record, TransactionSettings
 from slackwater.snapshot.query.log import Remaining
 from slackwater.state.records import Range
@@ -37,7 +37,7 @@ def a_kafka(partitions: int = 1) -> MemoryKafka:
 
 def fill(kafka: Kafka, count: int, partition: int = 0) -> None:
     """Records some of which have no key, no value, or headers."""
-    at = kafka.offsets(TOPIC)[1][partition]
+    at = kafka.offset_bounds(TOPIC)[1][partition]
     kafka.send(
         TOPIC,
         (
@@ -57,13 +57,13 @@ def fill(kafka: Kafka, count: int, partition: int = 0) -> None:
 def archive(store: MemoryStore, kafka: Kafka, *parts: tuple[int, int, int], app: str = APP) -> None:
     for partition, first, end in parts:
         rows = [
-            pa.Table.from_batches([Columns(chunk).records()], SCHEMA)
+            pa.Table.from_batches([MessageColumns(chunk).to_archive_batch()], SCHEMA)
             for chunk in kafka.read(TOPIC, partition, first, end, patience_s=1)
         ]
         where = (Extent(partition, first, end),)
-        archive = index.empty(app, TOPIC, topic_id=kafka.topic_id(TOPIC))
+        archive = index.empty_index(app, TOPIC, topic_id=kafka.topic_id(TOPIC))
         some = (write(store, archive, rows, where, 1),) if rows else ()
-        index.change(store, archive, index.appended(some, where), by=BY, now_ms=1)
+        index.change(store, archive, index.append_update(some, where), by=BY, now_ms=1)
 
 
 def told(messages: Sequence[Sequence[Message]]) -> list[tuple[object, ...]]:
@@ -94,52 +94,63 @@ def test_what_was_archived_is_read_as_if_kafka_had_lost_nothing(
         archive(store, kafka, (0, at, at + size))
         at += size
     first, end = min(first, at), min(end, at)
-    before = read(kafka, first, end), kafka.offsets_since(TOPIC, [1_000 + first])
+    before = read(kafka, first, end), kafka.offsets_for_times(TOPIC, [1_000 + first])
     kafka.delete_records(TOPIC, lost)
-    behind = ArchivedKafka(kafka, archived(kafka, store, APP).archives, of_past)
-    assert (read(behind, first, end), behind.offsets_since(TOPIC, [1_000 + first])) == before
-    assert behind.offsets(TOPIC) == ((0,), (at,))
+    behind = ArchivedKafka(kafka, with_archives(kafka, store, APP).archives, of_past)
+    assert (read(behind, first, end), behind.offsets_for_times(TOPIC, [1_000 + first])) == before
+    assert behind.offset_bounds(TOPIC) == ((0,), (at,))
 
 
 def test_a_chunk_of_an_archive_gives_the_columns_that_its_messages_give() -> None:
     kafka = a_kafka()
     fill(kafka, 23)
     (chunk,) = kafka.read(TOPIC, 0, 0, 23, patience_s=1)
-    records = Columns(chunk).records()
+    records = MessageColumns(chunk).to_archive_batch()
     again = ArchivedMessages(pa.Table.from_batches([records]))
     assert told([again]) == told([chunk])
     assert told([again[3:7], [again[-1]]]) == told([chunk[3:7], [chunk[-1]]])
-    assert Columns(again).source() == Columns(chunk).source() == Columns(list(again)).source()
-    assert Columns(again).records() == records
-    with_headers = SOURCE.append(pa.field("headers", HEADERS))
-    assert Columns(again).source(with_headers) == Columns(chunk).source(with_headers)
-    assert Columns(chunk).source(with_headers).columns[:-1] == Columns(chunk).source().columns
-    assert any(Columns(chunk).source(with_headers)["headers"].to_pylist())
-    needed = Columns(again).source(needed={"value"})
+    assert (
+        MessageColumns(again).to_spark_batch()
+        == MessageColumns(chunk).to_spark_batch()
+        == MessageColumns(list(again)).to_spark_batch()
+    )
+    assert MessageColumns(again).to_archive_batch() == records
+    with_headers = SPARK_SOURCE_SCHEMA.append(pa.field("headers", HEADERS))
+    assert MessageColumns(again).to_spark_batch(with_headers) == MessageColumns(chunk).to_spark_batch(with_headers)
+    assert (
+        MessageColumns(chunk).to_spark_batch(with_headers).columns[:-1]
+        == MessageColumns(chunk).to_spark_batch().columns
+    )
+    assert any(MessageColumns(chunk).to_spark_batch(with_headers)["headers"].to_pylist())
+    needed = MessageColumns(again).to_spark_batch(needed={"value"})
     assert [column.null_count for column in needed.columns[:2]] == [23, 4]
     some = np.array([1, 4, 22])
-    assert Columns(again).take(some).records() == Columns(chunk).take(some).records() == records.take(some)
+    assert (
+        MessageColumns(again).take(some).to_archive_batch()
+        == MessageColumns(chunk).take(some).to_archive_batch()
+        == records.take(some)
+    )
     with pytest.raises(IndexError):
         again[23]
 
 
 def test_gaps_in_the_offsets_are_no_gaps_of_an_archive() -> None:
     kafka, store = a_kafka(), MemoryStore()
-    transactions = kafka.transactions(TransactionSettings("id", "group", "source", TOPIC, 1))
+    transactions = kafka.transactional_producer(TransactionSettings("id", "group", "source", TOPIC, 1))
     transactions.open()
     for number in range(3):
         transactions.begin()
-        transactions.add([None, None], [b"%d" % number, b"again"])
+        transactions.write([None, None], [b"%d" % number, b"again"])
         transactions.commit(number, "")
-    (end,) = kafka.offsets(TOPIC)[1]
+    (end,) = kafka.offset_bounds(TOPIC)[1]
     assert end == 9
     archive(store, kafka, (0, 0, 5), (0, 5, 6), (0, 6, end))
     before = read(kafka, 0, end)
     kafka.delete_records(TOPIC, end)
     assert [row[2] for row in before] == [0, 1, 3, 4, 6, 7]
-    assert read(archived(kafka, store, APP), 0, end) == before
+    assert read(with_archives(kafka, store, APP), 0, end) == before
     # Nothing is missing where only a transaction's end was.
-    assert read(archived(kafka, store, APP), 5, 6) == []
+    assert read(with_archives(kafka, store, APP), 5, 6) == []
 
 
 def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> None:
@@ -147,7 +158,7 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
     fill(kafka, 30)
     archive(store, kafka, (0, 0, 10), (0, 15, 25))
     kafka.delete_records(TOPIC, 25)
-    behind, found = archived(kafka, store, APP), list[Sequence[Message]]()
+    behind, found = with_archives(kafka, store, APP), list[Sequence[Message]]()
     with pytest.raises(
         Gone, match=r"offsets 10 to 14 of orders\[0\] are gone from Kafka, and not in the input"
     ) as gone:
@@ -155,13 +166,13 @@ def test_what_an_archive_lacks_is_named_and_what_comes_before_it_is_read() -> No
     assert [row[2] for row in told(found)] == [5, 6, 7, 8, 9]
     assert "they were never archived" in gone.value.message
     errors: list[Gone] = []
-    rest = told(list(behind.read(TOPIC, 0, 5, 30, patience_s=1, gone=errors)))
+    rest = told(list(behind.read(TOPIC, 0, 5, 30, patience_s=1, deletion_errors=errors)))
     assert [row[2] for row in rest] == [*range(5, 10), *range(15, 30)]
     assert len(errors) == 1
-    assert behind.offsets(TOPIC)[0] == (15,)
-    index.change(store, index.empty(APP, TOPIC), index.thinned(2), by=BY, now_ms=2)
+    assert behind.offset_bounds(TOPIC)[0] == (15,)
+    index.change(store, index.empty_index(APP, TOPIC), index.thin_update(2), by=BY, now_ms=2)
     with pytest.raises(Gone, match="they were deleted there by `input` in"):
-        read(archived(kafka, store, APP), 5, 30)
+        read(with_archives(kafka, store, APP), 5, 30)
 
 
 def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_damage_there_alone() -> None:
@@ -169,22 +180,24 @@ def test_messages_out_of_which_keys_were_taken_are_read_and_fewer_rows_are_no_da
     kafka, store = a_kafka(), MemoryStore()
     rows = pa.RecordBatch.from_pydict({"tail": ["N001", "N003", "N003"]})
     for attempt in (b"a1", b"a2"):
-        send(kafka, TOPIC, [(0, encode(rows))], attempt, patience_s=1)
+        send_messages(kafka, TOPIC, [(0, encode_rows(rows))], attempt, patience_s=1)
     archive(store, kafka, (0, 0, 1), (0, 1, 2))
     kafka.delete_records(TOPIC, 2)
     head = index.newest(store, APP, TOPIC)
     assert head is not None
-    (had,) = objects.ArchivedRecords(store, head.objects[0]).all()
-    rest = encode(rows.slice(0, 1))
+    (had,) = objects.ArchivedRecords(store, head.objects[0]).all_rows()
+    rest = encode_rows(rows.slice(0, 1))
     left = had.set_column(had.schema.get_field_index("value"), "value", pa.array([rest] * had.num_rows, pa.binary()))
     changes = {head.objects[0].object: write(store, head, [left], head.objects[0].extents, 1)}
-    index.change(store, head, index.exchanged(changes, forgotten=True), by=BY, now_ms=2)
-    behind = archived(kafka, store, APP)
+    index.change(store, head, index.replace_update(changes, forgotten=True), by=BY, now_ms=2)
+    behind = with_archives(kafka, store, APP)
 
     def found(first: int, sent: int) -> list[str]:
         attempts = frozenset({"a1", "a2"})
         part = Range(0, first, first + 1, sent)
-        chunks = list(read_rows(behind, TOPIC, part, lambda some: decode(some, attempts, rows.schema), patience_s=1))
+        chunks = list(
+            read_rows(behind, TOPIC, part, lambda some: decode_rows(some, attempts, rows.schema), patience_s=1)
+        )
         return [tail for each in chunks for tail in each["tail"].to_pylist()]
 
     assert found(0, 3) == ["N001"]
@@ -202,24 +215,24 @@ def test_what_is_damaged_in_an_archive_is_read_from_kafka_while_that_has_it() ->
     before, head = read(kafka, 0, 30), index.newest(store, APP, TOPIC)
     assert head is not None
     store.put(head.objects[1].object, b"no Parquet")
-    assert read(archived(kafka, store, APP), 0, 30) == before
+    assert read(with_archives(kafka, store, APP), 0, 30) == before
     kafka.delete_records(TOPIC, 12)
     with pytest.raises(Corruption, match="of the input archive is damaged"):
-        read(archived(kafka, store, APP), 0, 30)
-    assert read(archived(kafka, store, APP), 20, 30) == before[20:]
+        read(with_archives(kafka, store, APP), 0, 30)
+    assert read(with_archives(kafka, store, APP), 20, 30) == before[20:]
 
 
 def test_without_an_archive_it_is_kafka_itself() -> None:
-    kafka, behind = a_kafka(), archived(a_kafka(), MemoryStore(), APP)
+    kafka, behind = a_kafka(), with_archives(a_kafka(), MemoryStore(), APP)
     fill(behind.kafka, 10)
     behind.kafka.delete_records(TOPIC, 5)
     with pytest.raises(Gone, match=r"offsets 0 to 4 of orders\[0\] are gone from Kafka(\n|$)"):
         read(behind, 0, 10)
     errors: list[Gone] = []
-    assert len(told(list(behind.read(TOPIC, 0, 0, 10, patience_s=1, gone=errors)))) == 5
-    assert (len(errors), behind.offsets(TOPIC)) == (1, ((5,), (10,)))
+    assert len(told(list(behind.read(TOPIC, 0, 0, 10, patience_s=1, deletion_errors=errors)))) == 5
+    assert (len(errors), behind.offset_bounds(TOPIC)) == (1, ((5,), (10,)))
     with pytest.raises(Refused, match="there is no such partition"):
-        list(archived(kafka, MemoryStore(), APP).read("nowhere", 0, 0, 1, patience_s=1))
+        list(with_archives(kafka, MemoryStore(), APP).read("nowhere", 0, 0, 1, patience_s=1))
 
 
 def test_a_topic_that_was_made_anew_is_not_read_for_the_one_before() -> None:
@@ -229,17 +242,17 @@ def test_a_topic_that_was_made_anew_is_not_read_for_the_one_before() -> None:
     before = read(kafka, 0, 6)
     kafka.delete_topics([TOPIC])
     # Not there at all: the archive alone answers.
-    assert read(archived(kafka, store, APP), 0, 6) == before
+    assert read(with_archives(kafka, store, APP), 0, 6) == before
     kafka.create_topics({TOPIC: 1})
     kafka.send(TOPIC, [Record(b"other", 0)] * 20, patience_s=1)
     kafka.delete_records(TOPIC, 2)
-    behind = archived(kafka, store, APP)
+    behind = with_archives(kafka, store, APP)
     assert read(behind, 0, 6) == before
     with pytest.raises(Gone, match=r"offsets 6 to 9 of orders\[0\] are of a topic that was deleted and created again"):
         read(behind, 4, 10)
-    assert behind.offsets(TOPIC) == kafka.offsets(TOPIC)
+    assert behind.offset_bounds(TOPIC) == kafka.offset_bounds(TOPIC)
     # Who reads on asks Kafka, and gets nothing of the former topic for what Kafka has lost of this one.
-    going_on = ArchivedKafka(kafka, behind.archives, of_past=False)
+    going_on = ArchivedKafka(kafka, behind.archives, archive_first=False)
     assert len(read(going_on, 2, 20)) == 18
     with pytest.raises(Gone, match="offsets 0 to 1"):
         read(going_on, 0, 20)
@@ -254,9 +267,9 @@ def test_a_clone_reads_in_the_archive_of_what_it_was_cloned_from() -> None:
     archive(store, kafka, (0, 10, 20), app="staging")
     before = read(kafka, 0, 20)
     kafka.delete_records(TOPIC, 20)
-    assert read(archived(kafka, store, "staging"), 0, 20) == before
+    assert read(with_archives(kafka, store, "staging"), 0, 20) == before
     with pytest.raises(Gone, match="offsets 12 to 19"):
-        read(archived(kafka, store, APP), 0, 20)
+        read(with_archives(kafka, store, APP), 0, 20)
 
 
 def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
@@ -269,10 +282,13 @@ def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
     kafka.create_topics({TOPIC: 1})
     kafka.send(TOPIC, [Record(b"other", 0)] * 20, patience_s=1)
     second = kafka.topic_id(TOPIC)
-    rows = [pa.Table.from_batches([Columns(c).records()], SCHEMA) for c in kafka.read(TOPIC, 0, 0, 8, patience_s=1)]
-    where, life = (Extent(0, 0, 8),), index.empty(APP, TOPIC, 2, second)
-    index.change(store, life, index.appended((write(store, life, rows, where, 1),), where), by=BY, now_ms=2)
-    behind = archived(kafka, store, APP)
+    rows = [
+        pa.Table.from_batches([MessageColumns(c).to_archive_batch()], SCHEMA)
+        for c in kafka.read(TOPIC, 0, 0, 8, patience_s=1)
+    ]
+    where, life = (Extent(0, 0, 8),), index.empty_index(APP, TOPIC, 2, second)
+    index.change(store, life, index.append_update((write(store, life, rows, where, 1),), where), by=BY, now_ms=2)
+    behind = with_archives(kafka, store, APP)
     of = {"patience_s": 1.0}
     assert told(list(behind.read(TOPIC, 0, 0, 6, topic_id=first, **of))) == before  # type: ignore[arg-type]
     values = {value[4] for value in told(list(behind.read(TOPIC, 0, 0, 20, topic_id=second, **of)))}  # type: ignore[arg-type]
@@ -281,10 +297,10 @@ def test_each_of_two_topics_of_a_name_is_read_from_its_own_archive() -> None:
         list(behind.read(TOPIC, 0, 6, 10, topic_id=first, **of))  # type: ignore[arg-type]
     # What can be read once more is told by the topic's id, too: by version that read up to an offset.
     held = KafkaChannels(behind).held()
-    assert held(Input(TOPIC, (6,), topic_id=first)) == Remaining((0,), is_another=True)
+    assert held(Input(TOPIC, (6,), topic_id=first)) == Remaining((0,), is_recreated=True)
     assert not held(Input(TOPIC, (10,), topic_id=first)).has(0, 6)
     assert held(Input(TOPIC, (10,), topic_id=second)) == Remaining((0,))
-    assert KafkaChannels(kafka).held()(Input(TOPIC, (6,), topic_id=first)) == Remaining(is_another=True)
+    assert KafkaChannels(kafka).held()(Input(TOPIC, (6,), topic_id=first)) == Remaining(is_recreated=True)
     # Without an archive nothing of it is there.
     with pytest.raises(AnotherTopic, match=f"its id was {first}, and is now {second}"):
-        list(archived(kafka, MemoryStore(), APP).read(TOPIC, 0, 0, 6, topic_id=first, **of))  # type: ignore[arg-type]
+        list(with_archives(kafka, MemoryStore(), APP).read(TOPIC, 0, 0, 6, topic_id=first, **of))  # type: ignore[arg-type]

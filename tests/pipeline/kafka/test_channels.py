@@ -9,7 +9,7 @@ import pytest
 from slackwater.errors import Gone, NotFound
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import marker_header, send, split
+from slackwater.pipeline.kafka.messages import marker_header, send_messages, split_into_messages
 from slackwater.snapshot.cut.in_flight import InFlight
 
 
@@ -17,12 +17,12 @@ def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(memory_
     topic = f"markers-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     for header in (b"attempt-1", marker_header("good")):
-        send(memory_kafka, topic, [(0, b"")], header, patience_s=30)
+        send_messages(memory_kafka, topic, [(0, b"")], header, patience_s=30)
     channels = KafkaChannels(memory_kafka, patience_s=30)
-    assert [channels.marker(topic, 0, offset) for offset in (0, 1, 2)] == ["", "good", None]
-    assert channels.marker(topic, 1, 0) is None
+    assert [channels.marker_at(topic, 0, offset) for offset in (0, 1, 2)] == ["", "good", None]
+    assert channels.marker_at(topic, 1, 0) is None
     with pytest.raises(NotFound):
-        channels.marker("no-such-topic", 0, 0)
+        channels.marker_at("no-such-topic", 0, 0)
 
 
 def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where_there_was_litter(
@@ -31,8 +31,10 @@ def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where
     topic = f"lossy-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
     for header, numbers in ((b"dead", [0]), (b"ours", [1, 2]), (b"ours", [3])):
-        messages = list(split(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32)))
-        send(memory_kafka, topic, messages, header, patience_s=30)
+        messages = list(
+            split_into_messages(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32))
+        )
+        send_messages(memory_kafka, topic, messages, header, patience_s=30)
     flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
 
     def read(what: InFlight) -> list[int]:

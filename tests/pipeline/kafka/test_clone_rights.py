@@ -6,8 +6,8 @@ from uuid import uuid4
 import pytest
 from slackwater.errors import Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.kafka.channels import KafkaChannels, group_of
-from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.channels import KafkaChannels, consumer_group
+from slackwater.pipeline.kafka.messages import send_messages
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -46,23 +46,27 @@ def test_a_clone_is_made_with_rights_that_let_it_write_to_no_topic_of_production
         ends = app.kafka.ends(topic)
         assert ends is not None
         full = [(partition, b"x") for partition, end in enumerate(ends) for _ in range(end)]
-        send(admin, topic, full, b"h", patience_s=30)
-    before = {topic: admin.offsets(topic) for topic in topics}
+        send_messages(admin, topic, full, b"h", patience_s=30)
+    before = {topic: admin.offset_bounds(topic) for topic in topics}
     for topic in ("flights", f"{production}-"):
         secured.allow("Read", "topic", topic, prefixed=topic.endswith("-"))
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{staging}-", prefixed=True)
     secured.allow("Read", "group", f"slackwater-{staging}-", prefixed=True)
-    eventually(lambda: not any(is_refused(lambda topic=topic: user.offsets(topic)) for topic in topics), "to read", 60)
+    eventually(
+        lambda: not any(is_refused(lambda topic=topic: user.offset_bounds(topic)) for topic in topics), "to read", 60
+    )
     probe = {f"{staging}-by-aircraft-repartition": KAFKA_PARTITIONS}
-    eventually(lambda: not is_refused(lambda: user.create_topics(probe, only_ask=True)), "the rights", 60)
+    eventually(lambda: not is_refused(lambda: user.create_topics(probe, validate_only=True)), "the rights", 60)
 
     made = clone(app.store, production, staging, channels=KafkaChannels(user), by="ada@host", now_ms=app.clock.now_ms)
     assert made.source.versions.keys() == {*STAGES}
-    assert not is_refused(lambda: send(user, f"{staging}-by-aircraft-repartition", [(0, b"x")], b"h", patience_s=20))
+    assert not is_refused(
+        lambda: send_messages(user, f"{staging}-by-aircraft-repartition", [(0, b"x")], b"h", patience_s=20)
+    )
     for topic in topics:
         with pytest.raises(Refused, match=f"denies this user the right Write on topic '{topic}'"):
-            send(user, topic, [(0, b"x")], b"h", patience_s=20)
+            send_messages(user, topic, [(0, b"x")], b"h", patience_s=20)
         assert user.delete_topics([topic]) == (topic,)
-    user.commit_offsets(group_of(production, "legs"), {"flights": (0,) * KAFKA_PARTITIONS})
-    assert {topic: admin.offsets(topic) for topic in topics} == before
+    user.commit_offsets(consumer_group(production, "legs"), {"flights": (0,) * KAFKA_PARTITIONS})
+    assert {topic: admin.offset_bounds(topic) for topic in topics} == before

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.operations.disaster_recovery.mirror_offsets import Match, ReadOn, Source, match, mirrored_name, position
-from slackwater.pipeline.kafka.channels import KafkaChannels, offset_sync
+from slackwater.operations.disaster_recovery.mirror_offsets import (
+    AnchorMatch,
+    SourcePartition,
+    StartOffset,
+    find_start_offset,
+    match_anchors,
+    mirrored_name,
+)
+from slackwater.pipeline.kafka.channels import KafkaChannels, parse_offset_sync
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.cut.replicas import Anchor
@@ -29,12 +36,12 @@ def sync(topic: str, partition: int, there: int, here: int) -> tuple[bytes, byte
 @given(st.text("abcdefghijkl.-_", min_size=1, max_size=40), st.integers(0, 100), st.integers(0), st.integers(0))
 def test_an_offset_sync_is_read_as_mirrormaker_writes_it(topic: str, partition: int, there: int, here: int) -> None:
     there, here = there % (1 << 63), here % (1 << 63)
-    assert offset_sync(*sync(topic, partition, there, here)) == (topic, partition, (there, here))
+    assert parse_offset_sync(*sync(topic, partition, there, here)) == (topic, partition, (there, here))
 
 
 @given(st.binary(max_size=40) | st.none(), st.binary(max_size=20) | st.none())
 def test_whatever_else_lies_in_that_topic_is_passed_over(key: bytes | None, value: bytes | None) -> None:
-    found = offset_sync(key, value)
+    found = parse_offset_sync(key, value)
     assert found is None or sync(found[0], found[1], *found[2]) == (key, value)
 
 
@@ -44,34 +51,38 @@ def test_syncs_of_a_topic_are_found_among_those_of_others() -> None:
     written = [sync("orders", 0, 5, 1), sync("others", 0, 7, 7), sync("orders", 1, 6, 2), (b"", b"")]
     records = (Record(value, 0, key=key) for key, value in written)
     kafka.kafka.send("mm2-offset-syncs.primary.internal", records, patience_s=1)
-    assert kafka.syncs("primary", "orders") == {0: [(5, 1)], 1: [(6, 2)]}
-    assert kafka.syncs("elsewhere", "orders") == {}
+    assert kafka.offset_syncs("primary", "orders") == {0: [(5, 1)], 1: [(6, 2)]}
+    assert kafka.offset_syncs("elsewhere", "orders") == {}
     assert mirrored_name(kafka, "orders", "primary") == "primary.orders"
 
 
 def test_the_records_before_an_offset_tell_where_a_mirror_has_them() -> None:
     values = [f"order {number}" for number in range(60)]
     primary, mirror = kafka_with("orders", values), kafka_with("primary.orders", ["older"] * 9 + values[:50])
-    anchors = primary.before("orders", 0, 40, 16)
+    anchors = primary.records_before("orders", 0, 40, 16)
     assert [each.offset for each in anchors] == list(range(24, 40))
-    source = Source("primary.orders", "orders", 0, 40, anchors)
-    assert position(mirror, source, "primary") == ReadOn(49, "records")
-    late = Source("primary.orders", "orders", 0, 58, primary.before("orders", 0, 58, 16))
-    assert position(mirror, late, "primary") == ReadOn(59, "end", unmirrored=True)
+    source = SourcePartition("primary.orders", "orders", 0, 40, anchors)
+    assert find_start_offset(mirror, source, "primary") == StartOffset(49, "records")
+    late = SourcePartition("primary.orders", "orders", 0, 58, primary.records_before("orders", 0, 58, 16))
+    assert find_start_offset(mirror, late, "primary") == StartOffset(59, "end", unmirrored=True)
     with pytest.raises(Refused, match="before offset 40 are not those"):
-        position(mirror, source, None)
+        find_start_offset(mirror, source, None)
 
 
 def test_records_that_lie_there_twice_or_not_at_all_are_refused() -> None:
     primary = kafka_with("orders", ["same"] * 40)
-    anchors = primary.before("orders", 0, 30, 16)
+    anchors = primary.records_before("orders", 0, 30, 16)
     with pytest.raises(Refused, match="occur in it more than once"):
-        position(
-            kafka_with("primary.orders", ["same"] * 40), Source("primary.orders", "orders", 0, 30, anchors), "primary"
+        find_start_offset(
+            kafka_with("primary.orders", ["same"] * 40),
+            SourcePartition("primary.orders", "orders", 0, 30, anchors),
+            "primary",
         )
     with pytest.raises(Refused, match="are not in it"):
-        position(
-            kafka_with("primary.orders", ["other"] * 99), Source("primary.orders", "orders", 0, 30, anchors), "primary"
+        find_start_offset(
+            kafka_with("primary.orders", ["other"] * 99),
+            SourcePartition("primary.orders", "orders", 0, 30, anchors),
+            "primary",
         )
 
 
@@ -81,11 +92,11 @@ digests = st.lists(st.sampled_from("abc"), max_size=30)
 @given(digests, st.lists(st.sampled_from("abc"), min_size=1, max_size=4))
 def test_a_match_is_where_all_anchors_lie_in_a_row_or_the_end_amidst_them(there: list[str], wanted: list[str]) -> None:
     records = [Anchor(number, 0, each) for number, each in enumerate(there)]
-    found = match(records, [Anchor(0, 0, each) for each in wanted], 0, len(there))
+    found = match_anchors(records, [Anchor(0, 0, each) for each in wanted], 0, len(there))
     n = len(wanted)
     whole = [at + n for at in range(len(there) - n + 1) if there[at : at + n] == wanted]
     if whole:
-        assert found == tuple(Match(at, n) for at in whole[:2])
+        assert found == tuple(AnchorMatch(at, n) for at in whole[:2])
     else:
         part = max((k for k in range(1, n) if there[-k:] == wanted[:k] and len(there) >= k), default=0)
-        assert found == ((Match(len(there), part),) if part or not there else ())
+        assert found == ((AnchorMatch(len(there), part),) if part or not there else ())

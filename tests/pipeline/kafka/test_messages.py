@@ -14,17 +14,17 @@ from slackwater.errors import Corruption, Gone, KeysForgotten
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.messages import (
-    check_count,
-    decode,
+    check_row_count,
     decode_addressed,
-    encode,
-    header_of,
+    decode_rows,
+    encode_rows,
+    header_value,
     marker_header,
-    send,
-    split,
+    send_messages,
+    split_into_messages,
     write_markers,
 )
-from slackwater.pipeline.source.options import Private, SourceOptions
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, _Range
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.state.records import Position, Range
@@ -51,7 +51,7 @@ def logs(draw: st.DrawFn) -> list[tuple[Message, list[int]]]:
         numbers = draw(st.lists(st.integers(0, 99), max_size=4))
         # What others wrote need not be Arrow at all.
         ours = header in (b"w.1.0", b"w.2.7") or draw(st.booleans())
-        found.append((Message(encode(batch(*numbers)) if ours else b"?", header, ("t", 2, offset)), numbers))
+        found.append((Message(encode_rows(batch(*numbers)) if ours else b"?", header, ("t", 2, offset)), numbers))
         offset += draw(st.integers(1, 3))
     return found
 
@@ -61,8 +61,8 @@ def test_the_rows_of_the_attempts_that_count_come_in_order_and_nothing_else(
     log: list[tuple[Message, list[int]]],
 ) -> None:
     messages = [message for message, _ in log]
-    counts = [(message, numbers) for message, numbers in log if header_of(message) in MINE]  # type: ignore[arg-type]
-    found = list(decode(messages, MINE, SCHEMA))  # type: ignore[arg-type]
+    counts = [(message, numbers) for message, numbers in log if header_value(message) in MINE]  # type: ignore[arg-type]
+    found = list(decode_rows(messages, MINE, SCHEMA))  # type: ignore[arg-type]
     assert [n for rows in found for n in rows["n"].to_pylist()] == [n for _, numbers in counts for n in numbers]
     addressed = [
         tuple(row.values())
@@ -73,13 +73,13 @@ def test_the_rows_of_the_attempts_that_count_come_in_order_and_nothing_else(
 
 
 def test_an_address_is_of_the_declared_types() -> None:
-    (table,) = decode_addressed([Message(encode(batch(5)), b"w.1.0")], MINE)  # type: ignore[list-item]
+    (table,) = decode_addressed([Message(encode_rows(batch(5)), b"w.1.0")], MINE)  # type: ignore[list-item]
     assert [str(field.type) for field in table.schema] == ["int64", "int32", "int64", "int32"]
     assert table.column_names == ["n", "_partition", "_offset", "_row"]
 
 
 def test_a_message_without_headers_is_not_ours() -> None:
-    assert header_of(Message(b"", None)) == ""  # type: ignore[arg-type]
+    assert header_value(Message(b"", None)) == ""  # type: ignore[arg-type]
 
 
 def stream_without_rows() -> bytes:
@@ -89,7 +89,7 @@ def stream_without_rows() -> bytes:
     return bytes(sink.getvalue())
 
 
-VALUE = encode(batch(*range(50)))
+VALUE = encode_rows(batch(*range(50)))
 # The last 8 bytes only say that the stream ends.
 CUT_SHORT = st.integers(0, len(VALUE) - 9).map(lambda length: VALUE[:length])
 
@@ -98,30 +98,30 @@ CUT_SHORT = st.integers(0, len(VALUE) - 9).map(lambda length: VALUE[:length])
 def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged: bytes | None) -> None:
     message = Message(damaged, b"w.1.0")
     with pytest.raises(Corruption, match=r"message t\[3\]@14 is (not )?an Arrow stream"):
-        list(decode([message], MINE, SCHEMA))  # type: ignore[list-item]
+        list(decode_rows([message], MINE, SCHEMA))  # type: ignore[list-item]
     with pytest.raises(Corruption, match=r"message t\[3\]@14 is (not )?an Arrow stream"):
         list(decode_addressed([message], MINE))  # type: ignore[list-item]
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
 def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
-    check_count("t", Range(1, 4, 9, None), found, [])
+    check_row_count("t", Range(1, 4, 9, None), found, [])
     if found == sent:
-        check_count("t", Range(1, 4, 9, sent), found, [])
+        check_row_count("t", Range(1, 4, 9, sent), found, [])
     else:
         with pytest.raises(
             Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*, but the manifests say {sent}(\n|$)"
         ):
-            check_count("t", Range(1, 4, 9, sent), found, [])
+            check_row_count("t", Range(1, 4, 9, sent), found, [])
 
 
 def test_fewer_rows_are_right_where_keys_were_forgotten_and_nowhere_else() -> None:
     forgotten, lost = KeysForgotten("keys were forgotten"), Gone("no longer there")
-    check_count("t", Range(1, 4, 9, 3), 2, [forgotten])
+    check_row_count("t", Range(1, 4, 9, 3), 2, [forgotten])
     with pytest.raises(Corruption):
-        check_count("t", Range(1, 4, 9, 3), 4, [forgotten])
+        check_row_count("t", Range(1, 4, 9, 3), 4, [forgotten])
     with pytest.raises(Gone, match="no longer there"):
-        check_count("t", Range(1, 4, 9, 3), 2, [forgotten, lost])
+        check_row_count("t", Range(1, 4, 9, 3), 2, [forgotten, lost])
 
 
 class Written:
@@ -138,8 +138,8 @@ class Written:
     def send(self, attempt: str, numbers: list[int]) -> dict[int, int]:
         """Each number to the partition of its remainder by three."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
-        messages = list(split(rows, np.array(numbers) % 3))
-        return send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+        messages = list(split_into_messages(rows, np.array(numbers) % 3))
+        return send_messages(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
         """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
@@ -176,9 +176,9 @@ class Written:
         store = str(self.store.url)
         options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
         reader = ChannelSourceReader(
-            options, StructType([StructField("n", LongType())]), Private(self.kafka.properties)
+            options, StructType([StructField("n", LongType())]), PrivateOptions(self.kafka.properties)
         )
-        parts = reader.partitions(start.json(), end.json())
+        parts = reader.partitions(start.to_json(), end.to_json())
         assert all(isinstance(part, _Range) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]
 
@@ -197,7 +197,7 @@ def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_say
     after = written.version_with([6, 10], "s1", "s2")
     log = written.messages((0, 0, 0), after.ends)
     for partition, messages in enumerate(log):
-        headers = [header_of(message) for message in messages]  # type: ignore[arg-type]
+        headers = [header_value(message) for message in messages]  # type: ignore[arg-type]
         assert headers[-2:] == ["marker s1", "marker s2"]
         assert markers_in(messages) == ["s1", "s2"]
         for snapshot, offset in (("s1", -2), ("s2", -1)):

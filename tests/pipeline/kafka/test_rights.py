@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.pipeline.kafka.channels import group_of
-from slackwater.pipeline.kafka.messages import send
-from slackwater.pipeline.kafka.protocol import Broken, Kafka, TransactionSettings
+from slackwater.pipeline.kafka.channels import consumer_group
+from slackwater.pipeline.kafka.messages import send_messages
+from slackwater.pipeline.kafka.protocol import Kafka, TransactionFailed, TransactionSettings
 from slackwater.pipeline.publish.sinks import check_targets
 from slackwater.store.objects.open import open_store
 
@@ -43,22 +43,22 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
     orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
     admin, user = secured.client(ADMIN), secured.client(USER)
     admin.create_topics({orders: 1})
-    assert send(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
+    assert send_messages(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
 
     def read() -> None:
         found = [one.value() for chunk in user.read(orders, 0, 0, 2, patience_s=20) for one in chunk]
         assert found == [b"one", b"two"]
 
     def make() -> None:
-        user.create_topics({channel: 2}, only_ask=True)
+        user.create_topics({channel: 2}, validate_only=True)
         user.create_topics({channel: 2})
 
     steps = (
-        (lambda: user.offsets(orders), "Describe", orders, orders),
+        (lambda: user.offset_bounds(orders), "Describe", orders, orders),
         (read, "Read", orders, orders),
         (make, "Create", channel, f"{app}-"),
-        (lambda: user.offsets(channel), "Describe", channel, f"{app}-"),
-        (lambda: send(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
+        (lambda: user.offset_bounds(channel), "Describe", channel, f"{app}-"),
+        (lambda: send_messages(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
     )
     for attempt, right, topic, named in steps:
         said = refusal(attempt)
@@ -72,9 +72,9 @@ def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     admin, user = secured.client(ADMIN), secured.client(USER)
     admin.create_topics({topic: 1})
     secured.allow("Read", "topic", topic)
-    eventually(lambda: not refusal(lambda: user.offsets(topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: user.offset_bounds(topic)), "the right to read")
     # Nothing is there until long after the broker has refused to name the group's coordinator.
-    late = threading.Timer(3, send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
+    late = threading.Timer(3, send_messages, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
     late.start()
     found = [one.value() for chunk in user.read(topic, 0, 0, 1, patience_s=30) for one in chunk]
     late.join()
@@ -117,7 +117,7 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
     with pytest.raises(Refused, match=f"denies this user the right Describe on topic '{ledger.topic}'"):
         ledger.catch_up()
     secured.allow("Read", "topic", ledger.topic)
-    eventually(lambda: not refusal(lambda: ledger.kafka.offsets(ledger.topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: ledger.kafka.offset_bounds(ledger.topic)), "the right to read")
     with pytest.raises(Refused, match=f"denies this user the right Create on topic '{ledger.app}-.*'"):
         ledger.catch_up()
     assert list(open_store(ledger.store).list("")) == []
@@ -131,7 +131,7 @@ def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
     secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
-    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, only_ask=True)), "the right")
+    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, validate_only=True)), "the right")
     with pytest.raises(Refused, match=f"denies this user the right Describe on topic '{channel}'"):
         ledger.catch_up()
 
@@ -146,7 +146,7 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}
-    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, only_ask=True)), "the rights")
+    eventually(lambda: not refusal(lambda: ledger.kafka.create_topics(new, validate_only=True)), "the rights")
     ledger.catch_up(max_records=200)
     ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
     ledger.slackwater("verify", f"{ledger.app}@good", "--deep")
@@ -168,23 +168,23 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
     program.stage(reads=sw.topic("in"), writes=sw.sink(alerts), name="s")(lambda raw: raw)
 
     def check() -> None:
-        check_targets(user, program, program.in_order(), {}, None)
+        check_targets(user, program, program.stages_in_order(), {}, None)
 
     eventually(lambda: "the right Write on topic" in refusal(check), "it is seen, and may not be written", 60)
     secured.allow("Write", "topic", alerts)
     eventually(lambda: not refusal(check), "it may be written", 60)
     settings = TransactionSettings(
         transactional_id=f"slackwater-{app}-s-{alerts}",
-        group=group_of(app, "s"),
+        group=consumer_group(app, "s"),
         source=f"{app}-s-{alerts}-sink",
         topic=alerts,
         patience_s=20,
     )
-    with closing(user.transactions(settings)) as transactions:
+    with closing(user.transactional_producer(settings)) as transactions:
         assert "in transactions of" in refusal(transactions.open)
         for right in ("Describe", "Write"):
             secured.allow(right, "transactional_id", f"slackwater-{app}-", prefixed=True)
-        secured.allow("Read", "group", group_of(app, "s"))
+        secured.allow("Read", "group", consumer_group(app, "s"))
         for right in ("Describe", "Read"):
             secured.allow(right, "topic", f"{app}-", prefixed=True)
 
@@ -192,9 +192,9 @@ def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(se
             try:
                 transactions.open()
                 transactions.begin()
-                transactions.add([b"k"], [b"v"])
+                transactions.write([b"k"], [b"v"])
                 transactions.commit(1, "place")
-            except (Broken, Refused):
+            except (TransactionFailed, Refused):
                 return False
             return True
 

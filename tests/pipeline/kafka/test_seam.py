@@ -11,19 +11,19 @@ from confluent_kafka.admin import AdminClient
 from slackwater.common.durations import DAY_MS
 from slackwater.errors import AnotherTopic, Gone, NotFound, Refused, Unavailable
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.clients import clients
+from slackwater.pipeline.kafka.clients import process_clients
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.memory_server import RemoteMemory
-from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, wait_for
+from slackwater.pipeline.kafka.memory_server import RemoteMemoryKafka
+from slackwater.pipeline.kafka.open import EndOffsets, end_offsets, wait_until_available
 from slackwater.pipeline.kafka.protocol import (
-    MESSAGE_BYTES,
-    Broken,
+    MAX_MESSAGE_BYTES,
     Kafka,
     Message,
-    NotTaken,
-    Overtaken,
+    ProducerFenced,
     Record,
-    Transactions,
+    SendFailed,
+    TransactionalProducer,
+    TransactionFailed,
     TransactionSettings,
 )
 from slackwater.store.versions.manifest import Input
@@ -45,7 +45,7 @@ def topic(kafka: Kafka) -> str:
 
 
 def read(kafka: Kafka, topic: str, partition: int, start: int = 0, end: int | None = None) -> list[Message]:
-    end = kafka.offsets(topic)[1][partition] if end is None else end
+    end = kafka.offset_bounds(topic)[1][partition] if end is None else end
     return [one for chunk in kafka.read(topic, partition, start, end, patience_s=30) for one in chunk]
 
 
@@ -58,32 +58,32 @@ def numbered(*numbers: int, partition: int = 0) -> Iterator[Record]:
 
 
 def test_a_topic_is_there_with_its_partitions_once_it_was_made_and_not_made_twice(kafka: Kafka, topic: str) -> None:
-    wait_for(kafka, 10)
+    wait_until_available(kafka, 10)
     assert kafka.partition_counts()[topic] == 2
-    assert kafka.offsets(topic) == ((0, 0), (0, 0))
-    kafka.create_topics({topic: 5, f"{topic}-other": 1}, only_ask=True)
+    assert kafka.offset_bounds(topic) == ((0, 0), (0, 0))
+    kafka.create_topics({topic: 5, f"{topic}-other": 1}, validate_only=True)
     assert f"{topic}-other" not in kafka.partition_counts()
     kafka.create_topics({topic: 5, f"{topic}-other": 1})
     assert (kafka.partition_counts()[topic], kafka.partition_counts()[f"{topic}-other"]) == (2, 1)
-    assert kafka.not_writable(topic) is None
+    assert kafka.write_error(topic) is None
     for name, kept_ms in ((f"{topic}-week", 7 * DAY_MS), (f"{topic}-kept", -1)):
         kafka.create_topics({name: 1}, config={"retention.ms": str(kept_ms)})
-    wait_for(kafka, 10)
+    wait_until_available(kafka, 10)
     kept = [kafka.retention_ms(each) for each in (f"{topic}-week", f"{topic}-kept", f"{topic}-not-there")]
     assert kept == [7 * DAY_MS, -1, None]
     kafka.create_topics({f"{topic}-small": 1}, config={"max.message.bytes": "4000"})
-    wait_for(kafka, 10)
+    wait_until_available(kafka, 10)
     taken = [kafka.max_message_bytes(each) for each in (topic, f"{topic}-small", f"{topic}-not-there")]
-    assert taken == [MESSAGE_BYTES, 4_000, None]
+    assert taken == [MAX_MESSAGE_BYTES, 4_000, None]
 
 
 def test_a_topic_that_is_not_there_is_not_found_and_cannot_be_read_or_written(kafka: Kafka) -> None:
     with pytest.raises(NotFound, match="no Kafka topic named 'nowhere'"):
-        kafka.offsets("nowhere")
+        kafka.offset_bounds("nowhere")
     assert end_offsets(kafka, "nowhere") is None
     with pytest.raises((Refused, Unavailable)):
         list(kafka.read("nowhere", 0, 0, 1, patience_s=0.5))
-    with pytest.raises(NotTaken, match="did not accept messages for 'nowhere'") as refused:
+    with pytest.raises(SendFailed, match="did not accept messages for 'nowhere'") as refused:
         kafka.send("nowhere", numbered(1), patience_s=5)
     assert kafka.name in refused.value.message
     assert kafka.delete_topics(["nowhere"]) == ()
@@ -96,13 +96,13 @@ def test_a_topic_that_was_deleted_is_gone_and_made_again_it_is_empty(kafka: Kafk
     eventually(lambda: topic not in kafka.partition_counts(), "it is gone")
     assert kafka.topic_id(topic) == ""
     kafka.create_topics({topic: 1})
-    assert kafka.offsets(topic) == ((0,), (0,))
+    assert kafka.offset_bounds(topic) == ((0,), (0,))
     assert kafka.topic_id(topic) not in ("", former)
 
 
 def test_a_topic_says_which_one_it_is_beside_its_offsets(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(1, 2), patience_s=30)
-    state = kafka.state(topic)
+    state = kafka.topic_state(topic)
     assert state == ((0, 0), (2, 0), kafka.topic_id(topic))
     other = f"{topic}-other"
     kafka.create_topics({other: 1})
@@ -115,14 +115,14 @@ def test_the_id_of_a_topic_costs_no_request_of_its_own(
     kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isinstance(kafka, MemoryKafka):
-        assert kafka.state(topic).id
-        assert kafka.states_asked == 1
+        assert kafka.topic_state(topic).id
+        assert kafka.state_requests == 1
         return
-    if isinstance(kafka, RemoteMemory):
-        assert kafka.state(topic).id == kafka.topic_id(topic)
+    if isinstance(kafka, RemoteMemoryKafka):
+        assert kafka.topic_state(topic).id == kafka.topic_id(topic)
         return
-    assert kafka.state(topic).id  # of a topic that was just made it may have to ask again
-    mine = clients(kafka.properties)
+    assert kafka.topic_state(topic).id  # of a topic that was just made it may have to ask again
+    mine = process_clients(kafka.properties)
     asked: list[str] = []
 
     class Counted:
@@ -136,7 +136,7 @@ def test_the_id_of_a_topic_costs_no_request_of_its_own(
             return getattr(self.admin, name)
 
     monkeypatch.setitem(mine.__dict__, "admin", Counted(mine.admin))
-    assert kafka.state(topic).id
+    assert kafka.topic_state(topic).id
     assert asked == ["describe_topics", "list_offsets", "list_offsets"]
     asked.clear()
     kafka.topic_ids([topic, f"{topic}-nowhere"])
@@ -163,7 +163,7 @@ def test_records_of_a_topic_that_was_made_again_are_not_taken_for_those_of_the_f
     ends = EndOffsets(kafka, timeout_s=10)
     assert ends(Input(topic, (0, 0), topic_id=kafka.topic_id(topic))) == (0, 0)
     assert ends(Input(topic, (1, 0), topic_id=former)) is None
-    assert ends.another[topic].startswith(f"topic {topic!r} was deleted and made again")
+    assert ends.missing_reasons[topic].startswith(f"topic {topic!r} was deleted and made again")
     assert ends(Input("nowhere", (0,))) is None
 
 
@@ -171,7 +171,7 @@ def test_what_was_sent_is_read_as_it_was_from_its_offset_on(kafka: Kafka, topic:
     headers = [("a", b"1"), ("a", None), ("b", b"")]
     ends = kafka.send(topic, [Record(b"v", 1, b"k", headers, 1_234), *numbered(1, 2, partition=1)], patience_s=30)
     assert ends == {1: 3}
-    assert kafka.offsets(topic) == ((0, 0), (0, 3))
+    assert kafka.offset_bounds(topic) == ((0, 0), (0, 3))
     first, *others = read(kafka, topic, 1)
     assert (first.topic(), first.partition(), first.offset()) == (topic, 1, 0)
     assert (first.key(), first.value(), first.headers(), first.timestamp()) == (b"k", b"v", headers, (1, 1_234))
@@ -189,33 +189,33 @@ def test_a_record_without_a_value_is_read_as_such_and_one_key_goes_to_one_partit
 
 def test_a_time_is_where_the_first_record_as_late_is(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, [Record(b"x", 0, time_ms=at) for at in (1_000, 3_000, 2_000)], patience_s=30)
-    assert kafka.offsets_since(topic, (0, 0)) == (0, -1)
-    assert kafka.offsets_since(topic, (1_001, 1)) == (1, -1)
-    assert kafka.offsets_since(topic, (3_001, 1)) == (-1, -1)
+    assert kafka.offsets_for_times(topic, (0, 0)) == (0, -1)
+    assert kafka.offsets_for_times(topic, (1_001, 1)) == (1, -1)
+    assert kafka.offsets_for_times(topic, (3_001, 1)) == (-1, -1)
 
 
 def test_a_range_whose_beginning_is_gone_is_refused_unless_that_is_allowed_for(kafka: Kafka, topic: str) -> None:
     kafka.send(topic, numbered(*range(6)), patience_s=30)
     kafka.delete_records(topic, 4)
-    eventually(lambda: kafka.offsets(topic) == ((4, 0), (6, 0)), "they are deleted")
+    eventually(lambda: kafka.offset_bounds(topic) == ((4, 0), (6, 0)), "they are deleted")
     with pytest.raises(Gone, match=rf"offsets 1 to 3 of {topic}\[0\] are gone from Kafka"):
         read(kafka, topic, 0, 1)
     with pytest.raises(Gone, match="offsets 1 to 1 of"):
         read(kafka, topic, 0, 1, 2)
     gone: list[Gone] = []
-    found = [one.offset() for chunk in kafka.read(topic, 0, 1, 6, patience_s=30, gone=gone) for one in chunk]
+    found = [one.offset() for chunk in kafka.read(topic, 0, 1, 6, patience_s=30, deletion_errors=gone) for one in chunk]
     assert (found, len(gone)) == ([4, 5], 1)
     assert [one.offset() for one in read(kafka, topic, 0, 4)] == [4, 5]
     kafka.delete_records("nowhere", 1)
 
 
-def opened(kafka: Kafka, topic: str) -> tuple[Transactions, tuple[int, str] | None]:
+def opened(kafka: Kafka, topic: str) -> tuple[TransactionalProducer, tuple[int, str] | None]:
     """A producer that is open, once the broker has coordinators, and where it was."""
-    made = kafka.transactions(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
+    made = kafka.transactional_producer(TransactionSettings(topic, f"group-{topic}", f"{topic}-source", topic, 30))
     found: list[tuple[int, str] | None] = []
 
     def answers() -> bool:
-        with suppress(Broken):
+        with suppress(TransactionFailed):
             found.append(made.open())
         return bool(found)
 
@@ -239,12 +239,12 @@ def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_befor
     with closing(mine):
         assert at is None
         mine.begin()
-        mine.add([b"k", b"k"], [b"1", None], [[("h", b"x")], []])
+        mine.write([b"k", b"k"], [b"1", None], [[("h", b"x")], []])
         assert published(kafka, target) == []
         mine.commit(7, "first")
         eventually(lambda: len(published(kafka, target)) == 2, "they are there")
         mine.begin()
-        mine.add([b"k"], [b"3"])
+        mine.write([b"k"], [b"3"])
         mine.commit(9, "second")
         eventually(lambda: len(published(kafka, target)) == 3, "they are there")
         (partition,) = (number for number in (0, 1) if values(kafka, target, number))
@@ -252,7 +252,7 @@ def test_records_of_a_transaction_are_read_when_its_place_is_known_and_not_befor
         assert [(one.value(), one.headers()) for one in found] == [(b"1", [("h", b"x")]), (None, None), (b"3", None)]
         # The mark of each transaction takes an offset, which readers pass over.
         assert [one.offset() for one in found] == [0, 1, 3]
-        assert kafka.offsets(target)[1][partition] == 5
+        assert kafka.offset_bounds(target)[1][partition] == 5
     mine, at = opened(kafka, target)
     with closing(mine):
         assert at == (9, "second")
@@ -262,18 +262,18 @@ def test_who_takes_the_id_over_ends_the_other_and_what_that_began_counts_for_not
     old, _ = opened(kafka, target)
     with closing(old):
         old.begin()
-        old.add([b"k"], [b"old"])
+        old.write([b"k"], [b"old"])
         new, at = opened(kafka, target)
         with closing(new):
             assert at is None
-            with pytest.raises(Overtaken):
+            with pytest.raises(ProducerFenced):
                 old.commit(1, "old")
             new.begin()
-            new.add([b"k"], [b"new"])
+            new.write([b"k"], [b"new"])
             new.commit(1, "new")
             eventually(lambda: published(kafka, target) == [b"new"], "it is there")
             assert new.open() == (1, "new")
-        with pytest.raises(Broken):
+        with pytest.raises(TransactionFailed):
             new.begin()
 
 

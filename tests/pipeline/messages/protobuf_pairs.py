@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
-from slackwater.pipeline.messages.protobuf import _compiled
+from slackwater.pipeline.messages.protobuf import _compile
 from slackwater.pipeline.messages.registry import Schema
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
@@ -168,7 +168,7 @@ def pairs(draw: st.DrawFn) -> Pair:
     outer = files.fields(["Inner"])
     symbols = draw(st.integers(1, 5))
     written = files.text({"Inner": inner, "M": outer}, symbols)
-    message = GetMessageClass(_compiled(Schema("PROTOBUF", written)).message_types_by_name["M"])
+    message = GetMessageClass(_compile(Schema("PROTOBUF", written)).message_types_by_name["M"])
     bodies = []
     for _ in range(draw(st.integers(1, 3))):
         parts = []

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, note
 from slackwater.pipeline.messages.decode import open_reader, read_batch
-from slackwater.pipeline.messages.protobuf import _compiled
+from slackwater.pipeline.messages.protobuf import _compile
 from slackwater.pipeline.messages.registry import Schema
 
 from tests.models.profiles import scaled
@@ -112,7 +112,7 @@ def test_values_are_those_that_google_reads(pair: Pair) -> None:
     values, bad = read_batch(messages, reader, "PROTOBUF", lambda _number: written)
     values.validate(full=True)
     assert values.type == reader.type
-    google = GetMessageClass(_compiled(read).message_types_by_name["M"])
+    google = GetMessageClass(_compile(read).message_types_by_name["M"])
     kind, refused = counted(values.type), {one.row: one.why for one in bad}
     for row, body in enumerate(pair.bodies):
         try:

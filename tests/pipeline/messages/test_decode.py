@@ -16,19 +16,19 @@ from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.pipeline.batch.column_sources import sources_of
+from slackwater.pipeline.batch.column_sources import trace_sources
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.messages.decode import StoredFormats, reading
-from slackwater.pipeline.messages.protobuf import _compiled
-from slackwater.pipeline.messages.registry import Schema, forget_latest
-from slackwater.pipeline.reject.blame import blamed
+from slackwater.pipeline.messages.decode import RegistryDecoder, default_topics
+from slackwater.pipeline.messages.protobuf import _compile
+from slackwater.pipeline.messages.registry import Schema, clear_latest_schemas
+from slackwater.pipeline.reject.blame import record_failure
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
-from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.spark.user_errors import parse_query_error
 
 from tests.pipeline.messages.avro_messages import encoded, record
 from tests.support.registries import EmbeddedRegistry
@@ -58,14 +58,14 @@ def topic(*values: bytes | None) -> DataFrame:
 def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(registry: EmbeddedRegistry) -> None:
     """By that, `forget` finds a person in messages that are stored."""
     number = registry.register("orders-value", ORDER)
-    forget_latest()
-    with reading(["orders"]):
+    clear_latest_schemas()
+    with default_topics(["orders"]):
         messages = topic()
         rows = messages.select(sw.decode("value", registry=registry.url).alias("o")).select("o.customer")
-    (source,) = sources_of(rows, {"orders": messages}, ["orders"])["customer"]
+    (source,) = trace_sources(rows, {"orders": messages}, ["orders"])["customer"]
     assert (source.input, source.field, source.by) == ("orders", "$.customer", ())
     stored = [encoded(ORDER, number, number=1, customer=who) for who in ("ada", "bob")]
-    parts, bad = StoredFormats(5).decoded(source.format, pa.array([*stored, b"\0\0\0\0\0x"], pa.binary()))
+    parts, bad = RegistryDecoder(5).decoded(source.format, pa.array([*stored, b"\0\0\0\0\0x"], pa.binary()))
     ((values, at),) = parts
     assert [(row, value["customer"]) for row, value in zip(at.tolist(), values.to_pylist(), strict=True) if value] == [
         (0, "ada"),
@@ -76,8 +76,8 @@ def test_a_plan_says_of_which_field_a_column_comes_and_how_messages_are_decoded(
 
 def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(registry: EmbeddedRegistry) -> None:
     first = registry.register("orders-value", ORDER)
-    forget_latest()
-    with reading(["orders"]):
+    clear_latest_schemas()
+    with default_topics(["orders"]):
         column = sw.decode("value", registry=registry.url)
     second = registry.register("orders-value", WIDER)
     messages = [
@@ -88,10 +88,10 @@ def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(r
     decoded = topic(*messages).select(column.alias("o")).select("o.*")
     assert decoded.schema.simpleString() == "struct<number:int,customer:string>"
     assert [tuple(row) for row in decoded.collect()] == [(1, "ann"), (None, None), (2, "bob")]
-    with reading(["orders"]):
+    with default_topics(["orders"]):
         again = sw.decode("value", registry=registry.url)
     assert topic().select(again).schema == topic().select(column).schema, "the app has not started anew"
-    forget_latest()
+    clear_latest_schemas()
     newest = sw.decode("value", registry=registry.url, subject="orders-value")
     assert [tuple(row) for row in topic(*messages).select(newest.alias("o")).select("o.*").collect()] == [
         (1, "ann", 1),
@@ -106,8 +106,8 @@ def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: Embe
     strict = sw.decode("value", registry=registry.url, subject="payments-value")
     with pytest.raises(PythonException) as caught:
         messages.select(strict).collect()
-    error = translate("orders", str(caught.value))
-    blame = blamed(caught.value)
+    error = parse_query_error("orders", str(caught.value))
+    blame = record_failure(caught.value)
     assert blame is not None
     assert (blame.kind, blame.message.split(":")[0]) == (
         "BadRecord",
@@ -186,8 +186,8 @@ def test_unsigned_numbers_and_oneofs_of_protobuf_are_what_google_reads(registry:
       string name = 1; uint64 chan_id = 2; uint32 port = 3; oneof pay { string card = 4; int64 cash = 5; }
       map<string, int64> tags = 6; message Empty {} Empty gone = 7; }"""
     number = registry.register("chans-value", text, kind="PROTOBUF")
-    forget_latest()
-    google = GetMessageClass(_compiled(Schema("PROTOBUF", text)).message_types_by_name["Chan"])
+    clear_latest_schemas()
+    google = GetMessageClass(_compile(Schema("PROTOBUF", text)).message_types_by_name["Chan"])
     large = google(name="large", chan_id=18114587244887524324, port=4294967295).SerializeToString()
     twice = (
         google(name="twice", card="x", tags={"k": 1}).SerializeToString()
@@ -207,9 +207,9 @@ def test_what_a_sink_publishes_as_avro_is_read_and_columns_that_do_not_fit_are_r
 ) -> None:
     rows = pa.table({"number": pa.array([1, None], pa.int64()), "customer": ["ann", "bob"], "tags": [["a"], []]})
     encoding = sw.sink("sold", value="avro", registry=registry.url).encoding
-    outgoing.prepare(encoding, rows.schema, 30)
-    messages = outgoing.records(rows, encoding, 30)["value"].to_pylist()
-    forget_latest()
+    outgoing.register_schema(encoding, rows.schema, 30)
+    messages = outgoing.encode_records(rows, encoding, 30)["value"].to_pylist()
+    clear_latest_schemas()
     column = sw.decode("value", registry=registry.url, subject="sold-value")
     found = topic(*messages).select(column.alias("o")).select("o.*").collect()
     assert [tuple(row) for row in found] == [(1, "ann", ["a"]), (None, "bob", [])]
@@ -219,5 +219,5 @@ def test_what_a_sink_publishes_as_avro_is_read_and_columns_that_do_not_fit_are_r
     rule.add_header("Content-Type", "application/json")
     urlopen(rule).close()  # noqa: S310
     with pytest.raises(Refused, match="rejects the columns of subject 'sold-value'") as caught:
-        outgoing.prepare(encoding, text.schema, 30)
+        outgoing.register_schema(encoding, text.schema, 30)
     assert "subject=" in caught.value.hint

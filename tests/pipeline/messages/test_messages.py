@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.avro import AvroReader
-from slackwater.pipeline.messages.decode import open_reader, read_batch, reasoned, with_reason
+from slackwater.pipeline.messages.decode import add_reason_field, add_reasons, open_reader, read_batch
 from slackwater.pipeline.messages.registry import BadMessage, Schema
 
 from tests.models.profiles import scaled
@@ -147,7 +147,7 @@ def test_what_cannot_be_a_message_at_a_glance_is_none_for_the_reader(
     except BadMessage:
         assert bytes(bytes_) != good
     else:
-        assert reader.likely(schema, message).all()
+        assert reader.may_be_valid(schema, message).all()
 
 
 def test_many_bad_messages_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_a_registry_that_lets_nobody_in_is_no_messages_fault(every: bool) -> Non
 
     messages = pa.array([encoded(ORDER, 1, number=1, customer="ann")] * 3)
     with pytest.raises(Refused, match="denies this user access"):
-        read_batch(messages, open_reader(avro(ORDER)), "AVRO", closed, every=every)
+        read_batch(messages, open_reader(avro(ORDER)), "AVRO", closed, find_all=every)
 
 
 def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it() -> None:
@@ -495,9 +495,9 @@ def test_a_reason_is_a_field_of_bad_messages_alone() -> None:
     messages = pa.array([good, good[:-1], None, good], pa.binary())
     reader = open_reader(avro(ORDER))
     values, bad = read_batch(messages, reader, "AVRO", Known({1: avro(ORDER)}))
-    said = reasoned(values, bad, "_why")
-    assert said.type == with_reason(reader.type, "_why")
+    said = add_reasons(values, bad, "_why")
+    assert said.type == add_reason_field(reader.type, "_why")
     ann = {"number": 1, "customer": "ann", "_why": None}
     why = "schema id 1: the bytes do not match the Avro schema"
     assert said.to_pylist() == [ann, {"number": None, "customer": None, "_why": why}, None, ann]
-    assert reasoned(values, bad, "") is values
+    assert add_reasons(values, bad, "") is values

@@ -69,7 +69,7 @@ def test_json_says_what_the_rows_do_and_leaves_nulls_out(rows: pa.Table) -> None
         return value.isoformat() if isinstance(value, date) else float(value) if isinstance(value, Decimal) else value
 
     expected = [{name: plain(one) for name, one in row.items() if one is not None} for row in rows.to_pylist()]
-    assert [json.loads(text) for text in json_messages.objects(rows).to_pylist()] == expected
+    assert [json.loads(text) for text in json_messages.encode_objects(rows).to_pylist()] == expected
 
 
 def base64(value: bytes) -> str:
@@ -92,7 +92,7 @@ def test_json_is_as_spark_writes_it() -> None:
         }
     )
     # What to_json of Spark 4.3 gives for these, but for 1.0E20.
-    assert [text.decode() for text in json_messages.objects(rows).to_pylist()] == [
+    assert [text.decode() for text in json_messages.encode_objects(rows).to_pylist()] == [
         '{"text":"say \\"é\\"\\n","f":"NaN","d":1.10,"nested":{"a":[1,null]},"map":{"k":2.50},'
         '"at":"2023-11-14T22:13:20.123Z","local":"1970-01-01T00:00:00.000"}',
         '{"n":1,"f":1e+20,"map":{}}',
@@ -120,10 +120,10 @@ def test_json_has_every_time_whatever_its_year(ticks: list[int | None], unit: st
     for zone, shown in (("UTC", "Z"), (None, "")):
         column = pa.array(ticks, pa.int64()).cast(pa.timestamp(unit, zone))
         expected = [None if one is None else spark_time(one, shown) for one in us]
-        found = json_messages.values(pa.chunked_array([column])).to_pylist()
+        found = json_messages.encode_values(pa.chunked_array([column])).to_pylist()
         assert [None if one is None else json.loads(one) for one in found] == expected
         nested = pa.table({"at": pa.StructArray.from_arrays([column], ["t"]), "all": pa.array([[]] * len(ticks))})
-        objects = [json.loads(text)["at"] for text in json_messages.objects(nested).to_pylist()]
+        objects = [json.loads(text)["at"] for text in json_messages.encode_objects(nested).to_pylist()]
         assert objects == [{} if one is None else {"t": one} for one in expected]
 
 
@@ -134,7 +134,7 @@ def test_json_has_every_day_whatever_its_year(days: list[int | None]) -> None:
     table = pa.table(
         {"d": column, "l": pa.array([[day] for day in days], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))}
     )
-    found = [json.loads(text) for text in json_messages.objects(table).to_pylist()]
+    found = [json.loads(text) for text in json_messages.encode_objects(table).to_pylist()]
     assert [row.get("d") for row in found] == [row["l"][0] for row in found] == expected
 
 
@@ -145,12 +145,12 @@ def test_far_times_are_as_spark_writes_them() -> None:
     times = pa.chunked_array([pa.array(us, pa.int64()).cast(pa.timestamp("us", "UTC"))])
     dates = pa.chunked_array([pa.array(days, pa.int32()).cast(pa.date32())])
     # What to_json of Spark 4.3 gives for these.
-    assert [json.loads(one) for one in json_messages.values(times).to_pylist()] == [
+    assert [json.loads(one) for one in json_messages.encode_values(times).to_pylist()] == [
         *("+55840-11-08T22:13:20.000Z", "0000-12-31T23:59:59.999Z", "-0075-07-04T22:13:20.000Z"),
         *("+10000-01-01T00:00:00.000Z", "-290308-12-21T19:59:05.224Z", "+294247-01-10T04:00:54.775Z"),
         "1969-12-31T23:59:59.999Z",
     ]
-    assert [json.loads(one) for one in json_messages.values(dates).to_pylist()] == [
+    assert [json.loads(one) for one in json_messages.encode_values(dates).to_pylist()] == [
         *("0001-01-01", "0000-12-31", "9999-12-31", "+10000-01-01"),
         *("+55840-11-09", "-5877641-06-23", "+5881580-07-11"),
     ]
@@ -162,12 +162,13 @@ def test_strings_that_are_no_utf8_are_escaped_where_bytes_cannot_be() -> None:
     )
     rows = pa.table({"city": names})
     expected = [{"city": "M\\xfcnchen"}, {"city": '"\\xff"'}, {"city": "Paris"}]
-    assert [json.loads(text) for text in json_messages.objects(rows).to_pylist()] == expected
+    assert [json.loads(text) for text in json_messages.encode_objects(rows).to_pylist()] == expected
     schema = fastavro.parse_schema(json.loads(outgoing.avro_schema_of("s", rows.schema)))
     messages = outgoing.avro_messages(rows, 1).to_pylist()
     assert [fastavro.schemaless_reader(io.BytesIO(one[5:]), schema) for one in messages] == expected
     assert (
-        outgoing.records(rows, sink("t", key="city", value="city").encoding, 1)["value"].to_pylist()[0] == b"M\xfcnchen"
+        outgoing.encode_records(rows, sink("t", key="city", value="city").encoding, 1)["value"].to_pylist()[0]
+        == b"M\xfcnchen"
     )
 
 
@@ -175,8 +176,8 @@ def test_key_value_and_headers_are_columns_or_made_of_them() -> None:
     rows = pa.table({"k": ["a", None], "n": [1, 2], "body": [b"x", None], "trace": ["t", None]})
 
     def made(encoding: Encoding) -> dict[str, list[Any]]:
-        outgoing.check("the sink", encoding, rows.schema)
-        return outgoing.records(rows, encoding, 1).to_pydict()
+        outgoing.check_encoding("the sink", encoding, rows.schema)
+        return outgoing.encode_records(rows, encoding, 1).to_pydict()
 
     assert made(sink("t", key="k", value="body", headers={"id": "trace"}).encoding) == {
         "key": [b"a", None],
@@ -197,23 +198,23 @@ def test_all_headers_of_a_record_are_one_column_and_no_part_of_its_value() -> No
     carried = [[{"key": "traceparent", "value": b"00-1"}, {"key": "from", "value": None}], None]
     rows = pa.table({"n": [1, 2], "headers": pa.array(carried, HEADERS)})
     encoding = sink("t", headers="headers").encoding
-    outgoing.check("the sink", encoding, rows.schema)
-    found = outgoing.records(rows, encoding, 1)
+    outgoing.check_encoding("the sink", encoding, rows.schema)
+    found = outgoing.encode_records(rows, encoding, 1)
     assert found["value"].to_pylist() == [b'{"n":1}', b'{"n":2}']
     assert found["headers"].to_pylist() == carried
     with pytest.raises(NotFound, match="headers column named 'headers'"):
-        outgoing.check("sink 't'", encoding, rows.schema.remove(1))
+        outgoing.check_encoding("sink 't'", encoding, rows.schema.remove(1))
     with pytest.raises(Refused, match="its headers column 'n' is int64; expected an array of"):
-        outgoing.check("sink 't'", sink("t", headers="n").encoding, rows.schema)
+        outgoing.check_encoding("sink 't'", sink("t", headers="n").encoding, rows.schema)
 
 
 def test_columns_of_which_nothing_can_be_made_are_refused() -> None:
     rows = pa.schema([("n", pa.int64()), ("took", pa.duration("us")), ("a-b", pa.string())])
     with pytest.raises(NotFound, match="key column named 'k'"):
-        outgoing.check("sink 't'", sink("t", key="k").encoding, rows)
+        outgoing.check_encoding("sink 't'", sink("t", key="k").encoding, rows)
     with pytest.raises(Refused, match="its value column 'n' is int64; expected bytes or a string"):
-        outgoing.check("sink 't'", sink("t", value="n").encoding, rows)
+        outgoing.check_encoding("sink 't'", sink("t", value="n").encoding, rows)
     with pytest.raises(Refused, match="column 'took' is duration"):
-        outgoing.check("sink 't'", sink("t").encoding, rows)
+        outgoing.check_encoding("sink 't'", sink("t").encoding, rows)
     with pytest.raises(Refused, match="column 'a-b' has a name that Avro does not allow"):
-        outgoing.check("sink 't'", sink("t", value="avro", registry="http://r:1").encoding, rows.remove(1))
+        outgoing.check_encoding("sink 't'", sink("t", value="avro", registry="http://r:1").encoding, rows.remove(1))

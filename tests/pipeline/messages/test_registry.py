@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from slackwater.errors import NotFound, Refused, Unavailable, Usage
 from slackwater.pipeline.dev.jvm_server import HOST, choose_port
-from slackwater.pipeline.messages.registry import USER_INFO, Registry, Schema
+from slackwater.pipeline.messages.registry import USER_INFO_VARIABLE, Registry, Schema
 
 Answer = Callable[[str, str], tuple[int, str]]
 """From the path and the header Authorization to a status and a body."""
@@ -39,7 +39,7 @@ def answering(answer: Answer) -> Iterator[str]:
 
 
 def test_a_registry_that_is_away_is_waited_for_so_long_and_then_named() -> None:
-    registry = Registry.of(f"http://{HOST}:{choose_port()}/", 0.2)
+    registry = Registry.at_url(f"http://{HOST}:{choose_port()}/", 0.2)
     with pytest.raises(Unavailable, match=rf"the schema registry at {registry.url} has not answered for") as caught:
         registry.by_id(1)
     assert "nothing is lost" in caught.value.hint
@@ -53,7 +53,7 @@ def test_it_is_asked_again_until_it_is_back_and_an_id_only_once() -> None:
         return (503, "starting") if len(asked) < 3 else (200, json.dumps({"schema": '"int"'}))
 
     with answering(answer) as url:
-        registry = Registry.of(url, 30)
+        registry = Registry.at_url(url, 30)
         assert registry.by_id(7) == registry.by_id(7) == Schema("AVRO", '"int"')
     assert asked == ["/schemas/ids/7"] * 3
 
@@ -68,14 +68,14 @@ def test_references_come_with_a_schema() -> None:
         "/subjects/b%2Fc/versions/2": {"schema": "B", "schemaType": "PROTOBUF"},
     }
     with answering(lambda path, _: (200, json.dumps(answers[path]))) as url:
-        schema = Registry.of(url, 1).latest("orders-value", None)
+        schema = Registry.at_url(url, 1).latest("orders-value", None)
     assert schema == Schema("PROTOBUF", "A", (("b.proto", Schema("PROTOBUF", "B")),))
 
 
 def test_credentials_are_sent_and_shown_nowhere(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(USER_INFO, "me:hush7hush")
+    monkeypatch.setenv(USER_INFO_VARIABLE, "me:hush7hush")
     seen: list[str] = []
 
     def answer(_path: str, authorization: str) -> tuple[int, str]:
@@ -83,7 +83,7 @@ def test_credentials_are_sent_and_shown_nowhere(
         return 401, "who?"
 
     with caplog.at_level(logging.DEBUG), answering(answer) as url:
-        registry = Registry.of(url, 1)
+        registry = Registry.at_url(url, 1)
         with pytest.raises(Refused, match="denies this user access") as caught:
             registry.latest("orders-value", None)
     assert seen == ["Basic bWU6aHVzaDdodXNo"]
@@ -95,13 +95,13 @@ def test_credentials_are_sent_and_shown_nowhere(
 @pytest.mark.parametrize("body", ["<html>", "[]", '{"schema": 3}'])
 def test_what_is_no_registry_is_said_to_be_none(body: str) -> None:
     with answering(lambda *_: (200, body)) as url, pytest.raises(Refused, match="schema registry"):
-        Registry.of(url, 1).by_id(1)
+        Registry.at_url(url, 1).by_id(1)
 
 
 def test_what_the_registry_does_not_know_is_named() -> None:
     known = '{"error_code": 40402, "message": "Version 3 not found"}'
     with answering(lambda *_: (404, known)) as url, pytest.raises(NotFound, match="no subject named 'x, version 3'"):
-        Registry.of(url, 1).latest("x", 3)
+        Registry.at_url(url, 1).latest("x", 3)
 
 
 @pytest.mark.parametrize(("status", "body"), [(404, "no backend"), (404, "{}"), (429, ""), (503, "")])
@@ -109,13 +109,13 @@ def test_what_says_later_or_is_a_proxy_is_waited_for(status: int, body: str) -> 
     answers = iter([(status, body)])
     schema = json.dumps({"schema": '"string"'})
     with answering(lambda *_: next(answers, (200, schema))) as url:
-        assert Registry.of(url, 30).by_id(1) == Schema("AVRO", '"string"')
+        assert Registry.at_url(url, 30).by_id(1) == Schema("AVRO", '"string"')
     with answering(lambda *_: (status, body)) as url, pytest.raises(Unavailable):
-        Registry.of(url, 0.1).by_id(2)
+        Registry.at_url(url, 0.1).by_id(2)
 
 
 @pytest.mark.parametrize("url", ["localhost:8081", "ftp://x", "http://", "http://me:hush@host", "http://me@host"])
 def test_a_url_that_cannot_be_meant_or_would_show_a_password_is_refused(url: str) -> None:
     with pytest.raises(Usage) as caught:
-        Registry.of(url, 1)
+        Registry.at_url(url, 1)
     assert "hush" not in f"{caught.value.message}{caught.value.hint}"

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.protocol import Broken, Overtaken
+from slackwater.pipeline.kafka.protocol import ProducerFenced, TransactionFailed
 from slackwater.pipeline.publish.core import Backlog, Publisher, Target
 from slackwater.store.versions.manifest import Manifest, Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 SINK = "alerts"
-START = Place(1, 0, 0)
+START = PublishedPosition(1, 0, 0)
 
 
 class Killed(Exception):
@@ -64,7 +64,7 @@ class Broker:
     """The transactional broker: what is committed, with the place; and who may write."""
 
     published: list[int] = field(default_factory=list)
-    place: Place = START
+    place: PublishedPosition = START
     owner: int = 0
     """The newest producer of the transactional id; the others are fenced."""
 
@@ -82,7 +82,7 @@ class Topic:
     mine: int = 0
     held: list[int] | None = None
 
-    def open(self) -> Place:
+    def open(self) -> PublishedPosition:
         self._before()
         self.broker.owner += 1
         self.mine, self.held = self.broker.owner, None
@@ -102,7 +102,7 @@ class Topic:
         assert self.held is not None
         self.held += rows["row"].to_pylist()
 
-    def commit(self, place: Place) -> None:
+    def commit(self, place: PublishedPosition) -> None:
         self._before()
         self._check()
         assert self.held is not None
@@ -116,21 +116,21 @@ class Topic:
 
     def _check(self) -> None:
         if self.broker.owner != self.mine:
-            raise Overtaken("fenced")
+            raise ProducerFenced("fenced")
 
     def _before(self) -> None:
         match self.happens():
             case "killed":
                 raise Killed
             case "broken":
-                raise Broken("no answer; nothing was done")
+                raise TransactionFailed("no answer; nothing was done")
 
     def _after(self) -> None:
         match self.happens():
             case "killed":
                 raise Killed
             case "broken":
-                raise Broken("the answer is lost")
+                raise TransactionFailed("the answer is lost")
 
 
 @dataclass
@@ -147,12 +147,12 @@ class Function:
     """The target of a function; its place is in the store, and follows."""
 
     receiver: Receiver
-    store: list[Place]
+    store: list[PublishedPosition]
     happens: Callable[[], str]
     max_rows: int = 0
     held: list[int] = field(default_factory=list)
 
-    def open(self) -> Place:
+    def open(self) -> PublishedPosition:
         self._maybe()
         return max(self.store, default=START)
 
@@ -163,7 +163,7 @@ class Function:
     def add(self, rows: pa.Table) -> None:
         self.held += rows["row"].to_pylist()
 
-    def commit(self, place: Place) -> None:
+    def commit(self, place: PublishedPosition) -> None:
         self._maybe()
         self.receiver.calls.append(place.version)
         if place.version > self.receiver.version:
@@ -181,7 +181,7 @@ class Function:
             case "killed":
                 raise Killed
             case "broken":
-                raise Broken("it failed")
+                raise TransactionFailed("it failed")
 
 
 class Runner:
@@ -204,7 +204,7 @@ class Runner:
                 self.publisher.open()
                 self.opened = True
                 return True
-            return self.publisher.step()
-        except (Overtaken, Broken):
+            return self.publisher.publish_next()
+        except (ProducerFenced, TransactionFailed):
             self.opened = False
             return True

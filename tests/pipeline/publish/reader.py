@@ -7,7 +7,7 @@ from slackwater.pipeline.kafka.protocol import Kafka, Message
 
 def committed(kafka: Kafka, topic: str) -> Iterator[Message]:
     """All that a `read_committed` reader of a topic gets, partition after partition."""
-    starts, ends = kafka.offsets(topic)
+    starts, ends = kafka.offset_bounds(topic)
     for partition, (start, end) in enumerate(zip(starts, ends, strict=True)):
         for messages in kafka.read(topic, partition, start, end, patience_s=60):
             yield from messages

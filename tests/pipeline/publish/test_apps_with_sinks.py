@@ -22,7 +22,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Record
-from slackwater.pipeline.messages.json_messages import objects
+from slackwater.pipeline.messages.json_messages import encode_objects
 from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.change.stages import request_retry
 from slackwater.snapshot.gc.collect import collect
@@ -180,7 +180,7 @@ def test_json_is_what_spark_writes() -> None:
         AS t(n, text, d, b, dec, at, day, bytes, list, st, m, local)"""
     )
     written = [row.json for row in rows.select(F.to_json(F.struct("*")).alias("json")).collect()]
-    ours = [text.decode() for text in objects(rows.toArrow()).to_pylist()]
+    ours = [text.decode() for text in encode_objects(rows.toArrow()).to_pylist()]
     assert ours == written
 
 

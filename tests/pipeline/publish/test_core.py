@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.pipeline.publish.core import Backlog
 from slackwater.store.versions.manifest import Manifest
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 from tests.pipeline.publish.model import (
     SINK,
@@ -104,7 +104,7 @@ def test_a_reader_of_committed_records_sees_each_row_once_and_in_order(data: st.
 
 @given(st.data())
 def test_a_function_gets_each_version_in_order_and_once_if_it_passes_over_what_it_has(data: st.DataObject) -> None:
-    receiver, store = Receiver(), list[Place]()
+    receiver, store = Receiver(), list[PublishedPosition]()
     world = World(data, lambda happens: Function(receiver, store, happens))
     world.play()
     assert receiver.rows == list(range(world.stage.rows))
@@ -120,7 +120,7 @@ def test_a_version_is_seen_whole_or_not_at_all_unless_it_is_larger_than_a_transa
     commits = Topic.commit
 
     class Watched(Topic):
-        def commit(self, place: Place) -> None:
+        def commit(self, place: PublishedPosition) -> None:
             commits(self, place)
             ends.add(len(broker.published))
 
@@ -153,12 +153,12 @@ def test_versions_that_it_did_not_hear_of_are_read_from_the_store() -> None:
     for _ in range(5):
         stage.commit([2], 0)
         backlog.offer(stage.versions[-1])
-    assert backlog.share(START, 1_000).place == Place(6, 5, 10)  # type: ignore[union-attr]
+    assert backlog.next_range(START, 1_000).position == PublishedPosition(6, 5, 10)  # type: ignore[union-attr]
     assert reads == []
     stage.commit([2], 0)
     stage.commit([2], 0)
     backlog.offer(replace(stage.versions[-1]))
-    assert backlog.share(Place(6, 5, 10), 1_000).place == Place(8, 7, 14)  # type: ignore[union-attr]
+    assert backlog.next_range(PublishedPosition(6, 5, 10), 1_000).position == PublishedPosition(8, 7, 14)  # type: ignore[union-attr]
     assert reads == [6]
 
 
@@ -171,8 +171,8 @@ def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
     runner.hear()
     while runner.step():
         pass
-    assert runner.publisher.place == Place(52, 1, 2)
-    assert broker.place == Place(2, 1, 2)
+    assert runner.publisher.position == PublishedPosition(52, 1, 2)
+    assert broker.place == PublishedPosition(2, 1, 2)
 
 
 def test_of_what_is_lost_a_version_at_a_time_is_passed_over() -> None:
@@ -182,8 +182,8 @@ def test_of_what_is_lost_a_version_at_a_time_is_passed_over() -> None:
     runner = Runner(stage, Topic(broker, lambda: "", 1_000))
     runner.hear()
     runner.step()
-    assert [runner.publisher.pass_over(), runner.publisher.pass_over()] == [2, 3]
+    assert [runner.publisher.skip_version(), runner.publisher.skip_version()] == [2, 3]
     while runner.step():
         pass
     assert broker.published == list(range(5, 9))
-    assert runner.publisher.pass_over() == 0
+    assert runner.publisher.skip_version() == 0

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.channels import group_of
+from slackwater.pipeline.kafka.channels import consumer_group
 from slackwater.pipeline.kafka.open import open_kafka
 
 from tests.pipeline.publish.reader import committed
@@ -108,7 +108,7 @@ def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path
 
 def forget(app: App) -> None:
     """The broker loses the group's offsets, as it does after a week."""
-    open_kafka(app.broker.bootstrap).delete_groups([group_of(app.name, "numbers")])
+    open_kafka(app.broker.bootstrap).delete_groups([consumer_group(app.name, "numbers")])
 
 
 @pytest.mark.soak

@@ -12,9 +12,9 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import TransactionSettings
-from slackwater.pipeline.publish.targets import ToTopic
+from slackwater.pipeline.publish.targets import TopicTarget
 from slackwater.store.versions.manifest import Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 from tests.pipeline.publish.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
 from tests.pipeline.publish.model import START, Runner, Stage
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 _DEADLINE_S = 20.0
 
 
-class Rows(ToTopic):
+class Rows(TopicTarget):
     """Publishes a model's rows, a request for each message."""
 
     proxy: KafkaProxy | None = None
@@ -44,13 +44,13 @@ class NewBook:
 
     sink = Sink("", 0, since=1, kind="topic")
 
-    def began(self) -> Place:
+    def began(self) -> PublishedPosition:
         return START
 
     def read(self) -> None:
         return None
 
-    def note(self, place: Place) -> None:
+    def note(self, place: PublishedPosition) -> None:
         pass
 
 
@@ -73,7 +73,7 @@ class World:
         }
         where = {"transactional_id": self.name, "group": self.name, "source": self.internal, "topic": self.topic}
         target = Rows(
-            open_kafka(kafka).transactions(TransactionSettings(**where, patience_s=patience_s)),
+            open_kafka(kafka).transactional_producer(TransactionSettings(**where, patience_s=patience_s)),
             NewBook(),
             app_id=1,
         )
@@ -139,7 +139,7 @@ class World:
         other = self.start()
         while not other.opened:
             other.step()
-        assert self.rows() == list(range(other.publisher.place.rows))
+        assert self.rows() == list(range(other.publisher.position.rows))
         self.publish(other)
         # A commit is answered before its rows can be read.
         eventually(lambda: len(self.rows()) >= self.stage.rows, "all rows can be read")

@@ -17,13 +17,19 @@ from msgspec.structs import replace
 from slackwater.errors import AnotherTopic, Fenced, Gone, Refused, SlackwaterError
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import send, split
+from slackwater.pipeline.kafka.messages import send_messages, split_into_messages
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, Transactions, TransactionSettings
+from slackwater.pipeline.kafka.protocol import (
+    Kafka,
+    ProducerFenced,
+    TransactionalProducer,
+    TransactionFailed,
+    TransactionSettings,
+)
 from slackwater.pipeline.messages import outgoing
-from slackwater.pipeline.messages.outgoing import batch_bytes
+from slackwater.pipeline.messages.outgoing import single_batch_bytes
 from slackwater.pipeline.publish.publishers import Publishers
-from slackwater.pipeline.publish.sinks import claimed, create_internal
+from slackwater.pipeline.publish.sinks import claim_sinks, create_internal_topics
 from slackwater.pipeline.run.housekeeping import TopicWatch
 from slackwater.store.archive.columns import HEADERS
 from slackwater.store.objects.memory import MemoryStore
@@ -45,16 +51,16 @@ class Writer:
         self.kafka.create_topics({self.topic: 1})
         app = sw.App(self.name)
         app.stage(reads=sw.topic("in"), writes=make(self.topic), name="s")(lambda raw: raw)  # type: ignore[arg-type]
-        (self.stage,) = app.in_order()
+        (self.stage,) = app.stages_in_order()
         (self.sink,) = self.stage.sinks
         self.store = MemoryStore()
         self.info = apps.ensure_app(self.store, AppInfo(self.name, 1))
-        create_internal(self.kafka, self.name, (self.stage,), None, only_ask=False)
+        create_internal_topics(self.kafka, self.name, (self.stage,), None, validate_only=False)
         self.head = self.claim()
 
     def claim(self, *, accept_loss: bool = False) -> Manifest:
         def build(draft: Manifest) -> Manifest:
-            return replace(draft, sinks=claimed(self.store, self.kafka, self.stage, draft, None, accept_loss))
+            return replace(draft, sinks=claim_sinks(self.store, self.kafka, self.stage, draft, None, accept_loss))
 
         self.head = claim(self.store, self.name, "s", writer=uuid4().hex, by="test", now_ms=1, build=build)
         return self.head
@@ -62,10 +68,10 @@ class Writer:
     def commit(self, *values: bytes, **columns: pa.Array) -> Manifest:
         head = self.head
         rows = pa.table({"body": pa.array(values, pa.binary()), **columns})
-        mine = outgoing.records(rows, self.sink.encoding, 30) if self.sink.encoding is not None else rows
+        mine = outgoing.encode_records(rows, self.sink.encoding, 30) if self.sink.encoding is not None else rows
         sink, attempt = head.sinks[self.sink.name], uuid4().hex
-        messages = list(split(mine, np.zeros(len(values), np.int32)))
-        end = send(self.kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
+        messages = list(split_into_messages(mine, np.zeros(len(values), np.int32)))
+        end = send_messages(self.kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
         draft = commit.successor(
             head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms
         )
@@ -123,8 +129,8 @@ def test_records_have_the_headers_that_their_rows_carry(memory_kafka: MemoryKafk
     column = pa.array([each and [{"key": name, "value": value} for name, value in each] for each in carried], HEADERS)
     writer = Writer(memory_kafka, lambda topic: sw.sink(topic, value="body", headers="headers"))
     with writer.publishing() as publishers:
-        publishers.move(writer.commit(b"1", b"2", b"3", headers=column))
-        eventually(lambda: publishers.done, "all is published")
+        publishers.on_version(writer.commit(b"1", b"2", b"3", headers=column))
+        eventually(lambda: publishers.is_done, "all is published")
     found = {message.value(): message.headers() or [] for message in committed(writer.kafka, writer.topic)}
     assert found == {b"1": carried[0], b"2": [], b"3": []}
 
@@ -133,8 +139,8 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     writer = Writer(any_kafka, bodies)
     with writer.publishing() as publishers:
         for number in range(20):
-            publishers.move(writer.commit(b"%d" % number, b""))
-        eventually(lambda: publishers.done, "all is published")
+            publishers.on_version(writer.commit(b"%d" % number, b""))
+        eventually(lambda: publishers.is_done, "all is published")
     assert writer.found() == [value for number in range(20) for value in (b"%d" % number, b"")]
     place = published.newest(writer.store, writer.head, writer.topic)
     assert place is not None
@@ -142,33 +148,33 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     # Taken over by the next runner, which has nothing to do but to tidy up.
     writer.claim()
     with writer.publishing() as publishers:
-        eventually(lambda: writer.kafka.offsets(writer.internal)[0][0] > 0, "published records are deleted")
+        eventually(lambda: writer.kafka.offset_bounds(writer.internal)[0][0] > 0, "published records are deleted")
     assert len(writer.found()) == 40
-    assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
+    assert len(list(writer.store.list(keys.published_positions(writer.name, "s", writer.topic)))) == 1
 
 
 def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(any_kafka: Kafka) -> None:
     writer = Writer(any_kafka, bodies)
     with writer.publishing() as old:
-        old.move(writer.commit(b"1"))
-        eventually(lambda: old.done, "the first is published")
+        old.on_version(writer.commit(b"1"))
+        eventually(lambda: old.is_done, "the first is published")
         writer.claim()
         with writer.publishing() as new:
-            new.move(head := writer.commit(b"2"))
-            eventually(lambda: new.done, "the second is published")
-            old.move(head)
+            new.on_version(head := writer.commit(b"2"))
+            eventually(lambda: new.is_done, "the second is published")
+            old.on_version(head)
             assert isinstance(failure(old), Fenced)
-            new.move(writer.commit(b"3"))
-            eventually(lambda: new.done, "the third is published")
+            new.on_version(writer.commit(b"3"))
+            eventually(lambda: new.is_done, "the third is published")
     assert writer.found() == [b"1", b"2", b"3"]
 
 
-def opened(transactions: Transactions) -> tuple[int, str] | None:
+def opened(transactions: TransactionalProducer) -> tuple[int, str] | None:
     """The place that was committed, once Kafka knows who looks after the group's."""
     found: list[tuple[int, str] | None] = []
 
     def answers() -> bool:
-        with suppress(Broken):
+        with suppress(TransactionFailed):
             found.append(transactions.open())
         return bool(found)
 
@@ -190,17 +196,17 @@ def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_an
         patience_s=60,
         timeout_s=2,
     )
-    with closing(properties.transactions(settings)) as transactions:
+    with closing(properties.transactional_producer(settings)) as transactions:
         assert opened(transactions) is None
         transactions.begin()
-        transactions.add([b"k"], [b"before it was away"])
+        transactions.write([b"k"], [b"before it was away"])
         # Who reads what is committed sees the end move once the broker has given it up.
-        eventually(lambda: properties.offsets(topic)[1] == (2,), "the broker has given it up")
-        with pytest.raises(Overtaken):
+        eventually(lambda: properties.offset_bounds(topic)[1] == (2,), "the broker has given it up")
+        with pytest.raises(ProducerFenced):
             transactions.commit(1, "place")
         assert opened(transactions) is None
         transactions.begin()
-        transactions.add([b"k"], [b"again"])
+        transactions.write([b"k"], [b"again"])
         transactions.commit(1, "place")
         # Kafka says that it is committed before it is on each topic.
         eventually(lambda: len(list(committed(properties, topic))) == 1, "it is there")
@@ -220,9 +226,9 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: 
 
     writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(tell))
     with writer.publishing() as publishers:
-        publishers.move(writer.commit(b"a", b"b"))
-        publishers.move(writer.commit(b"c"))
-        eventually(lambda: publishers.done, "both are done")
+        publishers.on_version(writer.commit(b"a", b"b"))
+        publishers.on_version(writer.commit(b"c"))
+        eventually(lambda: publishers.is_done, "both are done")
     assert calls == [(2, [b"a", b"b"])] * 3 + [(3, [b"c"])]
 
     def always(*_: object) -> None:
@@ -230,7 +236,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(memory_kafka: 
 
     writer = Writer(memory_kafka, lambda _topic: sw.foreach_version(always))
     with writer.publishing(patience_s=3) as publishers:
-        publishers.move(writer.commit(b"a"))
+        publishers.on_version(writer.commit(b"a"))
         error = failure(publishers)
     assert isinstance(error, Refused)
     assert "sink 'always' of stage 's', at v2 does not run" in error.message
@@ -249,9 +255,9 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
     # A batch of that size is taken, and one of a byte more is not. Nothing makes these bytes fewer.
     exact = next(body for size in range(900, 1_000) if whole_size(body := os.urandom(size)) == 1_000)
     with writer.publishing() as publishers:
-        publishers.move(writer.commit(*[exact] * 3))
-        eventually(lambda: publishers.done, "it is published", 60)
-        publishers.move(writer.commit(exact + b"x"))
+        publishers.on_version(writer.commit(*[exact] * 3))
+        eventually(lambda: publishers.is_done, "it is published", 60)
+        publishers.on_version(writer.commit(exact + b"x"))
         error = failure(publishers)
     assert isinstance(error, Refused)
     said = f"'{writer.topic}': the record with no key of {len(exact) + 1:,} bytes exceeds the topic's"
@@ -262,22 +268,22 @@ def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: Embedded
 
 def whole_size(body: bytes) -> int:
     rows = pa.table({"key": pa.nulls(1, pa.binary()), "value": [body]})
-    return int(batch_bytes(rows)[0])
+    return int(single_batch_bytes(rows)[0])
 
 
 def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(memory_kafka: MemoryKafka) -> None:
     writer = Writer(memory_kafka, bodies)
     writer.commit(b"1")
     writer.commit(b"2")
-    writer.kafka.delete_records(writer.internal, writer.kafka.offsets(writer.internal)[1][0])
+    writer.kafka.delete_records(writer.internal, writer.kafka.offset_bounds(writer.internal)[1][0])
     with writer.publishing() as publishers:
         error = failure(publishers)
     assert isinstance(error, Gone)
     assert "are gone from Kafka, and were not published" in error.message
     writer.claim()
     with writer.publishing(accept_loss=True) as publishers:
-        publishers.move(writer.commit(b"3"))
-        eventually(lambda: publishers.done, "the rest is published")
+        publishers.on_version(writer.commit(b"3"))
+        eventually(lambda: publishers.is_done, "the rest is published")
     assert writer.found() == [b"3"]
 
 
@@ -295,7 +301,7 @@ def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_somethin
         writer.claim()
     writer.stage = before
     with writer.publishing() as publishers:
-        eventually(lambda: publishers.done, "it is published")
+        eventually(lambda: publishers.is_done, "it is published")
     writer.stage = other.stages["s"]
     assert writer.claim().sinks == {}
 
@@ -306,7 +312,7 @@ def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_i
     writer = Writer(memory_kafka, bodies)
     writer.commit(b"a", b"b")
     with writer.publishing() as publishers:
-        eventually(lambda: publishers.done, "two are published")
+        eventually(lambda: publishers.is_done, "two are published")
     writer.commit(b"lost")
     former = memory_kafka.topic_id(writer.internal)
     memory_kafka.delete_topics([writer.internal])
@@ -321,7 +327,7 @@ def test_an_internal_topic_that_was_made_again_stops_its_stage_and_begins_anew_i
     assert sink.topic_id == memory_kafka.topic_id(writer.internal)
     writer.commit(b"c")
     with writer.publishing() as publishers:
-        eventually(lambda: publishers.done, "the third is published")
+        eventually(lambda: publishers.is_done, "the third is published")
     assert writer.found() == [b"a", b"b", b"c"]
 
 
@@ -340,12 +346,12 @@ def test_a_watch_tells_of_every_kind_of_topic_with_one_request(memory_kafka: Mem
     )
     for topic in (*topics, writer.internal):
         watch = TopicWatch(memory_kafka, writer.name, [SimpleNamespace(head=head)])  # type: ignore[list-item]
-        assert watch.look() is None
+        assert watch.check() is None
         former = memory_kafka.topic_id(topic)
         memory_kafka.delete_topics([topic])
-        assert watch.look() is None  # whoever reads it says so
+        assert watch.check() is None  # whoever reads it says so
         memory_kafka.create_topics({topic: 3})
-        found = watch.look()
+        found = watch.check()
         assert found is not None
         assert f"{topic!r} was deleted and made again while the app ran: it was the one of id {former}" in found.message
         assert "--accept-loss" in found.hint

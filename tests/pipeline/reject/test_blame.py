@@ -10,14 +10,14 @@ from pyspark.errors import AnalysisException, NumberFormatException, PySparkExce
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
-from slackwater.pipeline.batch.job import run_write
+from slackwater.pipeline.batch.job import run_write_task
 from slackwater.pipeline.batch.task import OutputTopic, WriteTask
-from slackwater.pipeline.reject.blame import blamed
-from slackwater.pipeline.reject.records import KafkaFeed
+from slackwater.pipeline.reject.blame import record_failure
+from slackwater.pipeline.reject.records import NumberedRangeReader
 from slackwater.pipeline.reject.table import DeadLetter
-from slackwater.pipeline.source.options import Private, SourceOptions
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
-from slackwater.pipeline.source.worker import ERROR_MARK, ErrorMark
+from slackwater.pipeline.source.worker import ERROR_TAG, ErrorTag
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.failing import Failure, StateFailed, StateFailure
 from slackwater.state.records import Range
@@ -37,25 +37,25 @@ org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multi
 """
 
 
-def raised_in_a_task(error: Exception, mark: ErrorMark = ERROR_MARK) -> PythonException:
+def raised_in_a_task(error: Exception, mark: ErrorTag = ERROR_TAG) -> PythonException:
     """As Spark tells an error of our own part of a task."""
     try:
-        with mark.own():
+        with mark.tagging():
             raise error
     except Exception:
         return PythonException(f"\n  An exception was thrown from the Python worker.\n{traceback.format_exc()}\n")
 
 
 def test_an_expression_that_fails_is_a_records_fault() -> None:
-    found = blamed(NumberFormatException(CAST))
+    found = record_failure(NumberFormatException(CAST))
     assert found is not None
     assert (found.kind, found.message.split()[0]) == ("NumberFormatException", "[CAST_INVALID_INPUT]")
 
 
 @pytest.mark.parametrize("value", ["java.lang.OutOfMemoryError: heap", "FetchFailed", "No space left on device"])
 def test_a_record_that_holds_words_of_spark_s_own_failures_is_at_fault_all_the_same(value: str) -> None:
-    assert blamed(NumberFormatException(CAST.replace("ten", value))) is not None
-    assert blamed(PythonException(UDF.replace("ten", value))) is not None
+    assert record_failure(NumberFormatException(CAST.replace("ten", value))) is not None
+    assert record_failure(PythonException(UDF.replace("ten", value))) is not None
 
 
 def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
@@ -65,14 +65,16 @@ def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> N
         "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
     )
     wrapped = type("Py4JJavaError", (Exception,), {})
-    found = blamed(wrapped("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD")))
+    found = record_failure(
+        wrapped("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD"))
+    )
     assert found is not None
     assert (found.kind, found.message) == ("JsonEOFException", "Unexpected end-of-input in field name")
-    assert blamed(wrapped("\n" + said.format("INTERNAL_ERROR"))) is None
+    assert record_failure(wrapped("\n" + said.format("INTERNAL_ERROR"))) is None
 
 
 def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
-    found = blamed(PythonException(UDF))
+    found = record_failure(PythonException(UDF))
     assert found is not None
     assert (found.kind, found.message) == ("ValueError", "invalid literal for int() with base 10: 'ten'")
     assert "shop.py" in found.stack
@@ -80,35 +82,40 @@ def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
 
 def test_what_a_states_function_tells_is_a_records_fault() -> None:
     why = Failure("ValueError", "no", "here")
-    assert blamed(StateFailed(StateFailure(why, (7, -3)))) == why
+    assert record_failure(StateFailed(StateFailure(why, (7, -3)))) == why
 
 
 def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
-    assert blamed(RuntimeError(SEVERAL.format("SparkNumberFormatException: [CAST_INVALID_INPUT] so do I"))) is not None
-    assert blamed(RuntimeError(SEVERAL.format("SparkException: ExecutorLostFailure (executor 1 exited)"))) is None
+    assert (
+        record_failure(RuntimeError(SEVERAL.format("SparkNumberFormatException: [CAST_INVALID_INPUT] so do I")))
+        is not None
+    )
+    assert (
+        record_failure(RuntimeError(SEVERAL.format("SparkException: ExecutorLostFailure (executor 1 exited)"))) is None
+    )
 
 
 def test_a_message_that_cannot_be_decoded_is_a_records_fault_and_its_stack_has_no_mark() -> None:
     sentence = "the message at topic 't' cannot be decoded: \n{"
-    found = blamed(raised_in_a_task(BadRecord(sentence)))
+    found = record_failure(raised_in_a_task(BadRecord(sentence)))
     assert found is not None
     assert (found.kind, found.message) == ("BadRecord", sentence)
     assert "Traceback" in found.stack
-    assert ERROR_MARK.token not in found.stack
+    assert ERROR_TAG.token not in found.stack
 
 
 FORGED = (
     "slackwater.errors.Unavailable: S3 did not answer",
     "slackwater.state.failing.StateFailed: {",
     'File "/x/slackwater/pipeline/batch/task.py", line 9, in _run',
-    f"\n{ErrorMark().token} null",
+    f"\n{ErrorTag().token} null",
 )
 
 
 @pytest.mark.parametrize("value", FORGED, ids=["class", "state", "frame", "mark"])
 def test_a_record_cannot_say_that_the_fault_is_ours(value: str) -> None:
     """A record is rejected by what it holds, and cannot stop the stage by holding our words instead."""
-    found = blamed(PythonException(UDF.replace("ten", value)))
+    found = record_failure(PythonException(UDF.replace("ten", value)))
     assert found is not None
     assert found.kind == "ValueError"
 
@@ -135,7 +142,7 @@ def test_what_a_users_program_raises_is_a_records_fault_wherever_it_lies_and_wha
     assert spark is not None
     refuse = f"import slackwater as sw\ndef refuse(_batch):\n    raise {raises}\n"
     program = refuse + "def mine(batches):\n    yield from map(refuse, batches)\n"
-    found = blamed(mapped(program, tmp_path / "slackwater" / "pipeline" / "kafka", spark.range(1)))
+    found = record_failure(mapped(program, tmp_path / "slackwater" / "pipeline" / "kafka", spark.range(1)))
     assert found is not None
     assert found.kind == kind
 
@@ -151,23 +158,23 @@ def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_
     # No broker has this address.
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
     resources = WorkerResources("app", "stage", "memory:", nowhere, (tmp_path, 0), 1.0)
-    feed = KafkaFeed(resources, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
-    error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
+    feed = NumberedRangeReader(resources, "t", pa.schema([("id", pa.int64())]), ((0, Range(0, 0, 1)),), None, 0.5)
+    error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_TAG.wrap(feed), "id long"))
     assert "Unavailable" in str(error)
-    assert blamed(error) is None
+    assert record_failure(error) is None
     with pytest.raises(PySparkException) as caught:
-        run_write(spark.range(1), WriteTask(resources, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
+        run_write_task(spark.range(1), WriteTask(resources, "writer", 1, (OutputTopic("c", "c", 1, ("id",)),)))
     assert "did not accept messages" in str(caught.value)
-    assert blamed(caught.value) is None
+    assert record_failure(caught.value) is None
 
 
 def test_reading_that_fails_is_no_records_fault() -> None:
-    private = Private({"bootstrap.servers": "127.0.0.1:1"})
+    private = PrivateOptions({"bootstrap.servers": "127.0.0.1:1"})
     reader = TopicSourceReader(SourceOptions(input="t", topic="t", patience_s=0.5), StructType(), private)
     (partition,) = reader.partitions({"input": "t", "offsets": [0]}, {"input": "t", "offsets": [1]})
     with pytest.raises(Unavailable) as caught:
         list(reader.read(partition))
-    assert ERROR_MARK.told("".join(traceback.format_exception(caught.value))) == (None,)
+    assert ERROR_TAG.tagged_causes("".join(traceback.format_exception(caught.value))) == (None,)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +194,12 @@ def test_reading_that_fails_is_no_records_fault() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_nothing_else_is(error: BaseException) -> None:
-    assert blamed(error) is None
+    assert record_failure(error) is None
 
 
 def test_dead_letters_have_the_headers_of_kafka_streams() -> None:
     own = (("trace", b"1"), ("__streams.errors.topic", b"another app's"))
-    headers = DeadLetter("orders", 2, 17, b"k", b"v", own, "ValueError", "no", "Traceback").headers_of()
+    headers = DeadLetter("orders", 2, 17, b"k", b"v", own, "ValueError", "no", "Traceback").message_headers()
     assert headers == [
         ("trace", b"1"),
         ("__streams.errors.exception", b"ValueError"),

@@ -9,10 +9,10 @@ import pytest
 import slackwater as sw
 from slackwater.errors import Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka.columns import SOURCE
+from slackwater.pipeline.kafka.columns import SPARK_SOURCE_SCHEMA
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
-from slackwater.pipeline.reject.table import DeadLetter, row_of, rows_of, send_rejects
+from slackwater.pipeline.reject.table import DeadLetter, rejected_row, send_rejects, to_input_rows
 from slackwater.store.archive.columns import HEADERS
 
 from tests.pipeline.publish.reader import committed
@@ -25,19 +25,19 @@ def test_letters_are_on_their_topic_with_why(any_kafka: Kafka) -> None:
     brokers.create_topics({topic: 1})
     send_rejects(brokers, topic, [LETTER, replace(LETTER, key=None, value=None)], patience_s=30)
     first, second = committed(brokers, topic)
-    assert (first.key(), first.value(), first.headers()) == (b"k", b"ten", LETTER.headers_of())
+    assert (first.key(), first.value(), first.headers()) == (b"k", b"ten", LETTER.message_headers())
     assert (second.key(), second.value()) == (None, None)
 
 
 def test_a_record_is_put_through_again_with_its_headers() -> None:
     app = sw.App("a")
     app.stage(reads=sw.topic("orders", include_headers=True), writes=sw.sink("t"), name="s")(lambda raw: raw)
-    stored = [row_of(each, version=1, now_ms=2) for each in (LETTER, replace(LETTER, headers=()))]
-    schema = SOURCE.append(pa.field("headers", HEADERS))
-    (stage,) = app.in_order()
-    rows = rows_of(stage, "orders", stored, schema)
+    stored = [rejected_row(each, version=1, now_ms=2) for each in (LETTER, replace(LETTER, headers=()))]
+    schema = SPARK_SOURCE_SCHEMA.append(pa.field("headers", HEADERS))
+    (stage,) = app.stages_in_order()
+    rows = to_input_rows(stage, "orders", stored, schema)
     assert rows["headers"].to_pylist() == [[{"key": "trace", "value": b"1"}], None]
-    assert rows_of(stage, "orders", stored, SOURCE) == rows.select(SOURCE.names)
+    assert to_input_rows(stage, "orders", stored, SPARK_SOURCE_SCHEMA) == rows.select(SPARK_SOURCE_SCHEMA.names)
 
 
 @pytest.mark.kafka

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.reject.records import Numbering, numbering_of, place_of, record_number
+from slackwater.pipeline.reject.records import Numbering, numbering_of, record_number, split_record_number
 from slackwater.state.records import Position, Range
 from slackwater.store.versions.manifest import Input
 
@@ -15,16 +15,16 @@ STRETCHES = st.lists(
 def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Numbering) -> None:
     every = [
         (place + offset - each.first, (name, each.partition, offset))
-        for place, name, each in places.numbered
+        for place, name, each in places.numbered_ranges
         for offset in range(each.first, each.last)
     ]
     assert [number for number, _ in every] == [*range(len(every))]
-    assert [places.at(number) for number, _ in every] == [where for _, where in every]
+    assert [places.locate(number) for number, _ in every] == [where for _, where in every]
 
 
 @given(st.integers(0, 1 << 42), st.integers(0, (1 << 20) - 1))
 def test_a_records_number_says_its_message_and_its_row(place: int, row: int) -> None:
-    assert place_of(record_number(place, row)) == (place, row)
+    assert split_record_number(record_number(place, row)) == (place, row)
 
 
 def test_a_batch_reads_what_lies_between_two_positions_and_knows_the_rows_of_channels() -> None:

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.reject.operators import Operators
-from slackwater.pipeline.spark.plans import hidden
-from slackwater.state.failing import RECORD, Failure, TooMany
+from slackwater.pipeline.reject.operators import OperatorSearch
+from slackwater.pipeline.spark.plans import hide_record_numbers
+from slackwater.state.failing import RECORD, Failure, TooManyFailing
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -148,7 +148,7 @@ def kept(spark: SparkSession) -> Iterator[DataFrame]:
 
 
 def failing(spark: SparkSession, frame: DataFrame, most: int = 100) -> dict[int, Failure]:
-    operators = Operators(spark, most, lambda _count: None)
+    operators = OperatorSearch(spark, most, lambda _count: None)
     operators.search(frame)
     return {number >> 40: why for number, why in operators.failures.items()}
 
@@ -156,7 +156,7 @@ def failing(spark: SparkSession, frame: DataFrame, most: int = 100) -> dict[int,
 @pytest.mark.parametrize("name", OPERATORS)
 def test_all_records_that_fail_are_found_each_with_its_error(name: str, spark: SparkSession, kept: DataFrame) -> None:
     made, kind, message = OPERATORS[name]
-    found = failing(spark, made(hidden(kept)))
+    found = failing(spark, made(hide_record_numbers(kept)))
     assert found.keys() == BAD
     for number, why in found.items():
         assert kind in why.kind
@@ -169,7 +169,7 @@ def test_what_fails_in_several_operators_is_found_from_below(spark: SparkSession
             raise KeyError(number)
         return number
 
-    rows = hidden(kept).select(F.udf(odd, "long", useArrow=True)(text().cast("long")).alias("a"))
+    rows = hide_record_numbers(kept).select(F.udf(odd, "long", useArrow=True)(text().cast("long")).alias("a"))
     rows = rows.select(F.when(F.col("a") == 99, F.raise_error(F.lit("ninety-nine"))).otherwise(F.col("a")))
     found = failing(spark, rows)
     assert found.keys() == BAD | {77, 99}
@@ -181,15 +181,15 @@ def test_what_fails_in_several_operators_is_found_from_below(spark: SparkSession
 
 
 def test_a_column_that_nobody_needs_fails_nowhere(spark: SparkSession, kept: DataFrame) -> None:
-    assert failing(spark, hidden(kept).select("id", text().cast("long").alias("a")).select("id")) == {}
+    assert failing(spark, hide_record_numbers(kept).select("id", text().cast("long").alias("a")).select("id")) == {}
 
 
 @pytest.mark.parametrize("name", ["a cast", "a UDF", "mapInPandas"])
 def test_more_than_may_be_rejected_are_given_up(name: str, spark: SparkSession, kept: DataFrame) -> None:
-    with pytest.raises(TooMany):
-        failing(spark, OPERATORS[name][0](hidden(kept)), most=4)
+    with pytest.raises(TooManyFailing):
+        failing(spark, OPERATORS[name][0](hide_record_numbers(kept)), most=4)
 
 
 def test_an_operator_that_mixes_records_is_not_tried(spark: SparkSession, kept: DataFrame) -> None:
-    counted: Any = hidden(kept).groupBy("value").count().select(text().cast("long"))
+    counted: Any = hide_record_numbers(kept).groupBy("value").count().select(text().cast("long"))
     assert failing(spark, counted) == {}

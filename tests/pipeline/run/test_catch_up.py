@@ -28,7 +28,7 @@ def test_it_is_done_when_what_was_there_has_come_to_the_last_stage_and_then_at_o
     # In the end every stage has its turn again and again, and there is always more to read.
     for number, stage in enumerate([*schedule, *STAGES * 10]):
         diamond.step(stage, max_records=4)
-        done = catch_up.done(heads(diamond))
+        done = catch_up.is_done(heads(diamond))
         assert not done or seen(diamond, "joined") >= set(range(there))
         if done:
             assert number < len(schedule) + len(STAGES) * 9
@@ -38,7 +38,7 @@ def test_it_is_done_when_what_was_there_has_come_to_the_last_stage_and_then_at_o
 
 def test_an_idle_app_has_caught_up_at_once() -> None:
     diamond = Diamond()
-    assert CatchUp(diamond.store, APP, {"numbers": (0,)}).done(heads(diamond))
+    assert CatchUp(diamond.store, APP, {"numbers": (0,)}).is_done(heads(diamond))
 
 
 def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> None:
@@ -46,9 +46,9 @@ def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> Non
     owing = heads(diamond)
     owing["joined"] = replace(owing["joined"], event_time=EventTime(60, due_ms=50, next_due_ms=60))
     catch_up = CatchUp(diamond.store, APP, {"numbers": (0,)})
-    assert not catch_up.done(owing)
+    assert not catch_up.is_done(owing)
     done = EventTime(60, due_ms=60, next_due_ms=61)
-    assert catch_up.done(owing | {"joined": replace(owing["joined"], event_time=done)})
+    assert catch_up.is_done(owing | {"joined": replace(owing["joined"], event_time=done)})
 
 
 def test_nobody_waits_for_upstreams_watermark_where_the_stage_says_its_own() -> None:
@@ -63,16 +63,16 @@ def test_nobody_waits_for_upstreams_watermark_where_the_stage_says_its_own() -> 
     # The planner has no batch to make of the last one, which says no more than that before it.
     assert evens.inputs["moved"].version < moves.version
     now = diamond.heads | {"evens": replace(evens, inputs={"moved": replace(evens.inputs["moved"], watermark_ms=90)})}
-    assert not CatchUp(diamond.store, APP, {"numbers": (0,)}).done(now)
-    assert CatchUp(diamond.store, APP, {"numbers": (0,)}, {"evens": {"moved"}}).done(now)
+    assert not CatchUp(diamond.store, APP, {"numbers": (0,)}).is_done(now)
+    assert CatchUp(diamond.store, APP, {"numbers": (0,)}, {"evens": {"moved"}}).is_done(now)
 
 
 def test_of_a_writer_that_runs_elsewhere_its_head_at_the_start_counts() -> None:
     diamond = Diamond()
     diamond.step("moves")
     catch_up = CatchUp(diamond.store, APP, {})
-    assert not catch_up.done(heads(diamond, "moves", "joined"))
+    assert not catch_up.is_done(heads(diamond, "moves", "joined"))
     for stage in ("moves", "evens", "odds"):
-        assert not catch_up.done(heads(diamond, "moves", "joined"))
+        assert not catch_up.is_done(heads(diamond, "moves", "joined"))
         diamond.step(stage)
-    assert catch_up.done(heads(diamond, "moves", "joined"))
+    assert catch_up.is_done(heads(diamond, "moves", "joined"))

@@ -11,18 +11,18 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
-from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.messages import send_messages
 from slackwater.pipeline.run.claim import Claimer
-from slackwater.snapshot.change.stages import absent, retire
+from slackwater.snapshot.change.stages import retire, stages_missing_from_program
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query import log
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Lost
+from slackwater.store.versions.manifest import AppInfo, LostRecords
 
 ROWS = StructType([StructField("n", LongType())])
 
@@ -42,7 +42,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(
         app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
     memory_kafka.create_topics({events: 1})
     claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
-    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    shape = StageSchemas({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     claimer.claim(sender, shape, 1)
     early = claimer.claim(app.stages["early"], shape, 1)
@@ -69,31 +69,33 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     def delete(*before: int) -> None:
         for partition, offset in enumerate(before):
             memory_kafka.delete_records(events, offset, partition)
-        assert memory_kafka.offsets(events)[0] == before
+        assert memory_kafka.offset_bounds(events)[0] == before
 
     refusing = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
     accepting = replace(refusing, accept_loss=True)
-    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    shape = StageSchemas({}, {"by-n": ROWS}, (), None, None)
     ensure_app(refusing.store, AppInfo(app.name, 1))
     refusing.create_channels((old,))
     refusing.claim(old, shape, 1)
-    send(memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
+    send_messages(
+        memory_kafka, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30
+    )
     delete(3, 0)
 
     with pytest.raises(Gone, match=rf"would continue at offsets that are gone from Kafka: {events}\[0\] 0\.\.3\n"):
-        refusing.check(old)
+        refusing.check_stage(old)
     claimed = accepting.claim(old, shape, 2)
-    assert claimed.lost == {events: Lost(events, (0, 0), (3, 0))}
+    assert claimed.lost == {events: LostRecords(events, (0, 0), (3, 0))}
     assert (claimed.inputs[events].offsets, claimed.inputs[events].lost) == ((3, 0), (3, 0))
     delete(3, 2)
     again = accepting.claim(old, shape, 3)
-    assert (again.lost, again.inputs[events].lost) == ({events: Lost(events, (3, 0), (3, 2))}, (3, 2))
-    newest, before, _ = log.entries(refusing.store, app.name, stage="same")
+    assert (again.lost, again.inputs[events].lost) == ({events: LostRecords(events, (3, 0), (3, 2))}, (3, 2))
+    newest, before, _ = log.log_entries(refusing.store, app.name, stage="same")
     assert (newest.windows, newest.lost, before.lost) == ((), again.lost, claimed.lost)
     assert accepting.claim(old, shape, 4).lost == {}
 
     # For a new stage nothing was lost on its way; it says what it begins without, before anything is claimed.
-    refusing.check_shape(new, shape, *refusing.check(new))
+    refusing.check_shape(new, shape, *refusing.check_stage(new))
     unseen = f"new stage 'new' on input {events} will not see {events}[0] 0..3, {events}[1] 0..2, gone from"
     assert [message for message in caplog.messages if unseen in message]
     begun = refusing.claim(new, shape, 5)
@@ -111,12 +113,12 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     memory_kafka.create_topics({events: 1})
     ensure_app(store, AppInfo(app.name, 1))
     claimer = Claimer(store, memory_kafka, app, {}, "w", "test", accept_loss=False)
-    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    shape = StageSchemas({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     for stage in (sender, reader):
         claimer.claim(stage, shape, 1)
     retire(store, app.name, "reader", by="ada@host", now_ms=2)
-    assert absent(store, app.name, {"same"}) == ()
+    assert stages_missing_from_program(store, app.name, {"same"}) == ()
     back = claimer.claim(reader, shape, 3)
     assert (back.kind, back.retired, back.epoch) == ("claim", False, 3)
     retire(store, app.name, "reader", by="ada@host", now_ms=4)
@@ -126,7 +128,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
         os.utime(path, (1, 1))
     assert collect(store, app.name, Retention(versions=1), by="test").objects
     with pytest.raises(Refused, match=r"'reader' was retired after reading same up to v0, but the history of same now"):
-        claimer.check(reader)
+        claimer.check_stage(reader)
 
 
 def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(
@@ -138,14 +140,14 @@ def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(
     app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     memory_kafka.create_topics({events: 1})
     claimer = Claimer(LocalStore(tmp_path), memory_kafka, app, {}, "w", "test", accept_loss=False)
-    stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
+    stage, shape = app.stages["same"], StageSchemas({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((stage,))
 
     def more() -> None:
-        send(memory_kafka, events, [(0, b"x")] * 5, b"", patience_s=30)
+        send_messages(memory_kafka, events, [(0, b"x")] * 5, b"", patience_s=30)
 
     more()
-    assert claimer.check(stage)[1][events].ends == (5,)
+    assert claimer.check_stage(stage)[1][events].ends == (5,)
     more()
     assert claimer.claim(stage, shape, 1).inputs[events].offsets == (10,)
     # Another runner reads on, beyond where the topic ended when this one checked it.

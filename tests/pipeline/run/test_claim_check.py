@@ -10,10 +10,10 @@ from msgspec import structs
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from slackwater.errors import Refused, Usage
-from slackwater.operations.exchange.first_version import check_takes_rows
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.run.claim import Claimer, agreed, check_declared, with_tasks
-from slackwater.state.kinds.due import Final
+from slackwater.operations.exchange.first_version import check_accepts_rows
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.pipeline.run.claim import Claimer, check_declared, reconcile_table, with_tasks
+from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.processor import Processor
 from slackwater.state.kinds.session import Sessions
 from slackwater.state.kinds.state_variables import Variable
@@ -41,7 +41,7 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
     topic = sw.App("app")
     topic.stage(reads=sw.topic("by-n"), writes=sw.repartition("on", "n"), name="counts")(same)
     with pytest.raises(Refused, match=r"'by-n' is now a topic from outside the app; .* by its stage 'legs'") as refused:
-        claimer(topic, store).check(topic.stages["counts"])
+        claimer(topic, store).check_stage(topic.stages["counts"])
     assert "--rename-stage" not in refused.value.hint
 
     commit(store, Manifest("app", "totals", 1, 1, "w", 1, "claim", {"by-n": Input("by-n", (7,))}))
@@ -49,19 +49,19 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
     channel.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="legs")(same)
     channel.stage(reads="by-n", writes=sw.repartition("on", "n"), name="totals")(same)
     with pytest.raises(Refused, match=r"'by-n' is now written by its stage 'legs'; it was a topic from outside the"):
-        claimer(channel, store).check(channel.stages["totals"])
+        claimer(channel, store).check_stage(channel.stages["totals"])
 
     renamed = sw.App("app")
     renamed.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="hops")(same)
     renamed.stage(reads="by-n", writes=sw.repartition("on", "n"), name="counts")(same)
     with pytest.raises(Refused, match="is now written by 'hops'; it was written by 'legs'") as refused:
-        claimer(renamed, store).check(renamed.stages["counts"])
+        claimer(renamed, store).check_stage(renamed.stages["counts"])
     assert "--rename-stage legs=hops" in refused.value.hint
 
 
 def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     session = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
-    state = Final(sw.aggregate(n=sw.count()))
+    state = FinalKind(sw.aggregate(n=sw.count()))
     kept = Sessions(state, "visit")
     bound = kept.bind([pa.schema([("user", pa.string()), ("visit", session)])], ("visit", "user"))
     values = tuple(Column(field.name, from_arrow(field.type)) for field in bound.values)
@@ -72,7 +72,7 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     def agreed_on(name: str, key: list[str], declared: Table) -> Table | None:
         over = sw.repartition(name, "user")
         app.stage(reads=sw.topic("t"), writes=over, key=key, state=state.state, event_time=once, name=name)(same)
-        return agreed(app, app.stages[name], declared, head)
+        return reconcile_table(app, app.stages[name], declared, head)
 
     compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
     assert agreed_on("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
@@ -141,18 +141,18 @@ def test_a_class_that_ran_before_goes_on_without_spark_until_its_rows_are_known(
     check_declared((app := program("None")), app.stages["counts"], stored, with_spark=False)
     other = program("EventTime")
     with pytest.raises(Refused, match=r"state is processor\(time_mode=EventTime\), but was stored as processor\(time"):
-        claimer(other, store).check(other.stages["counts"])
+        claimer(other, store).check_stage(other.stages["counts"])
 
 
 def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -> None:
     for kind, what in (
         (sw.join("a", "b", within="1 hour"), "rows that wait for a join"),
-        (Sessions(Final(sw.aggregate(n=sw.count())), "visit"), "sessions that are open"),
+        (Sessions(FinalKind(sw.aggregate(n=sw.count())), "visit"), "sessions that are open"),
     ):
         with pytest.raises(Refused, match=f"its table holds {what}") as refused:
-            check_takes_rows("shop/till", kind)
+            check_accepts_rows("shop/till", kind)
         assert "starting_timestamp" in refused.value.hint
-    check_takes_rows("shop/till", sw.aggregate(n=sw.count()))
+    check_accepts_rows("shop/till", sw.aggregate(n=sw.count()))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +167,6 @@ def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
     head = structs.replace(stored.put({(1,): (2, "x")}), event_time=event_time)
     app = sw.App("app")
     app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
-    shape = Shape({}, {}, ("k",), head.table, None, late_by=late_by)
+    shape = StageSchemas({}, {}, ("k",), head.table, None, lateness_columns=late_by)
     claimer(app, stored.store).check_shape(app.stages["stage"], shape, head, {})
     assert ("stage app/stage has event time from now on" in caplog.text) == told

@@ -8,8 +8,8 @@ from threading import enumerate as threads
 import pytest
 from slackwater.errors import Corruption, Usage
 from slackwater.pipeline.listener import Listener
-from slackwater.pipeline.run.housekeeping import Collector, in_background
-from slackwater.pipeline.run.options import gc_every_ms
+from slackwater.pipeline.run.housekeeping import Collector, background_thread
+from slackwater.pipeline.run.options import parse_gc_interval
 from slackwater.snapshot.gc.collect import Collected
 from slackwater.snapshot.under_way import runners
 from slackwater.snapshot.verify.verify import verify
@@ -38,47 +38,47 @@ def app() -> Iterator[FlightsApp]:
 
 def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
     found = {stage: app.heads[stage].epoch for stage in stages}
-    runners.RUNNERS.put(app.store, runners.Beat(writer, "other:1", found), app.name)
+    runners.HEARTBEATS.put(app.store, runners.Heartbeat(writer, "other:1", found), app.name)
 
 
 def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:
     ours = collector(app, "legs", "aircraft", "carriers")
-    done = ours.look(app.clock.now_ms)
+    done = ours.collect_if_due(app.clock.now_ms)
     assert done is not None
     assert done.objects > 0
-    assert ours.look(app.clock.now_ms) is None
+    assert ours.collect_if_due(app.clock.now_ms) is None
     wait(app, HOUR_MS + 1)
     gc(app)
-    assert ours.look(app.clock.now_ms) is None
+    assert ours.collect_if_due(app.clock.now_ms) is None
     wait(app, HOUR_MS + 1)
-    assert ours.look(app.clock.now_ms) is not None
+    assert ours.collect_if_due(app.clock.now_ms) is not None
 
 
 def test_one_that_broke_off_is_gone_on_with_in_minutes(app: FlightsApp) -> None:
     ours = collector(app, "legs", "aircraft", "carriers")
     with suppress(Killed), store_of(app).death_after(60):
-        ours.look(app.clock.now_ms)
-    assert ours.look(app.clock.now_ms) is None
+        ours.collect_if_due(app.clock.now_ms)
+    assert ours.collect_if_due(app.clock.now_ms) is None
     wait(app, 11 * 60_000)
-    done = ours.look(app.clock.now_ms)
+    done = ours.collect_if_due(app.clock.now_ms)
     assert done is not None
     assert done.objects
     wait(app, 11 * 60_000)
-    assert ours.look(app.clock.now_ms) is None
+    assert ours.collect_if_due(app.clock.now_ms) is None
 
 
 def test_of_several_runners_that_one_collects_which_has_the_first_stage_that_runs(app: FlightsApp) -> None:
     first, second = collector(app, "legs"), collector(app, "aircraft", "carriers")
     # Nobody says that legs runs.
     beat(app, "aircraft", "carriers")
-    assert second._leads(app.clock.now_ms)
+    assert second._has_turn(app.clock.now_ms)
     beat(app, "legs", writer="01K9TZ3Y5C8V0WQ2X4N6M8R0TC")
-    assert first._leads(app.clock.now_ms)
-    assert not second._leads(app.clock.now_ms)
-    assert second.look(app.clock.now_ms) is None
+    assert first._has_turn(app.clock.now_ms)
+    assert not second._has_turn(app.clock.now_ms)
+    assert second.collect_if_due(app.clock.now_ms) is None
     # Its sign of life grows old.
     wait(app, 120_000)
-    assert second._leads(app.clock.now_ms)
+    assert second._has_turn(app.clock.now_ms)
 
 
 def test_a_runner_whose_stage_was_taken_over_does_not_collect(app: FlightsApp) -> None:
@@ -87,7 +87,7 @@ def test_a_runner_whose_stage_was_taken_over_does_not_collect(app: FlightsApp) -
     app.claim("legs")
     newer, app.heads["legs"] = app.heads["legs"], taken
     assert newer.epoch > taken.epoch
-    assert former.look(app.clock.now_ms) is None
+    assert former.collect_if_due(app.clock.now_ms) is None
     app.heads["legs"] = newer
 
 
@@ -98,9 +98,9 @@ def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: py
     history._recent.clear()
     broken = collector(app, "legs")
     with pytest.raises(Corruption):
-        broken.look(app.clock.now_ms)
+        broken.collect_if_due(app.clock.now_ms)
     broken.every_ms = 4
-    with in_background("collector", broken.work):
+    with background_thread("collector", broken.run):
         eventually(lambda: "nothing was deleted" in caplog.text, "it says so")
     store.put(key, whole)
 
@@ -113,7 +113,7 @@ def test_what_nobody_thought_of_ends_neither_run_nor_collector(
 
     store_of(app).before = fails
     broken = collector(app, "legs", every_ms=4)
-    with in_background("collector", broken.work):
+    with background_thread("collector", broken.run):
         eventually(lambda: caplog.text.count("failed; the next one continues") >= 2, "it looks again")
     store_of(app).before = lambda verb, key: None
 
@@ -122,12 +122,12 @@ def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) 
     told, heard = [], Event()
 
     class Told(Listener):
-        def collected(self, done: Collected) -> None:
+        def on_gc(self, done: Collected) -> None:
             told.append(done)
             heard.set()
 
     ours = collector(app, "legs", "aircraft", "carriers", listener=Told(), every_ms=4)
-    with in_background("collector", ours.work):
+    with background_thread("collector", ours.run):
         assert heard.wait(30)
     assert "collector" not in {thread.name for thread in threads()}
     assert told[0].objects > 0
@@ -137,10 +137,10 @@ def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) 
     ("text", "every_ms"), [("off", None), ("1h", HOUR_MS), ("90s", 90_000), ("1 day", 24 * HOUR_MS)]
 )
 def test_how_often_is_a_span_or_off(text: str, every_ms: int | None) -> None:
-    assert gc_every_ms("--gc", text) == every_ms
+    assert parse_gc_interval("--gc", text) == every_ms
 
 
 @pytest.mark.parametrize("text", ["on", "10s", ""])
 def test_how_often_is_nothing_else(text: str) -> None:
     with pytest.raises(Usage, match="--gc"):
-        gc_every_ms("--gc", text)
+        parse_gc_interval("--gc", text)

@@ -31,7 +31,7 @@ class Driver:
         self.health = Health(hung_s, self.clock)
         self.held = False
         self.tasks = 0
-        self.health.running({"s": trigger_s}, patience_s, lambda _stage: self.held)
+        self.health.on_running({"s": trigger_s}, patience_s, lambda _stage: self.held)
 
     def pass_time(
         self, seconds: float, *, busy: bool = False, version: int = 1, tasks: bool = False, records: int | None = 0
@@ -40,44 +40,44 @@ class Driver:
         for _ in range(round(seconds / 5)):
             self.clock.now += 5
             self.tasks += tasks
-            self.health.looped()
-            self.health.checked()
-            self.health.spark(self.tasks)
-            self.health.looked("s", busy=busy, version=version)
-            self.health.lags(lags(records))
+            self.health.on_loop()
+            self.health.on_ownership_checked()
+            self.health.on_spark_answered(self.tasks)
+            self.health.on_stage_polled("s", busy=busy, version=version)
+            self.health.on_lags(lags(records))
 
 
 def test_a_run_that_waits_for_records_lives_for_ever() -> None:
     driver = Driver()
     driver.pass_time(100_000)
-    assert (driver.health.hangs(), driver.health.lacks()) == ((), ())
+    assert (driver.health.liveness_problems(), driver.health.readiness_problems()) == ((), ())
 
 
 def test_nobody_knows_whether_records_wait_while_kafka_is_away() -> None:
     driver = Driver()
     driver.pass_time(100_000, records=None)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
 
 
 def test_a_jvm_that_does_not_answer_hangs_the_run() -> None:
     driver = Driver()
     for _ in range(30):
         driver.clock.now += 2
-        driver.health.looped()
-    assert driver.health.hangs() == ()
+        driver.health.on_loop()
+    assert driver.health.liveness_problems() == ()
     driver.clock.now += 5
-    driver.health.looped()
-    assert driver.health.hangs() == ("Spark's JVM has not answered for 65 s",)
-    driver.health.spark(1)
-    assert driver.health.hangs() == ()
+    driver.health.on_loop()
+    assert driver.health.liveness_problems() == ("Spark's JVM has not answered for 65 s",)
+    driver.health.on_spark_answered(1)
+    assert driver.health.liveness_problems() == ()
 
 
 def test_a_loop_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
     driver = Driver(patience_s=120)
     for second in range(200):
         driver.clock.now += 1
-        driver.health.spark(second)
-        assert driver.health.hangs() == (
+        driver.health.on_spark_answered(second)
+        assert driver.health.liveness_problems() == (
             () if second < 180 else (f"the driver's loop has been stuck for {second + 1} s",)
         )
 
@@ -85,21 +85,21 @@ def test_a_loop_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
 def test_a_long_batch_lives_while_its_tasks_end() -> None:
     driver = Driver()
     driver.pass_time(50_000, busy=True, tasks=True)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(600, busy=True)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(10, busy=True)
-    assert driver.health.hangs() == ("stage 's': no task of its batch has ended for 610 s",)
+    assert driver.health.liveness_problems() == ("stage 's': no task of its batch has ended for 610 s",)
     driver.pass_time(5, version=2)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
 
 
 def test_a_batch_may_wait_for_a_store_as_long_as_its_patience_lasts() -> None:
     driver = Driver(patience_s=3_600)
     driver.pass_time(3_600, busy=True)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(70, busy=True)
-    assert driver.health.hangs() != ()
+    assert driver.health.liveness_problems() != ()
 
 
 def test_a_stage_whose_batches_are_long_may_be_quiet_for_longer() -> None:
@@ -107,53 +107,53 @@ def test_a_stage_whose_batches_are_long_may_be_quiet_for_longer() -> None:
     driver.pass_time(200, busy=True)
     driver.pass_time(5, version=2)
     driver.pass_time(1_900, busy=True, version=2)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(120, busy=True, version=2)
-    assert driver.health.hangs() != ()
+    assert driver.health.liveness_problems() != ()
 
 
 def test_a_stage_that_begins_no_batch_though_records_wait_hangs_unless_it_is_held() -> None:
     driver = Driver()
     driver.pass_time(10_000)
     driver.pass_time(600, records=7)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(15, records=7)
-    assert driver.health.hangs() == ("stage 's': records are waiting, but no batch has started for 610 s",)
+    assert driver.health.liveness_problems() == ("stage 's': records are waiting, but no batch has started for 610 s",)
     driver.held = True
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
 
 
 def test_a_stage_of_a_long_trigger_is_waited_for() -> None:
     driver = Driver(trigger_s=3_600)
     driver.pass_time(3 * 3_600, records=7)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()
     driver.pass_time(30, records=7)
-    assert driver.health.hangs() != ()
+    assert driver.health.liveness_problems() != ()
 
 
 def test_a_start_and_an_end_may_take_long_step_by_step() -> None:
     clock = Clock()
     health = Health(600, clock)
     for step in ("waiting for Kafka", "starting Spark", "checking the program"):
-        health.doing(step)
+        health.on_activity(step)
         clock.now += 599
-        assert health.hangs() == ()
-    assert health.lacks() == ("no batches are running: checking the program",)
+        assert health.liveness_problems() == ()
+    assert health.readiness_problems() == ("no batches are running: checking the program",)
     clock.now += 2
-    assert health.hangs() == ("checking the program for 601 s",)
+    assert health.liveness_problems() == ("checking the program for 601 s",)
 
 
 def test_a_runner_is_ready_while_its_stages_are_seen_to_be_its_own() -> None:
     driver = Driver()
     driver.clock.now += 29
-    assert driver.health.lacks() == ()
+    assert driver.health.readiness_problems() == ()
     driver.clock.now += 2
-    assert driver.health.lacks() == ("ownership of its stages was last confirmed 31 s ago",)
-    driver.health.checked()
-    assert driver.health.lacks() == ()
-    driver.health.ending()
-    driver.health.doing("waiting for Spark to end")
-    assert driver.health.lacks() == ("no batches are running: waiting for Spark to end",)
+    assert driver.health.readiness_problems() == ("ownership of its stages was last confirmed 31 s ago",)
+    driver.health.on_ownership_checked()
+    assert driver.health.readiness_problems() == ()
+    driver.health.on_ending()
+    driver.health.on_activity("waiting for Spark to end")
+    assert driver.health.readiness_problems() == ("no batches are running: waiting for Spark to end",)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 5)), max_size=30))
@@ -162,7 +162,7 @@ def test_whatever_goes_on_a_run_in_which_something_does_lives(steps: list[tuple[
     for busy, tasks, records in steps:
         version += 1
         driver.pass_time(300, busy=busy, version=version, tasks=tasks, records=records)
-        assert driver.health.hangs() == ()
+        assert driver.health.liveness_problems() == ()
 
 
 def test_probes_are_answered_beside_the_metrics() -> None:
@@ -192,4 +192,4 @@ def test_what_waited_once_is_forgotten_when_it_was_read(records: int | None) -> 
     driver.pass_time(500, records=3)
     driver.pass_time(500, records=records)
     driver.pass_time(500, records=3)
-    assert driver.health.hangs() == ()
+    assert driver.health.liveness_problems() == ()

@@ -11,27 +11,27 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import AnotherTopic, Refused
-from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.run.claim import Claimer
-from slackwater.snapshot.verify.version_chain import differences
+from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.state.records import (
     NOT_KNOWN,
     TopicState,
-    are_two,
+    explain_recreated_topic,
     id_of_epochs,
-    is_younger,
+    is_other_topic,
     ranges,
-    stretches,
-    why_another,
+    read_spans,
+    was_recreated_since_read,
 )
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Manifest, Reset
 
-SHAPE = Shape({}, {"by-n": StructType([StructField("n", LongType())])}, (), None, None)
+SHAPE = StageSchemas({}, {"by-n": StructType([StructField("n", LongType())])}, (), None, None)
 LATER_MS = 4_102_444_800_000
 """A time that no record of these tests has."""
 
@@ -76,7 +76,7 @@ class World:
 
     def read_all(self, now_ms: int = 10) -> Manifest:
         """Have the first stage read all that is there."""
-        at, ends = self.heads["sends"].inputs[self.events], self.kafka.offsets(self.events)[1]
+        at, ends = self.heads["sends"].inputs[self.events], self.kafka.offset_bounds(self.events)[1]
         after = structs.replace(at, offsets=ends, rows=sum(ends) - sum(at.offsets))
         return self.batch("sends", now_ms, inputs={self.events: after})
 
@@ -106,7 +106,7 @@ class World:
         """Claim it with `--accept-loss`: a version that follows from the one before, as `verify` has it."""
         before = self.heads[stage]
         self.heads[stage] = made = self.accepting.claim(self.app.stages[stage], SHAPE, 100)
-        assert tuple(differences(before, made)) == ()
+        assert tuple(version_faults(before, made)) == ()
         return made
 
 
@@ -125,7 +125,7 @@ def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_
     former, now = world.make_again(world.events, partitions)
     world.feed(*[count] * partitions)
     with pytest.raises(AnotherTopic) as no:
-        world.refusing.check(world.sends)
+        world.refusing.check_stage(world.sends)
     said, hint = no.value.message, no.value.hint
     holds = ", ".join(f"{world.events}[{each}] 0..{count}" for each in range(partitions)) if count else "no records"
     assert f"it had id {former} and 2 partitions, read up to {world.events}[0]@5" in said
@@ -134,13 +134,13 @@ def test_a_users_topic_that_was_made_again_stops_its_stage_and_is_read_from_its_
     assert f"slackwater reset {world.app.name} --topic {world.events} --to-earliest" in hint
     assert "--accept-loss" in hint
 
-    world.accepting.check(world.sends)
+    world.accepting.check_stage(world.sends)
     claimed = world.claim("sends")
     at = claimed.inputs[world.events]
     assert (at.offsets, at.topic_id) == ((0,) * partitions, now)
     assert at.resets == (Reset(claimed.version, (5, 3), (0,) * partitions, former),)
-    assert list(stretches(None, at)) == [((), (5, 3)), ((0,) * partitions, (0,) * partitions)]
-    assert list(stretches(None, at, former=False)) == [((0,) * partitions, (0,) * partitions)]
+    assert list(read_spans(None, at)) == [((), (5, 3)), ((0,) * partitions, (0,) * partitions)]
+    assert list(read_spans(None, at, with_former_topics=False)) == [((0,) * partitions, (0,) * partitions)]
     # From here on it is the one that it reads.
     assert world.refusing.claim(world.sends, SHAPE, 200).inputs[world.events] == at
 
@@ -167,10 +167,10 @@ def test_rows_on_their_way_go_with_a_repartition_topic_and_only_these(world: Wor
     former, now = world.make_again(world.channel, 2)
     for stage in (world.sends, world.reads):
         with pytest.raises(AnotherTopic, match=f"id {former} .* now it has id {now}") as no:
-            world.refusing.check(stage)
+            world.refusing.check_stage(stage)
         assert "run the app with --accept-loss" in no.value.hint
         assert f"slackwater clone {world.app.name}@SNAPSHOT NAME" in no.value.hint
-        world.accepting.check(stage)
+        world.accepting.check_stage(stage)
     # Who reads it can only begin where its writer has begun.
     with pytest.raises(AnotherTopic, match="'sends' writes it, and has to start on it") as alone:
         world.accepting.claim(world.reads, SHAPE, 100)
@@ -206,14 +206,14 @@ def test_a_repartition_topic_with_fewer_partitions_cannot_be_gone_on_with(world:
     world.send(1, 1)
     world.make_again(world.channel, 1)
     with pytest.raises(AnotherTopic, match=r"and 2 partitions, .* and 1 partition"):
-        world.accepting.check(world.sends)
+        world.accepting.check_stage(world.sends)
 
 
 def test_a_repartition_topic_that_is_not_there_any_more_is_told_before_it_is_made(world: World) -> None:
     world.send(1, 1)
     world.kafka.delete_topics([world.channel])
     with pytest.raises(AnotherTopic, match="was deleted"):
-        world.refusing.check(world.sends)
+        world.refusing.check_stage(world.sends)
     assert world.channel not in world.kafka.partition_counts()
 
 
@@ -222,41 +222,41 @@ class TestWithoutIds:
 
     @pytest.fixture(autouse=True)
     def _without_ids(self, memory_kafka: MemoryKafka) -> None:
-        memory_kafka.gives_ids = False
+        memory_kafka.has_topic_ids = False
 
     def test_leader_epochs_tell_that_a_topic_was_made_again(self, world: World) -> None:
         world.feed(5, 3)
-        world.kafka.elect(world.events)
+        world.kafka.elect_leaders(world.events)
         world.heads["sends"] = world.refusing.claim(world.sends, SHAPE, 5)
         world.read_all(now_ms=LATER_MS)
-        world.kafka.elect(world.events)
-        world.refusing.check(world.sends)
+        world.kafka.elect_leaders(world.events)
+        world.refusing.check_stage(world.sends)
         world.make_again(world.events, 2)
         world.feed(12, 12)
         with pytest.raises(AnotherTopic, match=r"leader epochs 1,1 and .* leader epochs 0,0"):
-            world.refusing.check(world.sends)
+            world.refusing.check_stage(world.sends)
 
     def test_the_times_of_records_tell_it_too(self, world: World) -> None:
         world.feed(5, 3, time_ms=5)
         world.read_all(now_ms=10)
-        world.refusing.check(world.sends)
+        world.refusing.check_stage(world.sends)
         world.make_again(world.events, 2)
         world.feed(12, 12, time_ms=20)
         with pytest.raises(
             AnotherTopic, match=r"none of them from before 1970-01-01T00:00:00\.010Z, when the stage last read it"
         ):
-            world.refusing.check(world.sends)
-        world.accepting.check(world.sends)
+            world.refusing.check_stage(world.sends)
+        world.accepting.check_stage(world.sends)
         claimed = world.claim("sends").inputs[world.events]
         assert (claimed.offsets, claimed.resets[-1].topic_id) == ((0, 0), "~0,0")
 
     def test_times_that_are_still_to_come_tell_nothing(self, world: World) -> None:
         world.feed(5, 3, time_ms=LATER_MS)
         world.read_all()
-        world.refusing.check(world.sends)
+        world.refusing.check_stage(world.sends)
 
     def test_what_is_not_known_is_said(self, world: World, caplog: pytest.LogCaptureFixture) -> None:
-        world.refusing.check_shape(world.sends, SHAPE, *world.refusing.check(world.sends))
+        world.refusing.check_shape(world.sends, SHAPE, *world.refusing.check_stage(world.sends))
         assert f"if {world.events} is deleted and created again, only offsets" in caplog.text
 
 
@@ -266,7 +266,7 @@ def test_a_topic_that_lost_its_last_records_is_not_called_another(world: World) 
     log = world.kafka._topics[world.events][0].log  # an unclean election of a leader
     del log[3:]
     with pytest.raises(Refused, match=r"\[0\] 3\.\.5 .* The topic's id is unchanged: Kafka has lost") as no:
-        world.accepting.check(world.sends)
+        world.accepting.check_stage(world.sends)
     assert not isinstance(no.value, AnotherTopic)
 
 
@@ -305,7 +305,7 @@ def test_of_each_topic_of_a_name_records_are_read_in_order_from_the_first_and_no
         elif what == "start":
             if not is_same:
                 with pytest.raises(AnotherTopic, match=f"now it has id {now}"):
-                    world.refusing.check(world.sends)
+                    world.refusing.check_stage(world.sends)
             world.claim("sends")
             assert world.heads["sends"].inputs[world.events].topic_id == now
 
@@ -316,8 +316,8 @@ OFFSETS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
 @given(OFFSETS, OFFSETS)
 def test_epochs_that_did_not_fall_are_of_one_topic(before: tuple[int, ...], more: tuple[int, ...]) -> None:
     after = tuple(a + b for a, b in zip(before, more + (0,) * len(before), strict=False)) + more[len(before) :]
-    assert not are_two(id_of_epochs(before), id_of_epochs(after))
-    assert are_two(id_of_epochs(after), id_of_epochs(before)) == (
+    assert not is_other_topic(id_of_epochs(before), id_of_epochs(after))
+    assert is_other_topic(id_of_epochs(after), id_of_epochs(before)) == (
         len(before) < len(after) or any(a > b for a, b in zip(after, before, strict=True))
     )
 
@@ -329,9 +329,9 @@ def test_a_topic_is_another_if_its_id_says_so_or_it_ends_too_early_and_no_id_say
     now = TopicState((0,) * len(ends), ends, "x")
     too_short = len(ends) < len(read) or any(at > end for at, end in zip(read, ends, strict=False))
     expected = kept in ("y", NOT_KNOWN) or (too_short and kept != "x")
-    assert bool(why_another("t", kept, read, now)) == expected
+    assert bool(explain_recreated_topic("t", kept, read, now)) == expected
 
 
 def test_no_record_before_where_it_was_read_says_nothing() -> None:
-    assert not is_younger((5,), TopicState((5,), (9,)), (5,), (-1,))
-    assert is_younger((5,), TopicState((0,), (9,)), (0,), (-1,))
+    assert not was_recreated_since_read((5,), TopicState((5,), (9,)), (5,), (-1,))
+    assert was_recreated_since_read((5,), TopicState((0,), (9,)), (0,), (-1,))

@@ -8,8 +8,8 @@ from urllib.request import urlopen
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.pipeline.batch.committer import Committed, report_of
-from slackwater.pipeline.listener import BatchReport, StateFigures
+from slackwater.pipeline.batch.committer import CommittedVersion, batch_report
+from slackwater.pipeline.listener import BatchReport, StateSizes
 from slackwater.pipeline.run.monitoring import Metrics
 from slackwater.snapshot.status.overview import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
@@ -34,11 +34,11 @@ def commit() -> BatchReport:
     old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1, partition=1)
     before, after = manifest(1, old, offset=0), manifest(2, flushed, old, merged, offset=5)
     after = replace(after, stats=Stats(gets=3, puts=2, bytes_read=70, keys=5, searched=8, filtered=2, cache_hits=1))
-    return report_of(Committed(before, after, 0.3, 0.02, 0), (TaskReport("w.2.0", 5, (flushed,)),))
+    return batch_report(CommittedVersion(before, after, 0.3, 0.02, 0), (TaskReport("w.2.0", 5, (flushed,)),))
 
 
 def test_a_commit_is_counted_in_the_words_of_the_field() -> None:
-    assert commit().state == StateFigures(
+    assert commit().state == StateSizes(
         files=3, bytes=197, l0_files=2, debt_bytes=0, flushed_bytes=7, compacted_bytes=90, snapshots_under_way=1
     )
 
@@ -52,7 +52,7 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
     metrics = Metrics()
     port = metrics.serve(0)
     for _ in range(2):
-        metrics.committed(commit())
+        metrics.on_commit(commit())
     said = scrape(port)
     labels = '{app="a",stage="s"}'
     for line in (
@@ -80,7 +80,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     topic = InputLag("t", "t", "", (4,), (9,), 5, 5, None)
     channel = InputLag("c", "a-c-repartition", "up", (6,), (9,), 3, 40, 2)
     sink = SinkLag("alerts", "a-s-alerts-sink", 7, 12, 3)
-    metrics.lags((StageLag("a", "s", (topic, channel), True, (sink,)), StageLag("a", "gone", (), False)))
+    metrics.on_lags((StageLag("a", "s", (topic, channel), True, (sink,)), StageLag("a", "gone", (), False)))
     said = scrape(port)
     for line in (
         'slackwater_lag_records{app="a",stage="s",topic="t"} 5.0',
@@ -93,7 +93,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     ):
         assert line in said
     unknown = InputLag("t", "t", "", (4,), None, None, None, None)
-    metrics.lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
+    metrics.on_lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
     said = scrape(port)
     assert 'topic="t"' not in said
     assert 'stage="gone"' not in said
@@ -101,7 +101,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
 
 def test_every_metric_is_documented() -> None:
     metrics = Metrics()
-    metrics.committed(commit())
+    metrics.on_commit(commit())
     names = set(re.findall(r"^# TYPE (slackwater_\w+)", scrape(metrics.serve(0)), re.MULTILINE))
     documented = set(re.findall(r"`(slackwater_\w+)`", DOCS.read_text()))
     assert {name for name in names if not name.endswith("_created")} == documented

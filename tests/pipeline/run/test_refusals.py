@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.from_spark.attach.tail import Tail
-from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.batch.schemas import StageSchemas
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.listener import Listener
@@ -21,7 +21,7 @@ from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.apps import Cloning, begin_clone, ensure_app
+from slackwater.store.versions.apps import CloneJournal, begin_clone, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
 from tests.operations.from_spark.attach.following import commit, query
@@ -67,9 +67,9 @@ class Shop:
         ensure_app(self.store, AppInfo(self.name, 1))
         app = self.program()
         claimer = Claimer(self.store, self.kafka, app, {}, "w", "test", accept_loss=False)
-        claimer.create_channels(app.in_order())
-        claimer.claim(app.stages["entries"], Shape({}, {"by-account": ROWS}, (), None, None), 1)
-        claimer.claim(app.stages["accounts"], Shape({}, {}, ("account",), TABLE, None), 1)
+        claimer.create_channels(app.stages_in_order())
+        claimer.claim(app.stages["entries"], StageSchemas({}, {"by-account": ROWS}, (), None, None), 1)
+        claimer.claim(app.stages["accounts"], StageSchemas({}, {}, ("account",), TABLE, None), 1)
 
     def left(self) -> tuple[list[str], dict[str, int]]:
         """All there is: objects in the store, topics in Kafka."""
@@ -179,7 +179,7 @@ def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
 
 def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
     origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
-    begin_clone(shop.store, Cloning(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
+    begin_clone(shop.store, CloneJournal(AppInfo(shop.name, 1, origin), "/elsewhere", "good"))
     shop.refused(shop.program(), Refused, "is incomplete")
 
 

@@ -5,31 +5,31 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.pipeline.run.supervisor import Completer
+from slackwater.pipeline.run.supervisor import SnapshotCompleter
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.kafka_topics import Topics
-from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
+from slackwater.snapshot.cut.kafka_topics import KafkaTopics
+from slackwater.snapshot.cut.stored import SnapshotRequest, find_snapshot, open_requests, withdraw_request
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.versions import keys
 
 from tests.support.diamonds import APP, Diamond, Logs
 
 
-def under_way() -> tuple[Diamond, Request]:
+def under_way() -> tuple[Diamond, SnapshotRequest]:
     """A snapshot that every stage but `joined` has finished, with a record in flight to it."""
     diamond = Diamond()
     diamond.step_all(records=6)
-    asked = request(diamond.store, APP, "good", "ada@host")
+    asked = request_snapshot(diamond.store, APP, "good", "ada@host")
     for stage in ("moves", "evens", "joined", "odds"):
         diamond.step(stage, records=4)
     return diamond, asked
 
 
-def look(diamond: Diamond, reader: Topics | None = None) -> frozenset[str]:
+def look(diamond: Diamond, reader: KafkaTopics | None = None) -> frozenset[str]:
     """One look, and the end of what it began."""
-    completer = Completer(diamond.store, APP, reader or diamond.logs, "test:1")
+    completer = SnapshotCompleter(diamond.store, APP, reader or diamond.logs, "test:1")
     try:
         return completer.check(diamond.heads.values())
     finally:
@@ -62,7 +62,7 @@ def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() 
     diamond, _ = under_way()
     for heads in (diamond.heads, {"joined": diamond.heads["joined"]}):
         counted = CountingStore(diamond.store)
-        completer = Completer(counted, APP, diamond.logs, "test:1")
+        completer = SnapshotCompleter(counted, APP, diamond.logs, "test:1")
         completer.check(heads.values())
         completer.close()
         assert counted.requests == 2
@@ -70,7 +70,7 @@ def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() 
 
 def test_what_was_withdrawn_is_nobodys() -> None:
     diamond, asked = under_way()
-    cancel(diamond.store, APP, asked)
+    withdraw_request(diamond.store, APP, asked)
     assert look(diamond) == {asked.id}
 
 

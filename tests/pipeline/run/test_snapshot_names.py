@@ -1,7 +1,7 @@
 """The names of snapshots that a run tells of: what they are, and what looking them up takes of the store."""
 
 from slackwater.pipeline.run.supervisor import snapshot_names
-from slackwater.snapshot.cut.stored import Request
+from slackwater.snapshot.cut.stored import SnapshotRequest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, keys
@@ -10,10 +10,10 @@ from ulid import ULID
 from tests.store.objects.faulty_store import FaultyStore
 
 
-def asked_for(store: CountingStore, name: str) -> Request:
+def asked_for(store: CountingStore, name: str) -> SnapshotRequest:
     ulid = ULID()
-    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by="ada@host")
-    store.put(keys.note(keys.requests("app"), asked.id), codec.encode(asked))
+    asked = SnapshotRequest(id=str(ulid), name=name, created_ms=ulid.milliseconds, by="ada@host")
+    store.put(keys.json_object(keys.requests("app"), asked.id), codec.encode(asked))
     return asked
 
 

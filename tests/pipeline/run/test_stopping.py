@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from slackwater.cli.reporter import Reporter
 from slackwater.cli.terminal import Printer
-from slackwater.pipeline.run.stopping import Stop, StopRequested, stop_signals
+from slackwater.pipeline.run.stopping import StopEvent, StopRequested, stop_signals
 
 
 def ask(number: int = signal.SIGINT) -> None:
@@ -31,7 +31,7 @@ def test_what_may_be_broken_off_is_and_what_was_opened_before_is_closed() -> Non
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         stack.callback(done.append, "closed")
-        with stop.at_once():
+        with stop.interruptible():
             ask()
             done.append("went on")
         done.append("went on")
@@ -42,30 +42,30 @@ def test_who_was_asked_before_does_not_begin() -> None:
     done: list[str] = []
     with stop_signals() as stop:
         ask()
-        with stop.at_once():
+        with stop.interruptible():
             done.append("begun")
     assert not done
 
 
 def test_after_what_may_be_broken_off_comes_what_may_not() -> None:
     with stop_signals() as stop:
-        with stop.at_once():
+        with stop.interruptible():
             pass
         ask()
         assert stop.is_set()
 
 
 def test_what_fails_after_somebody_asked_is_an_end_and_before_it_is_an_error() -> None:
-    with pytest.raises(ValueError, match="before"), stop_signals() as stop, stop.in_order():
+    with pytest.raises(ValueError, match="before"), stop_signals() as stop, stop.uninterrupted():
         raise ValueError("before")
     done: list[str] = []
     with stop_signals() as stop:
-        with stop.in_order():
+        with stop.uninterrupted():
             ask()
             raise ValueError("after")
         done.append("went on")
     with stop_signals() as stop:
-        with stop.in_order():
+        with stop.uninterrupted():
             ask()
         done.append("went on")
     assert not done
@@ -73,7 +73,7 @@ def test_what_fails_after_somebody_asked_is_an_end_and_before_it_is_an_error() -
 
 def test_beside_the_main_thread_nobody_sets_it_and_handlers_stay() -> None:
     before = signal.getsignal(signal.SIGINT)
-    found: list[Stop] = []
+    found: list[StopEvent] = []
 
     def elsewhere() -> None:
         with stop_signals() as stop:
@@ -102,7 +102,7 @@ def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library()
 def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same() -> None:
     """A signal may come to another thread, and the main thread be done before that one has written."""
     heard: list[bool] = []
-    with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.at_once():
+    with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.interruptible():
         signal.set_wakeup_fd(-1)
         ask()
     assert heard == [True]
@@ -110,20 +110,20 @@ def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same()
 
 def test_only_a_second_ctrl_c_means_now() -> None:
     said: list[bool] = []
-    with stop_signals(lambda stop: said.append(stop.now.is_set())) as stop:
+    with stop_signals(lambda stop: said.append(stop.immediate.is_set())) as stop:
         ask()
         assert stop.wait(10)
         ask(signal.SIGTERM)
-        assert not stop.now.wait(0.2)
+        assert not stop.immediate.wait(0.2)
         ask()
-        assert stop.now.wait(10)
+        assert stop.immediate.wait(10)
         ask()
     assert said == [False, True]
 
 
 def test_what_fails_just_before_the_signal_is_heard_is_an_end_too() -> None:
     """Who kills all processes of a run may hit the others first."""
-    with stop_signals() as stop, stop.in_order():
+    with stop_signals() as stop, stop.uninterrupted():
         threading.Timer(0.1, ask).start()
         raise ConnectionError("the JVM is gone")
     assert stop.is_set()
@@ -131,8 +131,8 @@ def test_what_fails_just_before_the_signal_is_heard_is_an_end_too() -> None:
 
 def test_inside_what_may_be_broken_off_something_may_be_that_may_not() -> None:
     done: list[str] = []
-    with stop_signals() as stop, stop.at_once():
-        with stop.in_order():
+    with stop_signals() as stop, stop.interruptible():
+        with stop.uninterrupted():
             ask()
             done.append("ended in order")
         done.append("went on")
@@ -152,7 +152,7 @@ def after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    reporter = reports(lambda it: it.doing("starting Spark"), Reporter.tick)
+    reporter = reports(lambda it: it.on_activity("starting Spark"), Reporter.tick)
     assert capsys.readouterr().err == ""
     for seconds in (1.5, 30, 60):
         after(monkeypatch, seconds)
@@ -161,7 +161,7 @@ def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], m
 
 
 def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    reporter = reports(Reporter.running, Reporter.tick)
+    reporter = reports(Reporter.on_running, Reporter.tick)
     for seconds, line in (
         (4, "waiting for records; no commit yet\n"),
         (20, ""),
@@ -176,7 +176,11 @@ def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], m
 def test_an_end_never_takes_long_without_a_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter = reports(Reporter.running, lambda it: it.asked(Stop()), lambda it: it.doing("waiting for Spark to end"))
+    reporter = reports(
+        Reporter.on_running,
+        lambda it: it.on_stop_requested(StopEvent()),
+        lambda it: it.on_activity("waiting for Spark to end"),
+    )
     reporter.tick()
     assert capsys.readouterr().err == "stopping: finishing the current batch\n"
     after(monkeypatch, 2.1)
@@ -188,7 +192,7 @@ def test_an_end_never_takes_long_without_a_word(
 def test_on_a_terminal_the_line_is_redrawn_and_goes_before_a_commit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reporter = reports(lambda it: it.doing("starting Spark"), Reporter.tick, live=True)
+    reporter = reports(lambda it: it.on_activity("starting Spark"), Reporter.tick, live=True)
     after(monkeypatch, 3)
     reporter.tick()
     reporter.show({}, "a commit")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark import InheritableThread, SparkStageInfo
 from pyspark.sql import SparkSession
-from slackwater.pipeline.run.housekeeping import queued_groups, waits_for
+from slackwater.pipeline.run.housekeeping import queued_job_groups, wait_reason
 from slackwater.snapshot.status.overview import InputLag, StageLag
 
 PATIENCE_S = 60.0
@@ -37,7 +37,7 @@ def stage(*records: int | None, upstream: str = "") -> StageLag:
 )
 def test_a_stage_says_what_it_waits_for_where_its_runner_knows(at: StageLag, state: dict[str, bool], said: str) -> None:
     flags = dict.fromkeys(("busy", "queued", "on_hold", "readers_lag"), False) | state
-    assert waits_for(at, **flags) == said
+    assert wait_reason(at, **flags) == said
 
 
 @pytest.mark.spark
@@ -56,11 +56,11 @@ def test_a_group_of_jobs_is_queued_while_those_of_others_have_the_cores(spark: S
 
     def await_queued(expected: set[str]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while set(queued_groups(spark)) != expected:
-            assert time.monotonic() < deadline, queued_groups(spark)
+        while set(queued_job_groups(spark)) != expected:
+            assert time.monotonic() < deadline, queued_job_groups(spark)
             time.sleep(0.05)
 
-    assert queued_groups(spark) == ()
+    assert queued_job_groups(spark) == ()
     one, other = (InheritableThread(target=run, args=(group,)) for group in ("one", "other"))
     try:
         one.start()

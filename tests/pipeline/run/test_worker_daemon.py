@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from slackwater.pipeline.batch.job import without_interrupts
-from slackwater.pipeline.batch.worker_daemon import hung_up
+from slackwater.pipeline.batch.worker_daemon import ignore_hang_up
 
 from tests.support.running import eventually
 
@@ -22,7 +22,7 @@ def test_a_worker_that_spark_hung_up_on_ends_without_a_word_and_any_other_error_
             raise error
         return 0
 
-    quiet = hung_up(worker)
+    quiet = ignore_hang_up(worker)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as spark:
         assert quiet(spark, None) == 0
         for gone in (BrokenPipeError(), ConnectionResetError(), EOFError()):

@@ -20,7 +20,7 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
 def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
     """With nothing acknowledged that is not committed."""
     for head in heads.values():
-        backpressure.move(head, head)
+        backpressure.on_version(head, head)
 
 
 @pytest.fixture
@@ -29,38 +29,38 @@ def backpressure(tmp_path: Path) -> Backpressure:
 
 
 def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
-    held = Pace(0, is_held=lambda: backpressure.planners.held("w"))
+    held = Pace(0, is_held=lambda: backpressure.planners.is_held("w"))
     for sent, consumed, waits in ((100, 0, False), (101, 0, True), (500, 300, True), (500, 400, False)):
         look(backpressure, {"w": writer(sent), "r": reader(consumed)})
-        assert held.due() is not waits
+        assert held.is_due() is not waits
 
 
 def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
     backpressure = Backpressure(PlannerFiles(tmp_path), {"r": 100, "s": 100})
     look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
-    assert backpressure.planners.held("w")
-    assert not backpressure.planners.held("r")
+    assert backpressure.planners.is_held("w")
+    assert not backpressure.planners.is_held("r")
 
 
 def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(backpressure: Backpressure) -> None:
     look(backpressure, {"w": writer(900), "r": reader(None)})
-    assert not backpressure.planners.held("w")
+    assert not backpressure.planners.is_held("w")
     elsewhere = Backpressure(backpressure.planners, {})
     look(elsewhere, {"w": writer(900)})
-    assert not elsewhere.planners.held("w")
+    assert not elsewhere.planners.is_held("w")
 
 
 def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure: Backpressure) -> None:
     look(backpressure, {"w": writer(500), "r": reader(0)})
-    assert backpressure.planners.held("w")
-    backpressure.move(reader(0), reader(450))
-    assert not backpressure.planners.held("w")
+    assert backpressure.planners.is_held("w")
+    backpressure.on_version(reader(0), reader(450))
+    assert not backpressure.planners.is_held("w")
     # What a writer has not committed is not there to be read.
-    backpressure.move(writer(500), writer(900))
-    assert not backpressure.planners.held("w")
+    backpressure.on_version(writer(500), writer(900))
+    assert not backpressure.planners.is_held("w")
 
 
 def test_a_channel_that_has_another_writer_by_now_holds_nobody(backpressure: Backpressure) -> None:
     moved = Manifest("a", "w", 1, 1, "x", 1, "batch")
     look(backpressure, {"w": moved, "r": reader(0)})
-    assert not backpressure.planners.held("w")
+    assert not backpressure.planners.is_held("w")

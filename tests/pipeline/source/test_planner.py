@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from slackwater.pipeline.source.options import ScratchCheckpoint
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, admit_records
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.source.wake import PlannerFiles
 from slackwater.state.records import Position, Range
@@ -26,7 +26,7 @@ partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), m
 def test_admission_stays_under_its_limit_and_moves_every_backlog(backlogs: list[tuple[int, int]], limit: int) -> None:
     start = tuple(at for at, _ in backlogs)
     ends = tuple(at + waiting for at, waiting in backlogs)
-    admitted = admit(start, ends, limit)
+    admitted = admit_records(start, ends, limit)
     taken = [to - at for at, to in zip(start, admitted, strict=True)]
     assert all(0 <= count <= waiting for count, (_, waiting) in zip(taken, backlogs, strict=True))
     # One record of each partition at least, so that none starves.
@@ -37,19 +37,19 @@ def test_admission_stays_under_its_limit_and_moves_every_backlog(backlogs: list[
 
 
 def test_a_new_partition_is_read_from_its_beginning() -> None:
-    assert admit((5,), (7, 3), None) == (7, 3)
-    assert admit((5,), (7, 0), None) == (7, 0)
+    assert admit_records((5,), (7, 3), None) == (7, 3)
+    assert admit_records((5,), (7, 0), None) == (7, 0)
 
 
 def test_a_limit_is_shared_out_by_backlog_in_whole_records() -> None:
-    assert admit((0, 100), (300, 200), 40) == (30, 110)
-    assert admit((0, 0), (3, 3), 4) == (2, 2)
-    assert admit((0, 0), (3, 3), 5) == (2, 2)
-    assert all(isinstance(end, int) for end in admit((0, 0), (3, 3), 5))
+    assert admit_records((0, 100), (300, 200), 40) == (30, 110)
+    assert admit_records((0, 0), (3, 3), 4) == (2, 2)
+    assert admit_records((0, 0), (3, 3), 5) == (2, 2)
+    assert all(isinstance(end, int) for end in admit_records((0, 0), (3, 3), 5))
 
 
 def test_a_topic_whose_end_went_back_is_not_read_backwards() -> None:
-    assert admit((50,), (10,), 100) == (50,)
+    assert admit_records((50,), (10,), 100) == (50,)
 
 
 @dataclass
@@ -63,20 +63,20 @@ class Clock:
 def test_the_trigger_interval_counts_in_whole_intervals_of_the_clock() -> None:
     clock = Clock(4)
     pace = Pace(10, clock)
-    assert pace.due()
-    pace.started()
+    assert pace.is_due()
+    pace.record_start()
     clock.now = 9.9
-    assert not pace.due()
+    assert not pace.is_due()
     clock.now = 10
-    assert pace.due()
-    pace.started()
-    assert not pace.due()
+    assert pace.is_due()
+    pace.record_start()
+    assert not pace.is_due()
 
 
 def test_without_an_interval_a_batch_may_always_start() -> None:
     pace = Pace(0)
-    pace.started()
-    assert pace.due()
+    pace.record_start()
+    assert pace.is_due()
 
 
 class Upstream:
@@ -116,7 +116,7 @@ class Upstream:
         commit.commit(self.store, manifest)
 
     def planner(self, max_records: int | None = None, told: PlannerFiles | None = None) -> ChannelPlanner:
-        woken = {"woken": lambda handled: told.woken("s", handled, now_ms=1_000)} if told is not None else {}
+        woken = {"woken": lambda handled: told.due_wake_version("s", handled, now_ms=1_000)} if told is not None else {}
         return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **woken)
 
 
@@ -131,38 +131,38 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
     upstream = Upstream()
     for rows in (10, 10, 10):
         upstream.write(rows)
-    assert upstream.planner().latest(START) == at(30, 3, 30)
-    assert upstream.planner(25).latest(START) == at(20, 2, 20)
-    assert upstream.planner(20).latest(START) == at(20, 2, 20)
+    assert upstream.planner().plan_end(START) == at(30, 3, 30)
+    assert upstream.planner(25).plan_end(START) == at(20, 2, 20)
+    assert upstream.planner(20).plan_end(START) == at(20, 2, 20)
     # A version larger than the limit is taken alone: it cannot be divided.
-    assert upstream.planner(3).latest(START) == at(10, 1, 10)
+    assert upstream.planner(3).plan_end(START) == at(10, 1, 10)
 
 
 def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to_read(tmp_path: Path) -> None:
     upstream, told = Upstream(), PlannerFiles(tmp_path)
     planner = upstream.planner(told=told)
-    assert planner.latest(START) == START
-    told.wake("s", 7, 1_001)
-    assert planner.latest(START) == START, "not before its time"
-    told.wake("s", 7, 1_000)
-    woken = planner.latest(replace(START, snapshots=("s1",)))
+    assert planner.plan_end(START) == START
+    told.schedule_wake_up("s", 7, 1_001)
+    assert planner.plan_end(START) == START, "not before its time"
+    told.schedule_wake_up("s", 7, 1_000)
+    woken = planner.plan_end(replace(START, snapshots=("s1",)))
     assert woken == replace(START, woken=7), "and it brings no snapshot again"
-    assert planner.latest(woken) == woken, "once"
-    told.wake("s", 9, 0)
+    assert planner.plan_end(woken) == woken, "once"
+    told.schedule_wake_up("s", 9, 0)
     upstream.write(10)
-    assert upstream.planner(told=told).latest(woken) == replace(at(10, 1, 10), woken=9)
-    told.wake("s", 9, None)
-    assert planner.woken(0) == 0
+    assert upstream.planner(told=told).plan_end(woken) == replace(at(10, 1, 10), woken=9)
+    told.schedule_wake_up("s", 9, None)
+    assert planner.wake_version(0) == 0
 
 
 def test_readers_get_the_watermark_only_when_what_falls_due_at_it_was_sent() -> None:
     upstream = Upstream()
     upstream.write(10, times=EventTime(50, due_ms=40, next_due_ms=51))
-    assert upstream.planner().latest(START).watermark_ms == 50
+    assert upstream.planner().plan_end(START).watermark_ms == 50
     upstream.write(10, times=EventTime(60, due_ms=50, next_due_ms=51))
-    assert upstream.planner().latest(START).watermark_ms == 50
+    assert upstream.planner().plan_end(START).watermark_ms == 50
     upstream.write(10, times=EventTime(60, due_ms=50, next_due_ms=51, by_clock=True))
-    assert upstream.planner().latest(START).watermark_ms == 60
+    assert upstream.planner().plan_end(START).watermark_ms == 60
 
 
 def test_versions_that_are_known_already_are_counted_once() -> None:
@@ -170,10 +170,10 @@ def test_versions_that_are_known_already_are_counted_once() -> None:
     upstream.write(10)
     upstream.write(10)
     planner = upstream.planner(30)
-    assert planner.latest(START) == at(20, 2, 20)
+    assert planner.plan_end(START) == at(20, 2, 20)
     upstream.write(10)
     deadline = time.monotonic() + 30
-    while (found := planner.latest(START)) != at(30, 3, 30):
+    while (found := planner.plan_end(START)) != at(30, 3, 30):
         assert found == at(20, 2, 20)
         assert time.monotonic() < deadline
 
@@ -184,9 +184,9 @@ def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
     upstream.write(10, "s1")
     upstream.write(10)
     planner = upstream.planner()
-    at_marker = planner.latest(START)
+    at_marker = planner.plan_end(START)
     assert at_marker == at(21, 2, 20, "s1")
-    assert planner.latest(at_marker) == at(31, 3, 30)
+    assert planner.plan_end(at_marker) == at(31, 3, 30)
 
 
 def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() -> None:
@@ -194,16 +194,16 @@ def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() 
     upstream.write(0, "s1")
     upstream.write(0, "s2")
     planner = upstream.planner(1)
-    first = planner.latest(START)
+    first = planner.plan_end(START)
     assert first == at(1, 1, 0, "s1")
-    assert planner.latest(first) == at(2, 2, 0, "s2")
+    assert planner.plan_end(first) == at(2, 2, 0, "s2")
 
 
 def test_claims_and_compactions_upstream_are_no_reason_for_a_batch() -> None:
     upstream = Upstream()
     upstream.write(0)
     planner = upstream.planner()
-    assert planner.latest(START) == START
+    assert planner.plan_end(START) == START
 
 
 def test_a_watermark_that_moved_is_news_without_rows_once() -> None:
@@ -212,10 +212,10 @@ def test_a_watermark_that_moved_is_news_without_rows_once() -> None:
     upstream.write(0, watermark_ms=5)
     upstream.write(0, watermark_ms=9)
     planner = upstream.planner()
-    first = planner.latest(START)
+    first = planner.plan_end(START)
     assert first == replace(at(10, 3, 10), watermark_ms=9)
     upstream.write(0, watermark_ms=9)
-    assert upstream.planner().latest(first) == first
+    assert upstream.planner().plan_end(first) == first
 
 
 def test_only_attempts_that_a_manifest_names_count() -> None:
@@ -223,7 +223,7 @@ def test_only_attempts_that_a_manifest_names_count() -> None:
     upstream.write(1, attempt="first")
     upstream.write(1, attempt="second")
     upstream.write(1, attempt="third")
-    assert upstream.planner().attempts(1, 3) == {"second", "third"}
+    assert upstream.planner().counted_attempts(1, 3) == {"second", "third"}
 
 
 def test_versions_from_before_the_channel_have_no_attempts() -> None:
@@ -232,36 +232,36 @@ def test_versions_from_before_the_channel_have_no_attempts() -> None:
     commit.commit(upstream.store, Manifest("a", "up", 1, 1, "w", 1, "batch"))
     upstream.write(1, attempt="first")
     planner = upstream.planner()
-    assert planner.latest(START) == at(1, 2, 1)
-    assert planner.attempts(0, 2) == {"first"}
+    assert planner.plan_end(START) == at(1, 2, 1)
+    assert planner.counted_attempts(0, 2) == {"first"}
 
 
 def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_two_seconds(tmp_path: Path) -> None:
     upstream, told = Upstream(), PlannerFiles(tmp_path / "told")
-    told.commit("up", 0)
+    told.write_committed("up", 0)
     store = CountingStore(upstream.store)
     planner = ChannelPlanner(
-        store, "a", "up", "c", pace=Pace(0), max_records=None, committed=lambda: told.committed("up")
+        store, "a", "up", "c", pace=Pace(0), max_records=None, committed_version=lambda: told.committed_version("up")
     )
-    start = planner.latest(START)
-    store.take()
+    start = planner.plan_end(START)
+    store.take_stats()
     ends = time.monotonic() + 0.5
     while time.monotonic() < ends:
-        assert planner.latest(start) == start
-    assert store.take().requests <= 2
+        assert planner.plan_end(start) == start
+    assert store.take_stats().requests <= 2
     for version in range(1, 4):
         upstream.write(10)
-        told.commit("up", version)
-        start = planner.latest(start)
+        told.write_committed("up", version)
+        start = planner.plan_end(start)
         assert start == at(10 * version, version, 10 * version), "seen at once, whenever the store was looked at"
     # A version without the channel is looked at once.
     upstream.version += 1
     commit.commit(upstream.store, Manifest("a", "up", upstream.version, 1, "w", upstream.version, "batch"))
-    told.commit("up", upstream.version)
-    planner.latest(start)
-    store.take()
-    planner.latest(start)
-    assert store.take().requests == 0
+    told.write_committed("up", upstream.version)
+    planner.plan_end(start)
+    store.take_stats()
+    planner.plan_end(start)
+    assert store.take_stats().requests == 0
 
 
 def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
@@ -274,37 +274,37 @@ def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
 
     def asks(seconds: float) -> int:
         """How many requests an idle planner makes meanwhile."""
-        store.take()
+        store.take_stats()
         ends = clock.now + seconds
         while clock.now < ends:
             clock.now += 0.1
-            assert planner.latest(START) == START
-        return store.take().requests
+            assert planner.plan_end(START) == START
+        return store.take_stats().requests
 
     assert asks(10) > 20
     asks(50)
     assert asks(3_600) <= 1_850
     upstream.write(1)
     clock.now += 2
-    assert planner.latest(START) == at(1, 1, 1)
+    assert planner.plan_end(START) == at(1, 1, 1)
 
 
 def test_a_marker_breaks_the_trigger_interval() -> None:
     upstream = Upstream()
     clock = Clock()
     pace = Pace(60, clock)
-    pace.started()
+    pace.record_start()
     planner = ChannelPlanner(upstream.store, "a", "up", "c", pace=pace, max_records=None)
     upstream.write(5)
     upstream.write(5, "s1")
-    assert planner.latest(START) == at(11, 2, 10, "s1")
+    assert planner.plan_end(START) == at(11, 2, 10, "s1")
 
 
 def test_spark_reads_the_checkpoint_back_as_it_was_written(tmp_path: Path) -> None:
     checkpoint = ScratchCheckpoint(tmp_path / "scratch")
     position = Position("c", (4, 0), 7, (3, 0), ("s1",))
     checkpoint.write(41, [position])
-    assert checkpoint.planned(41) == checkpoint.planned(40) == {"c": position}
+    assert checkpoint.read_positions(41) == checkpoint.read_positions(40) == {"c": position}
     assert {path.name for path in (tmp_path / "scratch" / "commits").iterdir()} == {"40", "41"}
 
 
@@ -313,12 +313,12 @@ offsets = st.lists(st.integers(0), max_size=4).map(tuple)
 
 @given(st.builds(Position, st.just("c"), offsets, st.integers(0), offsets, st.just(("a", "b"))))
 def test_a_position_survives_its_json(position: Position) -> None:
-    assert Position.of(position.json()) == position
+    assert Position.from_json(position.to_json()) == position
 
 
 def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
     with pytest.raises(msgspec.ValidationError):
-        Position.of({"offsets": [1]})
+        Position.from_json({"offsets": [1]})
 
 
 @dataclass(frozen=True)
@@ -368,7 +368,7 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
     store, outputs = written(history)
     planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=limit)
     at = Position("c", (0, 0), 0, (0, 0))
-    while (end := planner.latest(at)) != at:
+    while (end := planner.plan_end(at)) != at:
         assert end.version > at.version
         taken = outputs[at.version : end.version]
         last = taken[-1]
@@ -380,7 +380,7 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
         assert limit is None or rows <= limit or sum(map(bool, (output.rows for output in taken))) == 1
         assert sum(end.consumed) - sum(at.consumed) == rows
         names = {attempt for output in taken for attempt in output.attempts}
-        assert planner.attempts(at.version, end.version) == names
+        assert planner.counted_attempts(at.version, end.version) == names
         counts = {read.part.partition: read for read in _ranges("t", at, end, frozenset(names))}
         for partition, (first, until) in enumerate(zip(at.offsets, end.offsets, strict=True)):
             read = counts.pop(partition, None)

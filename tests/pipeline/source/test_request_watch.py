@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
-from slackwater.snapshot.cut.stored import Request, cancel, notify
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.cut.stored import SnapshotRequest, notify_runners, withdraw_request
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.snapshot.under_way import runners as holds
 from slackwater.snapshot.under_way.runners import HOLD_LAPSE_S, Hold
 from slackwater.store.objects.counting import CountingStore, Prices, monthly_cost
@@ -30,14 +30,14 @@ class Watched:
         FlightsApp(self.store, Kafka(), clock=Clock()).run(flights(4))
         self.told = PlannerFiles(self.folder)
         self.watch = RequestWatch(self.store, APP, self.told, clock=lambda: self.now_s)
-        assert self.watch.look(busy=False), "what is asked already is found at the start"
+        assert self.watch.poll(busy=False), "what is asked already is found at the start"
 
     def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
         """After which of these seconds something was found."""
         began, found = self.now_s, []
         while self.now_s < began + seconds:
             self.now_s += 0.1
-            if self.watch.look(busy=busy):
+            if self.watch.poll(busy=busy):
                 found.append(self.now_s - began)
         return found
 
@@ -48,9 +48,9 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def test_an_hour_in_which_nothing_happens_costs_less_than_a_dollar_a_month(watched: Watched) -> None:
-    watched.store.take()
+    watched.store.take_stats()
     assert len(watched.wait(3_600)) <= 12
-    hour = watched.store.take()
+    hour = watched.store.take_stats()
     assert hour.lists <= 12
     # With a read every five seconds for each stage, it is 0.95.
     assert 0.5 < monthly_cost(hour, 0, Prices()).requests < 0.75
@@ -58,58 +58,60 @@ def test_an_hour_in_which_nothing_happens_costs_less_than_a_dollar_a_month(watch
 
 def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_and_a_half(watched: Watched) -> None:
     watched.wait(100)
-    first = request(watched.store, APP, "one", "test")
+    first = request_snapshot(watched.store, APP, "one", "test")
     (found,) = watched.wait(20)
     assert found <= 1.6
-    assert watched.told.asked() == (first.id,)
-    second = request(watched.store, APP, "two", "test")
+    assert watched.told.requested_snapshots() == (first.id,)
+    second = request_snapshot(watched.store, APP, "two", "test")
     (found,) = watched.wait(20, busy=True)
     assert found <= 0.4, "beside batches it is sooner"
-    assert watched.told.asked() == (first.id, second.id)
-    cancel(watched.store, APP, first)
-    notify(watched.store, APP)
+    assert watched.told.requested_snapshots() == (first.id, second.id)
+    withdraw_request(watched.store, APP, first)
+    notify_runners(watched.store, APP)
     watched.wait(2)
-    assert watched.told.asked() == (second.id,)
+    assert watched.told.requested_snapshots() == (second.id,)
 
 
 def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Watched) -> None:
     watched.wait(100)
-    silent = Request("01ARZ3NDEKTSV4RRFFQ69G5FAV", "silent", 1, "test")
-    watched.store.put(keys.note(keys.requests(APP), silent.id), codec.encode(silent))
+    silent = SnapshotRequest("01ARZ3NDEKTSV4RRFFQ69G5FAV", "silent", 1, "test")
+    watched.store.put(keys.json_object(keys.requests(APP), silent.id), codec.encode(silent))
     assert watched.wait(150) == []
     assert len(watched.wait(300)) == 1
-    assert watched.told.asked() == (silent.id,)
+    assert watched.told.requested_snapshots() == (silent.id,)
 
 
 def test_a_held_app_is_told_where_to_end_until_it_is_released_or_nobody_renews_that(watched: Watched) -> None:
     def held(renewed: int, *offsets: int, tell: bool = False) -> None:
         until = {"flights": offsets}
-        holds.put_holds(watched.store, [Hold(APP, APP, "other", "test", renewed, until, 1_000 + renewed)], tell=tell)
+        holds.put_holds(
+            watched.store, [Hold(APP, APP, "other", "test", renewed, until, 1_000 + renewed)], wake_runners=tell
+        )
 
     watched.wait(100)
-    assert watched.told.bounds("flights") is None
+    assert watched.told.end_offsets("flights") is None
     held(1, 3, 4, tell=True)
     watched.wait(1.6)
-    assert watched.watch.held
-    assert watched.told.bounds("flights") == (3, 4)
-    assert watched.told.bounds("other") == ()
-    watched.told.wake("s", 7, 1_002)
+    assert watched.watch.is_held
+    assert watched.told.end_offsets("flights") == (3, 4)
+    assert watched.told.end_offsets("other") == ()
+    watched.told.schedule_wake_up("s", 7, 1_002)
     assert (watched.told.clock_ms(500), watched.told.clock_ms(5_000)) == (500, 1_001)
-    assert watched.told.woken("s", 6, 5_000) == 0, "what falls due later waits until the app is released"
+    assert watched.told.due_wake_version("s", 6, 5_000) == 0, "what falls due later waits until the app is released"
     held(2, 5, 4)
     watched.wait(0.4)
-    assert watched.told.bounds("flights") == (5, 4), "a hold that moves on needs no notice"
+    assert watched.told.end_offsets("flights") == (5, 4), "a hold that moves on needs no notice"
     for renewed in range(3, 20):
         held(renewed, 5, 4)
         watched.wait(2)
-    assert watched.watch.held
+    assert watched.watch.is_held
     watched.wait(HOLD_LAPSE_S + 2)
-    assert not watched.watch.held
-    assert watched.told.bounds("flights") is None
-    assert watched.told.woken("s", 6, 5_000) == 7
+    assert not watched.watch.is_held
+    assert watched.told.end_offsets("flights") is None
+    assert watched.told.due_wake_version("s", 6, 5_000) == 7
     held(20, 6, 6)
     watched.wait(2)
-    assert watched.told.bounds("flights") == (6, 6)
+    assert watched.told.end_offsets("flights") == (6, 6)
     holds.release_holds(watched.store, [APP])
     watched.wait(2)
-    assert watched.told.bounds("flights") is None
+    assert watched.told.end_offsets("flights") is None

@@ -45,7 +45,7 @@ class Topic:
             max_records=max_records,
             patience=Patience("Kafka", 30),
             requests=lambda: tuple(self.asked),
-            handled=set(handled),
+            handled_snapshots=set(handled),
         )
 
 
@@ -59,7 +59,7 @@ def topic(memory_kafka: MemoryKafka) -> Topic:
 def until(planner: TopicPlanner, start: Position, expected: Position) -> None:
     """Ask as Spark does, many times a second; an answer other than `expected` may only be the start."""
     deadline = time.monotonic() + 30
-    while (found := planner.latest(start)) != expected:
+    while (found := planner.plan_end(start)) != expected:
         assert found == start
         assert time.monotonic() < deadline
 
@@ -68,7 +68,7 @@ def test_a_batch_goes_to_the_ends_of_the_topic_and_the_next_one_from_there(topic
     planner = topic.planner()
     first = Position("t", (2, 1, 0, 1))
     until(planner, START, first)
-    assert planner.latest(first) == first
+    assert planner.plan_end(first) == first
     topic.send(2)
     until(planner, first, Position("t", (2, 1, 1, 1)))
 
@@ -80,7 +80,7 @@ def test_no_batch_has_more_than_its_limit(topic: Topic) -> None:
 
 def test_a_reader_that_ends_somewhere_goes_no_further(topic: Topic) -> None:
     planner = topic.planner()
-    planner.until = (1, 0, 9)  # of the partition that came later, nothing
+    planner.end_offsets = (1, 0, 9)  # of the partition that came later, nothing
     first = Position("t", (1, 0, 0, 0))
     until(planner, START, first)
     topic.send(0, 1, 2)
@@ -97,7 +97,7 @@ def test_a_batch_starts_the_trigger_interval_and_none_starts_within_it(topic: To
     first = Position("t", (2, 1, 0, 1))
     until(planner, START, first)
     topic.send(2)
-    assert planner.latest(first) == first
+    assert planner.plan_end(first) == first
     clock.now = 10
     until(planner, first, Position("t", (2, 1, 1, 1)))
 
@@ -106,21 +106,21 @@ def test_nothing_new_does_not_start_the_trigger_interval(topic: Topic) -> None:
     pace = Pace(10, Clock())
     planner = topic.planner(pace)
     ends = Position("t", (2, 1, 0, 1))
-    assert planner.latest(ends) == ends
-    assert pace.due()
+    assert planner.plan_end(ends) == ends
+    assert pace.is_due()
 
 
 def test_a_request_ends_a_batch_at_once_and_is_brought_once(topic: Topic) -> None:
     topic.asked = ["old"]
     pace = Pace(3600)
-    pace.started()
+    pace.record_start()
     planner = topic.planner(pace, handled=("old",))
-    assert planner.latest(START) == START, "the interval is long, and the old request was handled"
+    assert planner.plan_end(START) == START, "the interval is long, and the old request was handled"
     topic.asked += ["s1", "s2"]
     # Without the records that wait: the snapshot need not.
     at_first = Position("t", START.offsets, snapshots=("s1", "s2"))
     until(planner, START, at_first)
-    assert planner.latest(at_first) == at_first
+    assert planner.plan_end(at_first) == at_first
     # Still open, and said no more, also when another is asked.
     topic.asked.append("s3")
     until(planner, at_first, Position("t", START.offsets, snapshots=("s3",)))
@@ -128,7 +128,7 @@ def test_a_request_ends_a_batch_at_once_and_is_brought_once(topic: Topic) -> Non
 
 def test_a_request_does_not_wait_for_the_first_look_at_the_topic(topic: Topic) -> None:
     topic.asked = ["s1"]
-    assert topic.planner().latest(START) == Position("t", START.offsets, snapshots=("s1",))
+    assert topic.planner().plan_end(START) == Position("t", START.offsets, snapshots=("s1",))
 
 
 def test_a_broker_that_is_away_for_too_long_is_told() -> None:
@@ -142,9 +142,9 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
             max_records=None,
             patience=Patience("Kafka", 0.1),
             requests=tuple,
-            handled=set(),
+            handled_snapshots=set(),
         )
-        assert planner.latest(START) == START, "it is waited for"
+        assert planner.plan_end(START) == START, "it is waited for"
         expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"
         with pytest.raises(Unavailable, match=expected):
             until(planner, START, Position("t", (1, 0, 0, 0)))
@@ -152,13 +152,13 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
 
 def test_while_it_is_held_it_ends_at_the_offsets_and_where_it_has_passed_them_it_stands_still(topic: Topic) -> None:
     bounds: list[tuple[int, ...] | None] = [(1, 5)]
-    planner = replace(topic.planner(), bounds=lambda: bounds[0])
+    planner = replace(topic.planner(), hold_offsets=lambda: bounds[0])
     held = Position("t", (1, 1, 0, 0))
     until(planner, START, held)
     topic.send(0, 1, 2, 3)
     until(planner, held, Position("t", (1, 2, 0, 0)))
     passed = Position("t", (2, 2, 0, 1))
-    assert planner.latest(passed) == passed
+    assert planner.plan_end(passed) == passed
     bounds[0] = None
     until(planner, passed, Position("t", (3, 2, 1, 2)))
 
@@ -172,7 +172,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Top
     until(planner, START, first)
     former = memory.topic_id("t")
     memory.delete_topics(["t"])
-    assert planner.latest(first) == first  # nothing is new in a topic that is gone
+    assert planner.plan_end(first) == first  # nothing is new in a topic that is gone
     memory.create_topics({"t": partitions})
     topic.send(*[0] * 12)
     with pytest.raises(AnotherTopic, match=f"id {former} and 4 .* and {partitions} partition.* holds t.0. 0..12") as no:
@@ -183,9 +183,9 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_planner(topic: Top
 def test_a_look_at_a_topic_is_one_request_for_its_state_and_none_for_its_id(topic: Topic) -> None:
     memory, clock = topic.kafka, Clock()
     assert isinstance(memory, MemoryKafka)
-    before = memory.states_asked
+    before = memory.state_requests
     planner = topic.planner(Pace(0, clock))
     until(planner, START, Position("t", (2, 1, 0, 1)))
     for _ in range(1_000):
-        planner.latest(Position("t", (2, 1, 0, 1)))
-    assert 1 <= memory.states_asked - before <= 20
+        planner.plan_end(Position("t", (2, 1, 0, 1)))
+    assert 1 <= memory.state_requests - before <= 20

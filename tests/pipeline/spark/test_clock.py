@@ -7,14 +7,14 @@ from datetime import date
 from datetime import datetime as when
 
 import pytest
-from slackwater.pipeline.spark.clock import stopped
+from slackwater.pipeline.spark.clock import stopped_clocks
 
 AT_MS = 1_000_000_000_500
 AT = datetime.datetime(2001, 9, 9, 1, 46, 40, 500_000, datetime.UTC)
 
 
 def test_every_clock_of_python_says_that_time() -> None:
-    with stopped(AT_MS):
+    with stopped_clocks(AT_MS):
         assert time.time() == AT_MS / 1000
         assert time.time_ns() == AT_MS * 1_000_000
         assert time.gmtime()[:6] == AT.timetuple()[:6]
@@ -26,7 +26,7 @@ def test_every_clock_of_python_says_that_time() -> None:
 
 
 def test_times_that_are_given_are_those() -> None:
-    with stopped(AT_MS):
+    with stopped_clocks(AT_MS):
         assert time.gmtime(0)[:3] == (1970, 1, 1)
         assert when(2020, 1, 2) == AT.replace(2020, 1, 2, 0, 0, 0, 0, None)  # noqa: DTZ001
         assert when.fromisoformat("2020-01-02") == when(2020, 1, 2)  # noqa: DTZ001
@@ -36,7 +36,7 @@ def test_times_that_are_given_are_those() -> None:
 
 def test_values_are_of_the_classes_that_they_were_of() -> None:
     before = when(2020, 1, 2, tzinfo=datetime.UTC)
-    with stopped(AT_MS):
+    with stopped_clocks(AT_MS):
         made = when(2020, 1, 2, tzinfo=datetime.UTC)
         assert isinstance(before, when)
         assert isinstance(before, date)
@@ -47,11 +47,11 @@ def test_values_are_of_the_classes_that_they_were_of() -> None:
 
 def test_the_clock_goes_on_whatever_happens() -> None:
     classes, real = (datetime.datetime, datetime.date, when, date), time.time
-    with stopped(AT_MS):
-        with stopped(0):
+    with stopped_clocks(AT_MS):
+        with stopped_clocks(0):
             assert time.time() == 0
         assert time.time() == AT_MS / 1000
-    with pytest.raises(ZeroDivisionError), stopped(AT_MS):
+    with pytest.raises(ZeroDivisionError), stopped_clocks(AT_MS):
         raise ZeroDivisionError
     assert (datetime.datetime, datetime.date, when, date) == classes
     assert time.time is real

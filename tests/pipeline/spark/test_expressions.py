@@ -5,7 +5,7 @@ import datetime
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.spark.clock import at_time, impurities
+from slackwater.pipeline.spark.clock import find_impurities, with_time_literals
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 AT = datetime.datetime(2001, 9, 9, 1, 46, 40, 500_000)  # noqa: DTZ001  in the session's time zone, UTC
@@ -25,8 +25,8 @@ def test_wherever_the_clock_stands_in_a_plan_it_says_the_time(rows: DataFrame) -
         .withColumn("each", F.explode(F.array(F.current_date(), F.lit(datetime.date(1970, 1, 1)))))
         .join(other, F.col("n") == F.year(F.now()) - 2001)
     )
-    assert {*impurities(made, ()).clocks} == {"current_date", "now", "current_timestamp", "localtimestamp"}
-    found = at_time(made, AT_MS).orderBy("each").collect()
+    assert {*find_impurities(made, ()).clocks} == {"current_date", "now", "current_timestamp", "localtimestamp"}
+    found = with_time_literals(made, AT_MS).orderBy("each").collect()
     assert [row["each"] for row in found] == [datetime.date(1970, 1, 1), AT.date()]
     assert {(row["at"].timestamp(), row["local"], row[3], row["n"]) for row in found} == {
         (AT_MS / 1000, AT, AT_MS // 1000, 0)
@@ -35,14 +35,14 @@ def test_wherever_the_clock_stands_in_a_plan_it_says_the_time(rows: DataFrame) -
 
 
 def test_a_plan_without_a_clock_stays_as_it_is(rows: DataFrame) -> None:
-    assert at_time(rows, AT_MS) is rows
-    assert not impurities(rows.where("id > 3"), ())
+    assert with_time_literals(rows, AT_MS) is rows
+    assert not find_impurities(rows.where("id > 3"), ())
 
 
 def test_what_is_another_value_each_time_and_what_is_pythons_is_named(rows: DataFrame) -> None:
     double = F.udf(lambda value: value * 2, "long")
     made = rows.select(F.rand(), F.expr("uuid()"), F.monotonically_increasing_id(), double("id"))
-    found = impurities(made, ())
+    found = find_impurities(made, ())
     assert found.random == ("rand", "uuid", "monotonically_increasing_id")
     assert found.python == ("<lambda>",)
-    assert not impurities(made, [made._jdf.queryExecution().analyzed()])
+    assert not find_impurities(made, [made._jdf.queryExecution().analyzed()])

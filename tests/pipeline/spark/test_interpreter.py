@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
-from slackwater.pipeline.spark.jvm import interpreter
-from slackwater.pipeline.spark.planner_server import serving
+from slackwater.pipeline.spark.jvm import python_interpreter
+from slackwater.pipeline.spark.planner_server import run_server
 
 from tests.support.running import eventually
 
@@ -38,7 +38,7 @@ def path_inside(path: str) -> list[str]:
 def test_what_spark_puts_before_the_installed_pyspark_is_left_out() -> None:
     mine = ["/some where/*", str(HOME / "python"), "/else/pyspark.zip"]
     spark = [HOME / "python/lib/pyspark.zip", HOME / "python/lib/py4j-0.10-src.zip", HOME / "jars/spark-core.jar"]
-    with interpreter(on_this_machine=True):
+    with python_interpreter(on_this_machine=True):
         assert path_inside(":".join([*map(str, spark), *mine])) == mine
         assert path_inside("") == [""]
     assert "PYSPARK_PYTHON" not in os.environ
@@ -49,13 +49,13 @@ def test_where_that_is_not_known_it_is_this_interpreter(
     home: str, on_this_machine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_HOME", home)
-    with interpreter(on_this_machine=on_this_machine):
+    with python_interpreter(on_this_machine=on_this_machine):
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
 def test_what_somebody_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
-    with interpreter(on_this_machine=True):
+    with python_interpreter(on_this_machine=True):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
 
@@ -88,7 +88,7 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.parametrize("is_served", [True, False])
 def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and_ends_with_it(is_served: bool) -> None:
     before = psutil.Process().children()
-    with interpreter(on_this_machine=True, starts=is_served):
+    with python_interpreter(on_this_machine=True, starts_session=is_served):
         python = os.environ["PYSPARK_PYTHON"]
         command = [python, "-m", "pyspark.daemon", "pyspark.sql.worker.lookup_data_sources"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
@@ -123,7 +123,7 @@ def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_starte
 
 def test_where_there_is_no_room_for_the_address_of_a_socket_nothing_is_forked(tmp_path: Path) -> None:
     before = psutil.Process().children()
-    with serving(tmp_path / ("a" * 200), sys.executable):
+    with run_server(tmp_path / ("a" * 200), sys.executable):
         assert psutil.Process().children() == before
 
 

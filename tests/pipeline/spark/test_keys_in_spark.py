@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.pipeline.api.update import parse_ddl
-from slackwater.pipeline.batch.job import run_state
+from slackwater.pipeline.batch.job import run_state_task
 from slackwater.pipeline.batch.task import StateTask
-from slackwater.pipeline.source.spark_types import arrow_of
+from slackwater.pipeline.source.spark_types import arrow_schema_of
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.kinds.upsert import upsert
 from slackwater.state.step import Step
@@ -57,7 +57,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
     assert hashed["h"].to_pylist() == hash_keys(hashed, ["k"]).tolist()
     assert hashed["two"].to_pylist() == hash_keys(hashed, ["at", "k"]).tolist()
 
-    arrow = arrow_of(schema)
+    arrow = arrow_schema_of(schema)
     bound = upsert(by="at").bind([arrow], ("k",))
     table = Table(
         (Column("k", from_arrow(arrow.field("k").type)),),
@@ -70,7 +70,7 @@ def test_structs_hash_as_in_spark_and_its_tasks_write_rows_that_expire(one_spark
 
     def batch(ssts: tuple[Sst, ...], version: int, clock_ms: int) -> tuple[tuple[Sst, ...], int]:
         task = StateTask(resources, "w", version, (), Step(table, bound, version, clock_ms), ssts)
-        results = run_state(frame, task)
+        results = run_state_task(frame, task)
         event_ms = max(result.event_ms for result in results if result.event_ms is not None)
         return (*(sst for result in results for sst in result.ssts), *ssts), event_ms
 

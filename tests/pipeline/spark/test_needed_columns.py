@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import send
+from slackwater.pipeline.kafka.messages import send_messages
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
-from slackwater.pipeline.source.options import Private, SourceOptions
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
-from slackwater.pipeline.source.spark_types import arrow_of
+from slackwater.pipeline.source.spark_types import arrow_schema_of
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.plans import first_column, needed_columns, optimised_paths, plan_of
+from slackwater.pipeline.spark.plans import analysed_plan, first_column_id, needed_columns, optimised_stream_paths
 from slackwater.state.records import Position
 
 KINDS = {
@@ -79,7 +79,7 @@ def test_without_the_columns_that_it_does_not_need_a_function_gives_the_same_row
     assert spark is not None
     function, expected = FUNCTIONS[name]
     stream = spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri())
-    needed = needed_columns(optimised_paths(function(stream))).get(first_column(plan_of(stream)))
+    needed = needed_columns(optimised_stream_paths(function(stream))).get(first_column_id(analysed_plan(stream)))
     assert needed == expected
     whole = spark.createDataFrame(ROWS, TOPIC_SCHEMA)
     kept = ALL if needed is None else needed
@@ -98,32 +98,32 @@ def test_each_of_two_streams_has_its_own_and_of_one_that_is_used_twice_both_uses
     spark = SparkSession.getActiveSession()
     assert spark is not None
     one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
-    first, second = first_column(plan_of(one)), first_column(plan_of(two))
+    first, second = first_column_id(analysed_plan(one)), first_column_id(analysed_plan(two))
     united = one.select("key", "offset").union(two.select("value", "offset"))
-    assert needed_columns(optimised_paths(united)) == {first: {"key", "offset"}, second: {"value", "offset"}}
-    known = needed_columns(optimised_paths(one.select("key").union(one.select("value"))))
+    assert needed_columns(optimised_stream_paths(united)) == {first: {"key", "offset"}, second: {"value", "offset"}}
+    known = needed_columns(optimised_stream_paths(one.select("key").union(one.select("value"))))
     assert all(columns in ({"key"}, {"value"}, {"key", "value"}) for columns in known.values())
 
 
 def test_a_reader_fetches_what_is_needed_and_the_rest_is_null(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
     topic = f"needed-{uuid4().hex[:8]}"
     memory_kafka.create_topics({topic: 1})
-    send(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
+    send_messages(memory_kafka, topic, [(0, b"one"), (0, b"two")], b"", patience_s=30)
     told = PlannerFiles(tmp_path)
-    schema = arrow_of(COLUMNS)
+    schema = arrow_schema_of(COLUMNS)
 
     def read() -> pa.Table:
-        options = SourceOptions(input="orders", topic=topic, stage="s", told=str(tmp_path), patience_s=30)
-        reader = TopicSourceReader(options, COLUMNS, Private(memory_kafka.properties))
-        (part,) = reader.partitions(Position("orders", (0,)).json(), Position("orders", (2,)).json())
+        options = SourceOptions(input="orders", topic=topic, stage="s", planner_folder=str(tmp_path), patience_s=30)
+        reader = TopicSourceReader(options, COLUMNS, PrivateOptions(memory_kafka.properties))
+        (part,) = reader.partitions(Position("orders", (0,)).to_json(), Position("orders", (2,)).to_json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
 
     whole = read()
     assert whole.num_rows == 2
     assert not any(whole[name].null_count for name in ALL - {"key"})
-    told.need("s", {"orders": {"value", "offset"}, "other": {"key"}})
+    told.write_needed_columns("s", {"orders": {"value", "offset"}, "other": {"key"}})
     poorer = read()
     assert poorer.select(["value", "offset"]) == whole.select(["value", "offset"])
     assert {name for name in ALL if poorer[name].null_count == 2} == ALL - {"value", "offset"}
-    told.need("s", {"other": {"key"}})
+    told.write_needed_columns("s", {"other": {"key"}})
     assert read() == whole

@@ -1,7 +1,7 @@
 """What stopped a query, in a sentence."""
 
 import pytest
-from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.spark.user_errors import parse_query_error
 
 AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: {}\n"
 
@@ -20,7 +20,7 @@ AROUND = "Py4JJavaError: An error occurred while calling o1.collectToPython.\n: 
     ],
 )
 def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: str, hint: str) -> None:
-    error = translate("legs", AROUND.format(text))
+    error = parse_query_error("legs", AROUND.format(text))
     assert str(error).startswith("stage 'legs' stopped: ")
     assert told in str(error)
     assert hint in error.hint
@@ -30,7 +30,7 @@ def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: s
 @pytest.mark.parametrize("words", ["the branch is closed", "'Python worker exited unexpectedly' is no number"])
 def test_what_the_program_raises_is_told_in_its_own_words(words: str) -> None:
     text = AROUND.format("Job aborted") + f"  ValueError: {words}\n"
-    assert str(translate("legs", text)) == f"stage 'legs' stopped: ValueError: {words}"
+    assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: ValueError: {words}"
 
 
 WORKER = """PythonException: An exception was thrown from the Python worker:
@@ -52,10 +52,10 @@ org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in sta
 )
 def test_a_reason_is_told_whatever_its_class_is_called(reason: str) -> None:
     for text in (WORKER.format(reason), f"StreamingQueryException: [STREAM_FAILED]\n{WORKER.format(reason)}"):
-        assert str(translate("legs", text)) == f"stage 'legs' stopped: {reason}"
+        assert str(parse_query_error("legs", text)) == f"stage 'legs' stopped: {reason}"
 
 
 def test_of_errors_behind_each_other_the_last_is_told() -> None:
     first = WORKER.format("KeyError: 'a'").partition("0123")[0]
     text = first + "\nDuring handling of the above exception, another exception occurred:\n\n" + WORKER.format("Bad: b")
-    assert str(translate("legs", text)) == "stage 'legs' stopped: Bad: b"
+    assert str(parse_query_error("legs", text)) == "stage 'legs' stopped: Bad: b"

@@ -21,12 +21,12 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, InputSource, open_stream
-from slackwater.pipeline.source.options import Private, SourceOptions
-from slackwater.pipeline.spark.conf import _zipped, on_path, secrets_in, settings_of
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
+from slackwater.pipeline.spark.conf import _zipped, add_to_python_path, parse_settings, secret_names
 from slackwater.pipeline.spark.session import running_session, spark_session
 from slackwater.pipeline.spark.worker_resources import WorkerResources
 from slackwater.state.records import Position
-from slackwater.store.objects.s3_settings import S3Access, S3Credentials, S3Place, S3Settings
+from slackwater.store.objects.s3_settings import S3Access, S3ClientConfig, S3Credentials, S3Settings
 from typer.testing import CliRunner
 
 from tests.support.running import APPS, PAIR
@@ -81,7 +81,7 @@ def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_
         "spark.executor.extraJavaOptions=-Da=b",
         "spark.x=",
     )
-    assert settings_of(words) == {
+    assert parse_settings(words) == {
         "spark.executor.memory": "2g",
         "spark.executor.extraJavaOptions": "-Da=b",
         "spark.x": "",
@@ -108,7 +108,7 @@ def test_what_a_script_says_to_spark_is_checked_as_words_are(more: dict[str, Any
 
 @pytest.mark.usefixtures("isolated")
 def test_a_secret_among_the_settings_is_warned_of_by_its_name() -> None:
-    assert secrets_in(["spark.hadoop.fs.s3a.secret.key", "spark.executor.memory"]) == (
+    assert secret_names(["spark.hadoop.fs.s3a.secret.key", "spark.executor.memory"]) == (
         "spark.hadoop.fs.s3a.secret.key",
     )
     words = ("--conf", f"spark.hadoop.fs.s3a.secret.key={PASSWORD}", "--kafka", "127.0.0.1:1")
@@ -155,7 +155,7 @@ def test_a_program_imports_what_py_files_name(kind: str, tmp_path: Path, monkeyp
         with zipfile.ZipFile(tmp_path / "rules.zip", "w") as packed:
             packed.write(rules, rules.name)
         rules = tmp_path / "rules.zip"
-    on_path([str(rules)])
+    add_to_python_path([str(rules)])
     assert load_app(str(PAIR)).name == "pair"
     assert str(sys.modules["pair_rules"].__file__).startswith(str(rules))
 
@@ -215,40 +215,42 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
     session, rows = Session(), StructType([StructField("n", LongType())])
     options = SourceOptions(input="c", topic="t", upstream=upstream, app="a", store=str(tmp_path))
-    private = Private(KAFKA, environ={"AWS_SECRET_ACCESS_KEY": PASSWORD})
+    private = PrivateOptions(KAFKA, environ={"AWS_SECRET_ACCESS_KEY": PASSWORD})
     open_stream(session, options, private, rows if upstream else None)  # type: ignore[arg-type]
     assert PASSWORD not in str(session.options) + repr(private)
     # The class with the passwords was there for the moment of the making; another stream gets none of them.
     assert session.registered[-1] is InputSource
-    assert InputSource.private == Private()
+    assert InputSource.private == PrivateOptions()
     assert isinstance(session.made, InputSource)
     assert session.made.schema() == (rows if upstream else TOPIC_SCHEMA)
     reader = session.made.streamReader(rows)
     there = pickle.loads(cloudpickle.dumps(reader))  # noqa: S301
     assert there._private.kafka == KAFKA
     assert there._options == options
-    at = Position("c", (0,)).json()
+    at = Position("c", (0,)).to_json()
     assert PASSWORD not in repr(reader) + repr(reader.partitions(at, at))
 
 
 def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    access = S3Access(S3Place("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
-    resources = WorkerResources("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, elsewhere=True)
+    access = S3Access(S3ClientConfig("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
+    resources = WorkerResources(
+        "a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30, s3=access, has_remote_tasks=True
+    )
     assert PASSWORD not in repr(resources) + repr(Options(store="s3://bucket", kafka=KAFKA))
     assert "AKIAHUSH" not in repr(resources)
     monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
-    assert resources.cache_here() == (Path("/driver"), 1)
+    assert resources.local_cache() == (Path("/driver"), 1)
     monkeypatch.setenv("SLACKWATER_CACHE", "/worker")
-    assert resources.cache_here() == (Path("/worker"), 1)
+    assert resources.local_cache() == (Path("/worker"), 1)
     here = WorkerResources("a", "s", "s3://bucket", KAFKA, (Path("/driver"), 1), 30)
-    assert here.cache_here() == (Path("/driver"), 1)
+    assert here.local_cache() == (Path("/driver"), 1)
 
 
 def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.pipeline.spark.jvm import interpreter
+    from slackwater.pipeline.spark.jvm import python_interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    with interpreter(on_this_machine=False, configured="/opt/python"):
+    with python_interpreter(on_this_machine=False, configured="/opt/python"):
         assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert "PYSPARK_PYTHON" not in os.environ
 

@@ -11,14 +11,20 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.pipeline.kafka.messages import encode, send
+from slackwater.pipeline.kafka.messages import encode_rows, send_messages
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA
-from slackwater.pipeline.source.options import Private, SourceOptions
+from slackwater.pipeline.source.options import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import ChannelSourceReader, TopicSourceReader
-from slackwater.pipeline.source.spark_types import arrow_of
+from slackwater.pipeline.source.spark_types import arrow_schema_of
 from slackwater.pipeline.source.wake import PlannerFiles
-from slackwater.pipeline.spark.plans import first_column, needed_shares, of_share, optimised_paths, plan_of
+from slackwater.pipeline.spark.plans import (
+    analysed_plan,
+    filter_by_share,
+    first_column_id,
+    needed_shares,
+    optimised_stream_paths,
+)
 from slackwater.state.records import Position
 from slackwater.store.sst.hashing import KeyShare
 
@@ -85,18 +91,20 @@ def test_without_what_the_source_leaves_out_a_function_gives_the_same_rows_of_th
     function, key, columns = FUNCTIONS[name]
     wanted = KeyShare(key, HALF)
     stream = spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri())
-    found = needed_shares(optimised_paths(of_share(function(stream), wanted))).get(first_column(plan_of(stream)))
+    found = needed_shares(optimised_stream_paths(filter_by_share(function(stream), wanted))).get(
+        first_column_id(analysed_plan(stream))
+    )
     assert found == (None if columns is None else KeyShare(columns, HALF))
     whole = spark.createDataFrame(ROWS, TOPIC_SCHEMA)
-    every, chosen = (each.toArrow() for each in (function(whole), of_share(function(whole), wanted)))
-    assert in_order(chosen) == in_order(every.filter(pa.array(wanted.of_rows(every))))
+    every, chosen = (each.toArrow() for each in (function(whole), filter_by_share(function(whole), wanted)))
+    assert in_order(chosen) == in_order(every.filter(pa.array(wanted.select_rows(every))))
     if found is not None:
         read = pa.table(
             {"key": pa.array(KEYS, pa.binary()), "partition": pa.array([row[3] for row in ROWS], pa.int32())}
         )
-        fewer = spark.createDataFrame([ROWS[at] for at in found.of_rows(read).nonzero()[0]], TOPIC_SCHEMA)
+        fewer = spark.createDataFrame([ROWS[at] for at in found.select_rows(read).nonzero()[0]], TOPIC_SCHEMA)
         assert 0 < chosen.num_rows < every.num_rows
-        assert in_order(of_share(function(fewer), wanted).toArrow()) == in_order(chosen)
+        assert in_order(filter_by_share(function(fewer), wanted).toArrow()) == in_order(chosen)
 
 
 def in_order(rows: pa.Table) -> list[str]:
@@ -113,8 +121,8 @@ def test_of_two_streams_each_has_its_own_and_no_other_filter_is_taken_for_a_shar
     assert spark is not None
     one, two = (spark.readStream.schema(TOPIC_SCHEMA).parquet(tmp_path.as_uri()) for _ in range(2))
     share = KeyShare(("key",), 100)
-    found = needed_shares(optimised_paths(of_share(one, share).union(two)))
-    assert found == {first_column(plan_of(one)): share}
+    found = needed_shares(optimised_stream_paths(filter_by_share(one, share).union(two)))
+    assert found == {first_column_id(analysed_plan(one)): share}
     for other in (
         "pmod(hash(key), 10000) < 5",
         "pmod(xxhash64(key), 100) < 5",
@@ -124,7 +132,7 @@ def test_of_two_streams_each_has_its_own_and_no_other_filter_is_taken_for_a_shar
         "NOT (pmod(xxhash64(key), 10000) < 5)",
         "pmod(xxhash64(key), 10000) < partition",
     ):
-        assert needed_shares(optimised_paths(one.where(other))) == {}
+        assert needed_shares(optimised_stream_paths(one.where(other))) == {}
 
 
 def test_readers_leave_out_the_records_and_rows_of_other_keys(memory_kafka: MemoryKafka, tmp_path: Path) -> None:
@@ -132,26 +140,26 @@ def test_readers_leave_out_the_records_and_rows_of_other_keys(memory_kafka: Memo
     memory_kafka.create_topics({topic: 1, channel: 1})
     memory_kafka.send(topic, [Record(value, 0, key) for key, value, *_ in ROWS], patience_s=30)
     sent = pa.record_batch({"k": pa.array(range(40), pa.int64()), "n": pa.array(range(40), pa.int64())})
-    send(memory_kafka, channel, [(0, encode(sent))], b"a1", patience_s=30)
+    send_messages(memory_kafka, channel, [(0, encode_rows(sent))], b"a1", patience_s=30)
     told = PlannerFiles(tmp_path)
     schemas = {topic: COLUMNS, channel: StructType().add("k", LongType()).add("n", LongType())}
 
     def read(name: str) -> pa.Table:
-        of_topic = SourceOptions(input=name, topic=name, stage="s", told=str(tmp_path), patience_s=30)
-        schema, private = arrow_of(schemas[name]), Private(memory_kafka.properties)
+        of_topic = SourceOptions(input=name, topic=name, stage="s", planner_folder=str(tmp_path), patience_s=30)
+        schema, private = arrow_schema_of(schemas[name]), PrivateOptions(memory_kafka.properties)
         make = TopicSourceReader if name == topic else ChannelSourceReader
         reader = make(of_topic, schemas[name], private)
         reader._attempts = lambda _start, _end: frozenset({"a1"})  # type: ignore[method-assign]
-        ends = memory_kafka.offsets(name)[1]
+        ends = memory_kafka.offset_bounds(name)[1]
         first, last = Position(name, (0,)), Position(name, ends)
-        (part,) = reader.partitions(first.json(), last.json())
+        (part,) = reader.partitions(first.to_json(), last.to_json())
         return pa.Table.from_batches(reader._read(part, schema), schema)  # type: ignore[arg-type]
 
     for name, column in ((topic, "key"), (channel, "k")):
         share = KeyShare((column,), HALF)
         whole = read(name)
-        told.choose("s", {name: share})
-        assert read(name) == whole.filter(pa.array(share.of_rows(whole)))
+        told.write_key_shares("s", {name: share})
+        assert read(name) == whole.filter(pa.array(share.select_rows(whole)))
         assert 0 < read(name).num_rows < whole.num_rows
-        told.choose("s", {"other": share})
+        told.write_key_shares("s", {"other": share})
         assert read(name) == whole

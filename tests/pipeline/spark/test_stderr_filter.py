@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.errors import AnalysisException, QueryContextType
 from pyspark.logger import PySparkLogger
-from slackwater.pipeline.spark.jvm import quiet_errors
+from slackwater.pipeline.spark.jvm import silence_error_logs
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def make_one() -> None:
 
 
 def test_pyspark_does_not_log_what_it_raises_in_a_run(logged: io.StringIO) -> None:
-    with quiet_errors():
+    with silence_error_logs():
         make_one()
     assert logged.getvalue() == ""
     make_one()

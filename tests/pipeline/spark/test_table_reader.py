@@ -11,11 +11,11 @@ from slackwater import errors
 from slackwater.client import Client
 from slackwater.pipeline.spark.table_reader import (
     FilteringReader,
-    StorePlace,
+    StoreLocation,
     TableReader,
     VersionedTable,
-    columns_of,
-    keys_in,
+    filtered_keys,
+    visible_columns,
 )
 from slackwater.settings import Settings
 from slackwater.spark import SparkSource
@@ -88,7 +88,7 @@ def test_there_is_a_task_for_each_state_partition_and_only_the_columns_asked_for
 
 def filtering(app: FlightsApp, *filters: Filter) -> FilteringReader:
     made = source(app)
-    reader = FilteringReader(made._at, made.schema())
+    reader = FilteringReader(made._table, made.schema())
     # Spark filters once more.
     assert [*reader.pushFilters([*filters])] == [*filters]
     return reader
@@ -108,7 +108,7 @@ def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same
     table = Table((Column("a", "int64"), Column("b", "string")), (), 1)
 
     def found(*filters: Filter) -> Any:
-        keys = keys_in(table, filters)
+        keys = filtered_keys(table, filters)
         return None if keys is None else sorted(tuple(row.values()) for row in keys.to_pylist())
 
     assert found(EqualTo(("a",), 1)) is None
@@ -118,7 +118,7 @@ def test_keys_are_looked_up_only_where_all_of_the_key_is_said_and_means_the_same
     assert found(EqualTo(("a", "inside"), 1), EqualTo(("b",), "x")) is None
     assert found(In(("a",), tuple(range(200))), In(("b",), tuple(map(str, range(200))))) is None
     times = Table((Column("at", "timestamp[us, tz=UTC]"),), (), 1)
-    assert keys_in(times, [EqualTo(("at",), None)]) is None
+    assert filtered_keys(times, [EqualTo(("at",), None)]) is None
 
 
 def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -> None:
@@ -142,7 +142,7 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
         made.reader(StructType([StructField("delay", StringType())]))
 
 
-class _Here(StorePlace):
+class _Here(StoreLocation):
     """A store of this process."""
 
     __slots__ = ("app",)
@@ -150,7 +150,7 @@ class _Here(StorePlace):
     def open(self) -> ObjectStore:
         return fresh(self.app.store)
 
-    def as_here(self) -> StorePlace:
+    def with_own_access(self) -> StoreLocation:
         return self
 
 
@@ -159,7 +159,7 @@ def test_a_moment_that_went_is_named(tmp_path: Path) -> None:
     place = _Here("", S3Settings())
     object.__setattr__(place, "app", app)
     at = VersionedTable(place, "flights", "carriers", 3, "carriers", 0)
-    reader = TableReader(at, columns_of(at))
+    reader = TableReader(at, visible_columns(at))
     store_of(app).once("get", "/sst/", lambda: gc(app))
     with pytest.raises(
         errors.NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"

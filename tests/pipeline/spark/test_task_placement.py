@@ -29,8 +29,8 @@ def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: 
     waiting, most = _cached(spark, 5, 1)
     assert (sorted(row[0] for row in waiting.collect()), most) == ([0, 1, 2, 3, 4], 5)
     waiting.unpersist()
-    homes.visit(lambda batches: batches)
+    homes.run_at_homes(lambda batches: batches)
     homes.close()
-    homes.visit(lambda batches: batches)
+    homes.run_at_homes(lambda batches: batches)
     # Other tests of this session may have kept some.
     assert set(spark.sparkContext._jsc.getPersistentRDDs()) <= kept  # type: ignore[union-attr]

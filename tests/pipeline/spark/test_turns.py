@@ -37,7 +37,7 @@ def test_a_stage_with_work_commits_whatever_it_is_called(kafka: EmbeddedKafka, t
         # With two cores for twelve stages, others wait; their runner says so with its next sign of life.
         while "a free core" not in {
             what
-            for beat in runners.beats(open_store(many.store), many.app, instants.now_ms())
+            for beat in runners.live_heartbeats(open_store(many.store), many.app, instants.now_ms())
             for what in beat.waits.values()
         }:
             await_commit()

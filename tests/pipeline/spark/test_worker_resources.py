@@ -16,4 +16,4 @@ def test_settings_of_s3_hold_for_another_root_of_a_store_in_a_folder(tmp_path: P
     other = opened.at("s3://bucket/x")
     inner = other._inner if isinstance(other, CountingStore) else other
     assert isinstance(inner, S3Store)
-    assert inner._place.settings == settings
+    assert inner._client_config.settings == settings

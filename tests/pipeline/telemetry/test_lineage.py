@@ -14,11 +14,18 @@ import pytest
 from msgspec.structs import replace
 from openlineage.client.serde import Serde
 from slackwater.errors import Fenced, Refused
-from slackwater.pipeline.telemetry.lineage import Datasets, RunLineage, StageLineage, ended, is_configured, lineage_of
+from slackwater.pipeline.telemetry.lineage import (
+    DatasetNames,
+    RunLineage,
+    StageLineage,
+    configured_lineage,
+    is_configured,
+    last_events,
+)
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sink, Table
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "openlineage-version.json").read_text(encoding="utf-8"))
-WHERE = Datasets("s3://bucket/state", "broker-1:9093, broker-2:9093", "4.3.0")
+WHERE = DatasetNames("s3://bucket/state", "broker-1:9093, broker-2:9093", "4.3.0")
 TABLE = Table((Column("k", "string"),), (Column("v", "int64"), Column("_x", "int64")), 2)
 
 
@@ -38,8 +45,10 @@ def manifest(version: int, offset: int, stage: str = "s") -> Manifest:
     )
 
 
-def event(kind: Any, head: Manifest, start: Manifest | None = None, where: Datasets = WHERE, failed: str = "") -> Any:
-    return Serde.to_dict(StageLineage(start or head, where).event(kind, head, 1_500, failed))
+def event(
+    kind: Any, head: Manifest, start: Manifest | None = None, where: DatasetNames = WHERE, failed: str = ""
+) -> Any:
+    return Serde.to_dict(StageLineage(start or head, where).create_event(kind, head, 1_500, failed))
 
 
 def test_an_event_names_what_is_read_and_written_with_versions_and_offsets() -> None:
@@ -67,7 +76,7 @@ def test_an_event_names_what_is_read_and_written_with_versions_and_offsets() -> 
 
 
 def test_a_table_in_a_folder_and_a_sink_of_a_clone_are_named_as_they_are() -> None:
-    where = Datasets("/srv/state/", "broker:9092", "4.3.0", lambda _head: {"alerts": "staging-alerts"})
+    where = DatasetNames("/srv/state/", "broker:9092", "4.3.0", lambda _head: {"alerts": "staging-alerts"})
     table, _, sink = event("START", manifest(1, 0), where=where)["outputs"]
     assert (table["namespace"], table["name"]) == ("file", "/srv/state/a/s")
     assert sink["name"] == "staging-alerts"
@@ -79,11 +88,11 @@ def test_a_failure_is_told_by_its_class() -> None:
 
 
 def test_how_a_run_ended_is_said_of_each_stage() -> None:
-    assert ended({"s": None, "t": None}, None) == {"s": ("COMPLETE", ""), "t": ("COMPLETE", "")}
-    failed = ended({"s": ValueError("a value"), "t": None}, Refused("stage s failed"))
+    assert last_events({"s": None, "t": None}, None) == {"s": ("COMPLETE", ""), "t": ("COMPLETE", "")}
+    failed = last_events({"s": ValueError("a value"), "t": None}, Refused("stage s failed"))
     assert failed == {"s": ("FAIL", "ValueError"), "t": ("ABORT", "Refused")}
-    assert ended({"s": None, "t": None}, Refused("a sink")) == dict.fromkeys("st", ("FAIL", "Refused"))
-    assert ended({"s": None}, Fenced("taken over", version=2)) == {"s": ("ABORT", "Fenced")}
+    assert last_events({"s": None, "t": None}, Refused("a sink")) == dict.fromkeys("st", ("FAIL", "Refused"))
+    assert last_events({"s": None}, Fenced("taken over", version=2)) == {"s": ("ABORT", "Fenced")}
 
 
 @pytest.fixture
@@ -122,13 +131,13 @@ def test_events_are_thinned_and_the_end_is_told(server: "queue.SimpleQueue[dict[
     first = [server.get(timeout=30) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in first} == {("START", "a.s"), ("START", "a.t")}
     for version in range(2, 500):
-        lineage.move(manifest(version, version))
+        lineage.on_version(manifest(version, version))
     told = [server.get(timeout=30)]
     while told[-1]["inputs"][0]["facets"]["slackwater_version"]["stageVersion"] != 499:
         told.append(server.get(timeout=30))
     assert {(each["eventType"], each["job"]["name"]) for each in told} == {("RUNNING", "a.s")}
     assert len(told) < 20
-    lineage.end(ended({"s": None, "t": None}, None))
+    lineage.end(last_events({"s": None, "t": None}, None))
     last = [server.get(timeout=30) for _ in range(2)]
     assert {(each["eventType"], each["job"]["name"]) for each in last} == {("COMPLETE", "a.s"), ("COMPLETE", "a.t")}
     assert {each["run"]["runId"] for each in first} == {each["run"]["runId"] for each in last}
@@ -141,9 +150,9 @@ def test_a_server_that_is_away_holds_nothing_up(
     lineage = RunLineage({"s": manifest(1, 0)}, WHERE, every_s=0.01)
     began = time.monotonic()
     for version in range(2, 10_000):
-        lineage.move(replace(lineage._heads["s"], version=version))
+        lineage.on_version(replace(lineage._heads["s"], version=version))
     assert time.monotonic() - began < 2
-    lineage.end(ended({"s": None}, None))
+    lineage.end(last_events({"s": None}, None))
     assert time.monotonic() - began < 10
     said = [record.message for record in caplog.records if record.name == "slackwater"]
     assert len(said) <= 1  # not one an event
@@ -153,7 +162,7 @@ def test_it_is_asked_for_by_the_clients_own_settings(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert not is_configured({})
-    assert lineage_of({"s": manifest(1, 0)}, WHERE) is None
+    assert configured_lineage({"s": manifest(1, 0)}, WHERE) is None
     assert is_configured({"OPENLINEAGE_URL": "http://localhost:5000"})
     assert is_configured({"OPENLINEAGE__TRANSPORT__TYPE": "console"})
     assert not is_configured({"OPENLINEAGE_URL": "http://localhost:5000", "OPENLINEAGE_DISABLED": "true"})

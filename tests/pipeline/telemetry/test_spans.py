@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from slackwater.pipeline.telemetry import logs
-from slackwater.pipeline.telemetry.spans import Tracing, traceparents, tracing_of
+from slackwater.pipeline.telemetry.spans import Tracing, configured_tracing, traceparents
 from slackwater.store.versions.manifest import Input, Manifest
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -38,10 +38,10 @@ class Traced:
 
 def test_a_batch_has_a_span_and_its_commit_one_below_it() -> None:
     traced = Traced()
-    with traced.tracing.batch("a", "s") as batch, logs.working_on("a", "s", 2):
-        trace = logs.fields()
-        with batch.committed(manifest(1, 0), manifest(2, 5), 0.25, ["t[0] 0..5"], [PARENT, "nonsense", OTHER]):
-            told = logs.fields()
+    with traced.tracing.batch("a", "s") as batch, logs.committing_version("a", "s", 2):
+        trace = logs.log_fields()
+        with batch.end_committed(manifest(1, 0), manifest(2, 5), 0.25, ["t[0] 0..5"], [PARENT, "nonsense", OTHER]):
+            told = logs.log_fields()
     found = traced.spans
     assert found.keys() == {"process a/s", "commit a/s"}
     process, commit = found["process a/s"], found["commit a/s"]
@@ -72,13 +72,13 @@ def test_a_batch_has_a_span_and_its_commit_one_below_it() -> None:
     ]
     ids = {"trace_id": f"{process.context.trace_id:032x}", "span_id": f"{process.context.span_id:016x}"}
     assert trace == told == {"app": "a", "stage": "s", "version": 2, **ids}
-    assert logs.fields() == {}
-    with logs.running("a"):
-        assert logs.fields() == {"app": "a"}
-        with logs.running("b"), logs.working_on("b", "s", 3):
-            assert logs.fields() == {"app": "b", "stage": "s", "version": 3}
-        with logs.running("b"):
-            assert logs.fields() == {}
+    assert logs.log_fields() == {}
+    with logs.running_app("a"):
+        assert logs.log_fields() == {"app": "a"}
+        with logs.running_app("b"), logs.committing_version("b", "s", 3):
+            assert logs.log_fields() == {"app": "b", "stage": "s", "version": 3}
+        with logs.running_app("b"):
+            assert logs.log_fields() == {}
 
 
 def test_a_batch_that_fails_says_the_class_of_its_error_and_no_value() -> None:
@@ -102,7 +102,7 @@ def test_a_version_of_several_topics_names_none_as_its_destination() -> None:
     traced, inputs = Traced(), {name: Input(name, (0,)) for name in "tu"}
     before = replace(manifest(1, 0), inputs=inputs)
     after = replace(before, version=2, inputs={name: replace(each, offsets=(1,)) for name, each in inputs.items()})
-    with traced.tracing.batch("a", "s") as batch, batch.committed(before, after, 0.0, [], []):
+    with traced.tracing.batch("a", "s") as batch, batch.end_committed(before, after, 0.0, [], []):
         pass
     assert "messaging.destination.name" not in (traced.spans["process a/s"].attributes or {})
 
@@ -110,7 +110,7 @@ def test_a_version_of_several_topics_names_none_as_its_destination() -> None:
 def test_a_bisect_is_linked_with_the_record_that_it_names() -> None:
     traced = Traced()
     with traced.tracing.bisect("a") as bisect:
-        bisect.found("s", 7, [("from", b"till"), ("traceparent", PARENT.encode())], "t[0]@3")
+        bisect.set_first_bad("s", 7, [("from", b"till"), ("traceparent", PARENT.encode())], "t[0]@3")
     (span,) = traced.spans.values()
     assert [f"{link.context.span_id:016x}" for link in span.links] == [PARENT.split("-")[2]]
     assert (span.attributes or {})["slackwater.record"] == "t[0]@3"
@@ -132,7 +132,7 @@ def test_of_many_records_with_headers_few_traces_are_kept() -> None:
     ],
 )
 def test_nobody_traces_unless_it_is_asked(environ: dict[str, str]) -> None:
-    assert tracing_of(environ) is None
+    assert configured_tracing(environ) is None
 
 
 def test_nothing_is_imported_where_nothing_is_configured() -> None:
@@ -174,9 +174,9 @@ def test_spans_go_where_the_standard_variables_say(
 ) -> None:
     endpoint, got = collector
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-    tracing = tracing_of()
+    tracing = configured_tracing()
     assert tracing is not None
-    with tracing.batch("a", "s") as batch, batch.committed(manifest(1, 0), manifest(2, 5), 0.1, [], []):
+    with tracing.batch("a", "s") as batch, batch.end_committed(manifest(1, 0), manifest(2, 5), 0.1, [], []):
         pass
     tracing.close()
     (resource,) = (each for request in got for each in request.resource_spans)
@@ -189,10 +189,10 @@ def test_a_collector_that_is_away_holds_nothing_up_and_is_said_once(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-    tracing = tracing_of()
+    tracing = configured_tracing()
     assert tracing is not None
     for _ in range(3):
-        with tracing.batch("a", "s") as batch, batch.committed(manifest(1, 0), manifest(2, 5), 0.1, [], []):
+        with tracing.batch("a", "s") as batch, batch.end_committed(manifest(1, 0), manifest(2, 5), 0.1, [], []):
             pass
     tracing.close()
     told = [record.message for record in caplog.records if record.name == "slackwater"]

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.kafka.archived import archived
-from slackwater.pipeline.kafka.columns import Columns
+from slackwater.pipeline.kafka.archived import with_archives
+from slackwater.pipeline.kafka.columns import MessageColumns
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Kafka, Record
 from slackwater.pipeline.source import spool
 from slackwater.pipeline.source.spool import InputSpool
 from slackwater.pipeline.upkeep import archiver
 from slackwater.pipeline.upkeep.archiver import Archiver
-from slackwater.snapshot.status.overview import status_of
+from slackwater.snapshot.status.overview import archive_status
 from slackwater.store.archive import index, merge
 from slackwater.store.archive.extents import Extent
 from slackwater.store.archive.index import ArchiveIndex
@@ -55,10 +55,10 @@ def read_batch(kafka: Kafka, folder: Path, before: tuple[int, ...], after: tuple
     """What readers leave of a batch."""
     for partition, (first, end) in enumerate(zip(before, after, strict=True)):
         if first < end:
-            with InputSpool(folder).keep(TOPIC, Extent(partition, first, end)) as keeper:
+            with InputSpool(folder).open_writer(TOPIC, Extent(partition, first, end)) as keeper:
                 for chunk in kafka.read(TOPIC, partition, first, end, patience_s=1):
                     assert keeper is not None
-                    keeper.add(Columns(chunk))
+                    keeper.add(MessageColumns(chunk))
 
 
 def newest(store: ObjectStore) -> ArchiveIndex:
@@ -88,32 +88,32 @@ def test_all_that_was_read_since_it_began_is_there_once_whoever_died(
     store = FaultyStore(inner, seed, refused=0.05, lost=0.05, late=0.05, echoed=0.05)
     stands = (3, 5)
     going = archiver_of(store, kafka, folder)
-    going.move(at(1, *stands))
+    going.on_version(at(1, *stands))
     for number, (one, other, how, is_round) in enumerate(batches, 2):
         after = stands[0] + one, stands[1] + other
         if how != "lost":
             read_batch(kafka, folder, stands, after if how == "spooled" else (after[0], stands[1]))
-        going.move(at(number, *after))
+        going.on_version(at(number, *after))
         stands = after
         if is_round:
-            going.round()
+            going.archive_pending()
         if number in deaths:
             going = archiver_of(store, kafka, tmp_path_factory.mktemp("spool"))
-            going.move(replace(at(number, *stands), kind="claim"))
+            going.on_version(replace(at(number, *stands), kind="claim"))
     store._rates = dict.fromkeys(store._rates, 0.0)
     store.settle()
     for topic in going._topics.values():
         topic.retry_s = 0
-    going.round()
+    going.archive_pending()
     if deaths and not any(is_round for *_, is_round in batches):
         return  # it may have begun with the last death
     head = newest(inner)
-    assert head.owes([((), stands)]) == ()
-    assert [each.behind for each in going.states] == [0]
+    assert head.unarchived([((), stands)]) == ()
+    assert [each.lag for each in going.states] == [0]
     before = [values(kafka, partition, head.begins[partition], stands[partition]) for partition in (0, 1)]
     for partition in (0, 1):
         kafka.delete_records(TOPIC, 100, partition)
-    behind = archived(kafka, inner, "shop")
+    behind = with_archives(kafka, inner, "shop")
     assert [values(behind, p, head.begins[p], stands[p]) for p in (0, 1)] == before
     if not deaths:
         assert list(folder.glob("*/[0-9]*")) == []
@@ -122,61 +122,61 @@ def test_all_that_was_read_since_it_began_is_there_once_whoever_died(
 def test_batches_become_one_object_where_it_is_behind_and_objects_are_merged(tmp_path: Path) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka, tmp_path)
-    going.move(at(1, 0, 0))
-    going.move(at(2, 4, 0))
-    going.move(at(3, 4, 4))
-    going.round()
+    going.on_version(at(1, 0, 0))
+    going.on_version(at(2, 4, 0))
+    going.on_version(at(3, 4, 4))
+    going.archive_pending()
     assert [each.extents for each in newest(store).objects] == [(Extent(0, 0, 4), Extent(1, 0, 4))]
     for number in range(8):
-        going.move(at(4 + number, 5 + number, 4))
-        going.round()
-    assert len(newest(store).objects) < merge._WIDTH
+        going.on_version(at(4 + number, 5 + number, 4))
+        going.archive_pending()
+    assert len(newest(store).objects) < merge._MERGE_WIDTH
     assert newest(store).covered == (Extent(0, 0, 12), Extent(1, 0, 4))
     (state,) = going.states
-    assert (state.behind, state.bytes, state.objects) == (0, newest(store).bytes, len(newest(store).objects))
+    assert (state.lag, state.bytes, state.objects) == (0, newest(store).bytes, len(newest(store).objects))
 
 
 def test_what_a_reset_skipped_is_not_archived_by_the_next_start_and_what_was_read_before_it_is() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
-    going.move(at(1, 0, 0))
-    going.round()
+    going.on_version(at(1, 0, 0))
+    going.archive_pending()
     # Read up to 10 and not archived; then set on to 20, read up to 25; set back to 5, and read up to 8.
     resets = (Reset(2, (10, 0), (20, 0)), Reset(3, (25, 0), (5, 0)))
     head = at(4, 8, 0)
     there = replace(head, kind="claim", inputs={n: replace(i, resets=resets) for n, i in head.inputs.items()})
-    assert status_of(newest(store), [there]).behind == 15
+    assert archive_status(newest(store), [there]).behind == 15
     going = archiver_of(store, kafka)
-    going.move(there)
-    going.round()
+    going.on_version(there)
+    going.archive_pending()
     assert newest(store).covered == (Extent(0, 0, 10), Extent(0, 20, 25))
-    assert status_of(newest(store), [there]).behind == 0
+    assert archive_status(newest(store), [there]).behind == 0
 
 
 def test_what_kafka_lost_meanwhile_is_a_gap_and_the_rest_is_there(caplog: pytest.LogCaptureFixture) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
-    going.move(at(1, 0, 0))
-    going.round()
+    going.on_version(at(1, 0, 0))
+    going.archive_pending()
     kafka.delete_records(TOPIC, 10, 0)
-    going.move(at(2, 30, 0))
+    going.on_version(at(2, 30, 0))
     with caplog.at_level(logging.INFO, "slackwater"):
-        going.round()
+        going.archive_pending()
     assert newest(store).covered == (Extent(0, 10, 30),)
-    assert newest(store).owes([((), (30, 0))]) == (Extent(0, 0, 10),)
+    assert newest(store).unarchived([((), (30, 0))]) == (Extent(0, 0, 10),)
     assert "orders[0]@0..10 of shop is gone from Kafka, and not in its input archive" in caplog.text
-    assert [each.behind for each in going.states] == [0]
+    assert [each.lag for each in going.states] == [0]
 
 
 def test_a_stage_that_begins_later_and_earlier_is_archived_too() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
-    going.move(at(1, 50, 50))
-    going.round()
-    going.move(at(1, 0, 0, stage="late"))
-    going.move(at(2, 60, 50))
-    going.move(at(2, 20, 0, stage="late"))
-    going.round()
+    going.on_version(at(1, 50, 50))
+    going.archive_pending()
+    going.on_version(at(1, 0, 0, stage="late"))
+    going.on_version(at(2, 60, 50))
+    going.on_version(at(2, 20, 0, stage="late"))
+    going.archive_pending()
     assert newest(store).covered == (Extent(0, 0, 20), Extent(0, 50, 60))
     assert newest(store).begins == (50, 50)
 
@@ -184,25 +184,25 @@ def test_a_stage_that_begins_later_and_earlier_is_archived_too() -> None:
 def test_a_topic_that_was_made_anew_gets_an_archive_of_its_own(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(archiver, "_LOOK_AT_TOPIC_S", -1)
+    monkeypatch.setattr(archiver, "_TOPIC_CHECK_S", -1)
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
-    going.move(at(1, 0, 0))
-    going.move(at(2, 10, 0))
-    going.round()
+    going.on_version(at(1, 0, 0))
+    going.on_version(at(2, 10, 0))
+    going.archive_pending()
     kafka.delete_topics([TOPIC])
     kafka.create_topics({TOPIC: 2})
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
-    going.move(at(3, 20, 0))
-    going.round()
+    going.on_version(at(3, 20, 0))
+    going.archive_pending()
     assert "orders was deleted and made again" in caplog.text
-    first, second = index.all_of(store, "shop")
+    first, second = index.iter_archives(store, "shop")
     assert (first.life, first.covered) == (1, (Extent(0, 0, 10),))
     assert (second.life, second.covered, second.topic_id) == (2, (Extent(0, 10, 20),), kafka.topic_id(TOPIC))
     again = archiver_of(store, kafka)
-    again.move(at(3, 20, 0))
-    again.round()
-    assert len(list(index.all_of(store, "shop"))) == 2
+    again.on_version(at(3, 20, 0))
+    again.archive_pending()
+    assert len(list(index.iter_archives(store, "shop"))) == 2
 
 
 def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
@@ -213,12 +213,12 @@ def test_what_was_read_of_a_topic_is_not_archived_of_another_one() -> None:
         return replace(at(version), inputs={TOPIC: Input(TOPIC, offsets, topic_id=former)})
 
     going = archiver_of(store, kafka)
-    going.move(read_of(1, 0, 0))
-    going.move(read_of(2, 10, 0))
+    going.on_version(read_of(1, 0, 0))
+    going.on_version(read_of(2, 10, 0))
     kafka.delete_topics([TOPIC])
     kafka.create_topics({TOPIC: 2})
     kafka.send(TOPIC, [Record(b"new", 0)] * 20, patience_s=1)
-    going.round()
+    going.archive_pending()
     (state,) = going.states
     assert f"topic {TOPIC!r} was deleted and created again since it was read" in state.error
     assert (newest(store).covered, newest(store).topic_id, newest(store).rows) == ((), former, 0)
@@ -229,27 +229,27 @@ def test_a_spool_that_is_full_or_damaged_is_made_up_for_from_kafka(
 ) -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka, tmp_path)
-    going.move(at(1, 0, 0))
-    going.round()
+    going.on_version(at(1, 0, 0))
+    going.archive_pending()
     read_batch(kafka, tmp_path, (0, 0), (10, 0))
     (file,) = (tmp_path / TOPIC).glob("*.arrow")
     file.write_bytes(file.read_bytes()[:100])
-    going.move(at(2, 10, 0))
-    going.round()
+    going.on_version(at(2, 10, 0))
+    going.archive_pending()
     for topic in going._topics.values():
         topic.retry_s = 0
-    going.round()
+    going.archive_pending()
     assert newest(store).covered == (Extent(0, 0, 10),)
-    monkeypatch.setattr(spool, "_MOST_BYTES", 10)
+    monkeypatch.setattr(spool, "_MAX_BYTES", 10)
     read_batch(kafka, tmp_path, (10, 0), (20, 0))
-    assert len(InputSpool(tmp_path).look(TOPIC)) == 1
-    with InputSpool(tmp_path).keep(TOPIC, Extent(0, 20, 30)) as keeper:
+    assert len(InputSpool(tmp_path).list_files(TOPIC)) == 1
+    with InputSpool(tmp_path).open_writer(TOPIC, Extent(0, 20, 30)) as keeper:
         assert keeper is None
-    going.move(at(3, 30, 0))
-    going.round()
+    going.on_version(at(3, 30, 0))
+    going.archive_pending()
     assert newest(store).covered == (Extent(0, 0, 30),)
-    assert InputSpool(tmp_path).look(TOPIC) == []
-    with InputSpool(tmp_path).keep(TOPIC, Extent(0, 20, 30)) as keeper:
+    assert InputSpool(tmp_path).list_files(TOPIC) == []
+    with InputSpool(tmp_path).open_writer(TOPIC, Extent(0, 20, 30)) as keeper:
         assert keeper is not None
 
 
@@ -257,10 +257,10 @@ def test_a_range_that_was_not_read_to_its_end_is_not_kept(tmp_path: Path) -> Non
     kafka = a_kafka()
 
     def reading() -> Iterator[None]:
-        with InputSpool(tmp_path).keep(TOPIC, Extent(0, 0, 10)) as keeper:
+        with InputSpool(tmp_path).open_writer(TOPIC, Extent(0, 0, 10)) as keeper:
             for chunk in kafka.read(TOPIC, 0, 0, 10, patience_s=1):
                 assert keeper is not None
-                keeper.add(Columns(chunk))
+                keeper.add(MessageColumns(chunk))
                 yield
 
     left = reading()
@@ -272,8 +272,8 @@ def test_a_range_that_was_not_read_to_its_end_is_not_kept(tmp_path: Path) -> Non
 def test_it_works_on_a_thread_and_does_what_is_left_at_the_end() -> None:
     kafka, store = a_kafka(), MemoryStore()
     going = archiver_of(store, kafka)
-    with going.at_work(lambda: 10.0):
-        going.move(at(1, 0, 0))
-        going.move(at(2, 40, 2))
+    with going.running(lambda: 10.0):
+        going.on_version(at(1, 0, 0))
+        going.on_version(at(2, 40, 2))
     assert newest(store).covered == (Extent(0, 0, 40), Extent(1, 0, 2))
     assert not [each for each in threading.enumerate() if each.name == "archiver"]

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App
 from slackwater.pipeline.api.topic import topic
-from slackwater.pipeline.run.claim import agreed
+from slackwater.pipeline.run.claim import reconcile_table
 from slackwater.pipeline.upkeep.upkeep import Upkeep
 from slackwater.store.compaction import merge, plan
-from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.picker import pick_for_manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -59,7 +59,7 @@ class Stage:
         self.store, self.cache = store, SstCache(folder, 1 << 30)
         self.head = manifest_of(table, ())
         self.compactor = Upkeep(store, self.cache, self.head, threads=threads)
-        self.merges: tuple[plan.Done, ...] = ()
+        self.merges: tuple[plan.CompactionResult, ...] = ()
         """Finished before the last version, which has them."""
 
     def batch(self) -> Manifest:
@@ -68,13 +68,13 @@ class Stage:
         version = self.head.version + 1
         rows = {(str(n), "x"): (version, None, None) for n in range(20)}
         ssts = (*write_version(self.store, self.cache, self.head.table, rows, version), *self.head.ssts)
-        self.merges = self.compactor.finished
-        self.head = manifest_of(self.head.table, plan.apply(ssts, self.merges), version)
+        self.merges = self.compactor.finished_merges
+        self.head = manifest_of(self.head.table, plan.apply_results(ssts, self.merges), version)
         return self.head
 
     def folded(self) -> tuple[Sst, ...]:
         """The head's SSTs, finished merges in the place of their inputs."""
-        return plan.apply(self.head.ssts, self.compactor.finished)
+        return plan.apply_results(self.head.ssts, self.compactor.finished_merges)
 
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:
         eventually(lambda: len(self.folded()) == ssts, f"{ssts} SSTs")
@@ -88,12 +88,12 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
         head = stage.batch()
     store.waiting = 0
     store.may_go_on.clear()
-    due = stage.compactor.consider(head)
-    assert due == pick_for(head)
+    due = stage.compactor.start_merges(head)
+    assert due == pick_for_manifest(head)
     assert len(due) == 2
     eventually(lambda: store.waiting == 2, "both merges to write")
     # While they go on, what they merge is not merged again.
-    assert stage.compactor.consider(head) == due
+    assert stage.compactor.start_merges(head) == due
     store.may_go_on.set()
     folded = stage.until_folded(2)
     # A version that was not committed is no reason to lose them.
@@ -101,7 +101,7 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
     assert store.waiting == 2
     after = stage.batch()
     assert set(folded) < set(after.ssts)
-    assert stage.compactor.consider(after, stage.merges) == ()
+    assert stage.compactor.start_merges(after, stage.merges) == ()
     assert stage.folded() == after.ssts
     stage.compactor.close()
 
@@ -113,11 +113,11 @@ def test_what_waits_for_a_thread_is_what_the_newest_version_calls_for(tmp_path: 
         head = stage.batch()
     store.waiting = 0
     store.may_go_on.clear()
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
     eventually(lambda: store.waiting == 1, "the first merge to write")
     # Somebody else merges the other partition meanwhile.
     by_now = by_partition(head.ssts, 2)
-    stage.compactor.consider(replace(head, ssts=(*by_now[0], by_now[1][0])))
+    stage.compactor.start_merges(replace(head, ssts=(*by_now[0], by_now[1][0])))
     store.may_go_on.set()
     stage.until_folded(4)
     stage.compactor.close()
@@ -128,17 +128,17 @@ def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
         head = stage.batch()
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
     folded = stage.until_folded(2)
     elsewhere = Upkeep(stage.store, stage.cache, head)
-    elsewhere.consider(head)
-    eventually(lambda: len(plan.apply(head.ssts, elsewhere.finished)) == 2, "the other compactor")
-    stage.head = replace(head, ssts=plan.apply(head.ssts, elsewhere.finished), version=head.version + 1)
+    elsewhere.start_merges(head)
+    eventually(lambda: len(plan.apply_results(head.ssts, elsewhere.finished_merges)) == 2, "the other compactor")
+    stage.head = replace(head, ssts=plan.apply_results(head.ssts, elsewhere.finished_merges), version=head.version + 1)
     assert set(stage.folded()) == set(stage.head.ssts) != set(folded)
-    stage.compactor.consider(stage.head, stage.compactor.finished)
+    stage.compactor.start_merges(stage.head, stage.compactor.finished_merges)
     for _ in range(2):
         head = stage.batch()
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
     stage.until_folded(2)
     stage.compactor.close()
     elsewhere.close()
@@ -150,7 +150,7 @@ def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Pat
     for _ in range(3):
         head = stage.batch()
     store.reset()
-    assert len(stage.compactor.consider(head)) == 2
+    assert len(stage.compactor.start_merges(head)) == 2
     stage.compactor.close()
     assert store.requests == 0
     assert stage.folded() == head.ssts
@@ -165,7 +165,7 @@ def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch
         head = stage.batch()
     store.waiting = 0
     store.may_go_on.clear()
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
     eventually(lambda: store.waiting == 1, "the first SST")
     closing = threading.Thread(target=stage.compactor.close)
     closing.start()
@@ -184,8 +184,8 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     stage.store.put(mine[0].object, b"")
     stage.cache = SstCache(tmp_path / "empty", 1 << 30)
     compactor = Upkeep(stage.store, stage.cache, head)
-    compactor.consider(head)
-    eventually(lambda: len(plan.apply(head.ssts, compactor.finished)) == 4, "the other partition")
+    compactor.start_merges(head)
+    eventually(lambda: len(plan.apply_results(head.ssts, compactor.finished_merges)) == 4, "the other partition")
     assert "put off" in caplog.text
     compactor.close()
 
@@ -199,19 +199,19 @@ def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
     for _ in range(3):
         head = stage.batch()
     store.odd = True
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
 
     def failed() -> int:
         return sum(record.exc_info is not None and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
 
     # One thread: the first failure is no end of the second merge.
     eventually(lambda: failed() == 2, "both merges to fail")
-    eventually(lambda: stage.compactor.doing == "nothing", "nothing to be under way")
+    eventually(lambda: stage.compactor.merge_progress == "nothing", "nothing to be under way")
     assert "compaction of app/stage failed" in caplog.text
     store.odd = False
-    stage.compactor.consider(head)
+    stage.compactor.start_merges(head)
     stage.until_folded(2)
-    assert stage.compactor.doing == "finished"
+    assert stage.compactor.merge_progress == "finished"
     stage.compactor.close()
 
 
@@ -219,11 +219,11 @@ def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
         head = stage.batch()
-    one = pick_for(head)[0]
+    one = pick_for_manifest(head)[0]
     stage.compactor.close()
-    stage.compactor._busy.add(one)
+    stage.compactor._running_merges.add(one)
     stage.compactor._run(head, one)
-    assert stage.compactor.doing == "nothing"
+    assert stage.compactor.merge_progress == "nothing"
 
 
 def test_a_program_says_how_its_tables_are_compacted() -> None:
@@ -259,6 +259,6 @@ def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> No
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state=sw.upsert(by="n").stored)
     declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
-    assert agreed(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
+    assert reconcile_table(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
     with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):
-        agreed(app, dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))
+        reconcile_table(app, dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))

@@ -20,7 +20,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.writer import write
+from slackwater.store.sst.writer import write_sst
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
@@ -68,7 +68,7 @@ def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
 def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
     running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
 ) -> None:
-    running.consider(manifest_of(ROUTES, made), names(made[1:3]))
+    running.prefetch_missing(manifest_of(ROUTES, made), names(made[1:3]))
     settle(running)
     assert [cache.has(sst) for sst in made] == [False, True, True, False]
     assert store.counts["get"] == 2
@@ -80,14 +80,14 @@ def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
     # Room for two, as they are estimated.
     cache = SstCache(tmp_path / "small", round(sum(sst.bytes for sst in made[2:]) * 4 / 0.9) + 100)
     prefetcher = Prefetcher(store, cache, manifest_of(ROUTES, made))
-    prefetcher.consider(manifest_of(ROUTES, made), names(made))
+    prefetcher.prefetch_missing(manifest_of(ROUTES, made), names(made))
     settle(prefetcher)
     prefetcher.close()
     assert [cache.has(sst) for sst in made] == [False, False, True, True]
 
 
 def test_what_left_the_head_is_not_fetched(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
-    running.consider(manifest_of(ROUTES, made[:2]), names(made))
+    running.prefetch_missing(manifest_of(ROUTES, made[:2]), names(made))
     settle(running)
     assert [cache.has(sst) for sst in made] == [True, True, False, False]
 
@@ -101,7 +101,7 @@ def test_a_compaction_elsewhere_is_fetched_where_its_inputs_were_here(
         prefetcher = Prefetcher(store, cache, manifest_of(ROUTES, made))
         if here:
             cache.open(store, made[1], ROUTES)
-        prefetcher.consider(manifest_of(ROUTES, (merged,)), ())
+        prefetcher.prefetch_missing(manifest_of(ROUTES, (merged,)), ())
         settle(prefetcher)
         prefetcher.close()
         assert cache.has(merged) == here
@@ -109,7 +109,7 @@ def test_a_compaction_elsewhere_is_fetched_where_its_inputs_were_here(
 
 def test_what_a_batch_writes_is_not_fetched(running: Prefetcher, store: CountingStore, made: tuple[Sst, ...]) -> None:
     new = write_version(store, None, ROUTES, {("n", "x"): (1, 1.0, None)}, 9)
-    running.consider(manifest_of(ROUTES, (*new, *made)), ())
+    running.prefetch_missing(manifest_of(ROUTES, (*new, *made)), ())
     assert running._running is None
 
 
@@ -117,22 +117,22 @@ def test_a_missing_sst_stops_no_batch(
     running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     store.delete(made[3].object)
-    running.consider(manifest_of(ROUTES, made), names(made))
+    running.prefetch_missing(manifest_of(ROUTES, made), names(made))
     settle(running)
     assert "put off" in caplog.text
     store.put(made[3].object, b"damaged")
-    running.consider(manifest_of(ROUTES, made), ())
+    running.prefetch_missing(manifest_of(ROUTES, made), ())
     settle(running)
     assert not cache.has(made[3])
 
 
 def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
-    running.consider(manifest_of(ROUTES, made), names(made))
+    running.prefetch_missing(manifest_of(ROUTES, made), names(made))
     running.close()
     # The one under way was finished, those after it not begun, and what comes now is not taken up.
     there = [cache.has(sst) for sst in made]
     assert there == sorted(there)
-    running.consider(manifest_of(ROUTES, made), names(made))
+    running.prefetch_missing(manifest_of(ROUTES, made), names(made))
     assert [cache.has(sst) for sst in made] == there
 
 
@@ -151,7 +151,7 @@ def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cach
     assert look_up() == [True, False]
     assert cache.ranged_objects() == names(ssts)
     prefetcher = Prefetcher(store, SstCache(tmp_path / "cache", LARGE), head)
-    prefetcher.consider(head, cache.ranged_objects())
+    prefetcher.prefetch_missing(head, cache.ranged_objects())
     settle(prefetcher)
     prefetcher.close()
     before = store.counts
@@ -174,7 +174,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
         .append_column("_seq", pa.array(np.ones(60_000, np.int64)))
         .append_column("_op", pa.array(np.zeros(60_000, np.int8)))
     )
-    old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    old = write_sst(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
     resources = WorkerResources("a", "s", local.url, {}, (tmp_path / "cache", LARGE), 30)
     task = StateTask(resources, "w", 2, (), Step(table, state, 2, 0), (old,))
     asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})

@@ -7,21 +7,21 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.upkeep.upkeep import Compacting, Stall, Triggers
+from slackwater.pipeline.upkeep.upkeep import MergeProgress, StallTriggers, WriteStall
 
-TRIGGERS = Triggers(20, 36)
+TRIGGERS = StallTriggers(20, 36)
 
 
 class Held:
     """A stage with so many L0 SSTs, on a clock of its own; `passes` is called for every step of time."""
 
-    def __init__(self, l0: int, compacting: Compacting = "under way") -> None:
+    def __init__(self, l0: int, compacting: MergeProgress = "under way") -> None:
         self.l0 = l0
         self.compacting = compacting
         self.now_s = 0.0
         self.passes: Callable[[], None] = lambda: None
         self.begins: Callable[[], None] = lambda: None
-        self.stall = Stall(
+        self.stall = WriteStall(
             "stage a/s",
             TRIGGERS,
             lambda: self.l0,

@@ -17,12 +17,12 @@ def written(store: LocalStore, flights: Sequence[Flight], *, a_batch: int) -> Fl
     """An app that has read these, and keeps them in its archive."""
     app = FlightsApp(store, Kafka(), clock=Clock(START_MS))
     app.run(flights, a_batch=a_batch)
-    archive = index.empty(app.name, TOPIC)
+    archive = index.empty_index(app.name, TOPIC)
     partitions = app.kafka.topics[TOPIC]
     extents = tuple(Extent(number, 0, len(messages)) for number, messages in enumerate(partitions) if messages)
     rows = [_records(each.partition, [m.flights[0] for m in partitions[each.partition]]) for each in extents]
     one = write(store, archive, rows, extents, read_ms=1)
-    index.change(store, archive, index.appended((one,), extents), by=BY, now_ms=1)
+    index.change(store, archive, index.append_update((one,), extents), by=BY, now_ms=1)
     return app
 
 

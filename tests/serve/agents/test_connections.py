@@ -10,9 +10,9 @@ import pytest
 import urllib3
 from mcp import Client, StdioServerParameters
 from slackwater.errors import Forbidden
-from slackwater.serve.agents.naming import SECRETS, DaySecret, Naming
+from slackwater.serve.agents.naming import SECRETS, DaySecret, ValueNaming
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 
 from tests.support.histories import FlightsApp
 from tests.support.running import SLACKWATER
@@ -127,26 +127,26 @@ def test_all_instances_make_the_same_names_and_a_days_names_are_of_that_day(
 
 
 def test_who_may_not_write_to_the_store_has_names_all_the_same() -> None:
-    class ReadOnly(Wrapper):
+    class ReadOnly(StoreWrapper):
         def put_if_absent(self, key: str, data: bytes) -> None:
             raise Forbidden(f"may not write {key}")
 
-    one, two = Naming(ReadOnly(MemoryStore())), Naming(ReadOnly(MemoryStore()))
+    one, two = ValueNaming(ReadOnly(MemoryStore())), ValueNaming(ReadOnly(MemoryStore()))
     for each in (one, two):
-        assert each.of("") is None
-        each.of_today()
-    found, other = one.of("a"), two.of("a")
+        assert each.names_for("") is None
+        each.load_day_secret()
+    found, other = one.names_for("a"), two.names_for("a")
     assert found is not None
     assert other is not None
-    assert found is one.of("a")
+    assert found is one.names_for("a")
     assert found.secret != other.secret
-    assert found.secret != getattr(one.of("b"), "secret", None)
+    assert found.secret != getattr(one.names_for("b"), "secret", None)
 
 
 def test_who_may_write_and_not_delete_has_the_names_that_others_have() -> None:
-    class LateAndMayNotDelete(Wrapper):
+    class LateAndMayNotDelete(StoreWrapper):
         def put_if_absent(self, key: str, data: bytes) -> None:
-            first.of_today()
+            first.load_day_secret()
             SECRETS.put(inner, DaySecret("2026-01-01", "0" * 64))
             super().put_if_absent(key, data)
 
@@ -154,9 +154,9 @@ def test_who_may_write_and_not_delete_has_the_names_that_others_have() -> None:
             raise Forbidden(f"may not delete {key}")
 
     inner = MemoryStore()
-    first, late = Naming(inner), Naming(LateAndMayNotDelete(inner))
-    late.of_today()
-    assert getattr(first.of("a"), "secret", 1) == getattr(late.of("a"), "secret", 2)
+    first, late = ValueNaming(inner), ValueNaming(LateAndMayNotDelete(inner))
+    late.load_day_secret()
+    assert getattr(first.names_for("a"), "secret", 1) == getattr(late.names_for("a"), "secret", 2)
 
 
 def test_a_token_may_call_so_often(app: FlightsApp, own: Callable[..., Ask]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from slackwater.serve.agents.declared import TOOLS
 from slackwater.serve.audit import AUDIT
-from slackwater.snapshot.query.hidden import NAME
+from slackwater.snapshot.query.hidden import PSEUDONYM_PATTERN
 from slackwater.store.objects.local import LocalStore
 
 from tests.support.histories import Flight, FlightsApp
@@ -105,7 +105,7 @@ def test_what_is_no_value_is_shown_to_all(masked: Agent, written: FlightsApp) ->
 def test_equal_values_have_one_name_which_stands_for_them(blind: Agent) -> None:
     names = [each["carrier"] for each in blind("query", app=APP, sql="SELECT carrier FROM carriers")["rows"]]
     assert len(set(names)) == 2
-    assert all(re.fullmatch(NAME, each) for each in names)
+    assert all(re.fullmatch(PSEUDONYM_PATTERN, each) for each in names)
     assert blind("query", app=APP, sql="SELECT carrier FROM carriers AT '~1'")["rows"][0]["carrier"] in names
     (got,) = blind("get", app=APP, table="carriers", keys=names[:1])["rows"]
     assert got["row"]["carrier"] == names[0]

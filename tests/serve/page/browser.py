@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 from playwright._impl._driver import compute_driver_executable
-from slackwater.common.whole_file import locked
+from slackwater.common.whole_file import lock_file
 from slackwater.pipeline.dev.jars import cache_folder
 
 _PACKAGE, _VERSION = "@sparticuz/chromium", "153.0.0"
@@ -69,7 +69,7 @@ def fetch() -> None:
         return
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock", lambda: None):
+    with lock_file(folder / "lock", lambda: None):
         if not (folder / _WHOLE).exists():
             _fetch(folder)
 

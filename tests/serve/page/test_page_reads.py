@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from slackwater.serve.server import Listening
+from slackwater.serve.server import ListenOptions
 
 from tests.serve.conftest import Ask, client_of
 from tests.support.histories import FlightsApp, flights
@@ -80,7 +80,9 @@ def test_stages_now_and_at_a_moment(written: FlightsApp, ask: Ask) -> None:
 
 
 def test_a_snapshot_under_way_says_which_stages_have_recorded_it(own: Callable[..., Ask], app: FlightsApp) -> None:
-    client_of(app).app("flights").take("asked", instant=False, timeout_s=1, wait=False, on_look=lambda _look: None)
+    client_of(app).app("flights").take_snapshot(
+        "asked", instant=False, timeout_s=1, wait=False, on_poll=lambda _look: None
+    )
     ask = own()
     (waiting,) = ask("/apps/flights/at/now/stages").json["waiting"]
     assert waiting["name"] == "asked"
@@ -110,7 +112,7 @@ def test_the_timeline_operations_cost_and_what_was_rejected(written: FlightsApp,
 def test_whoever_may_see_some_tables_is_not_told_of_all(own: Callable[..., Ask], app: FlightsApp, path: str) -> None:
     shown = str(client_of(app).add_token("some", ("flights",), tables=("aircraft",), verbs=("read",)))
     token = next(word for word in shown.split() if word.startswith("slackwater_"))
-    ask = own(Listening(needs_tokens=True))
+    ask = own(ListenOptions(needs_tokens=True))
     assert ask.token(token, f"/apps/flights/{path}").status == 403
     assert ask.token(token, ROWS.format("now")).status == 200
     assert ask.token(token, "/apps/flights/at/now/tables/carriers/rows").status == 403

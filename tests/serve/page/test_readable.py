@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from playwright.sync_api import Page, expect
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
 
 from tests.serve.page.conftest import WAIT_MS, Open
 from tests.serve.page.story import CHAINS, FILLED, JUMP, JUMP_FROM, LARGE_KEYS, LONG, WRONG, step
@@ -29,12 +29,12 @@ def test_it_says_whether_the_app_runs(look: Open, told: FlightsApp) -> None:
     state = page.locator(".live")
     expect(state).to_have_text("not running")
     epochs = {stage: head.epoch for stage, head in told.heads.items()}
-    beat = Beat("0" * 26, "host:1", {"legs": epochs["legs"]})
+    beat = Heartbeat("0" * 26, "host:1", {"legs": epochs["legs"]})
     try:
-        RUNNERS.put(told.store, beat, "flights")
+        HEARTBEATS.put(told.store, beat, "flights")
         told.step("legs")
         expect(state).to_have_text("1 of 3 stages running")
-        RUNNERS.put(told.store, Beat(beat.writer, beat.by, epochs), "flights")
+        HEARTBEATS.put(told.store, Heartbeat(beat.writer, beat.by, epochs), "flights")
         told.step("legs")
         expect(state).to_have_text("running")
         page.goto(re.sub("#.*", "", page.url) + "#/flights?at=legs@v5")
@@ -42,7 +42,7 @@ def test_it_says_whether_the_app_runs(look: Open, told: FlightsApp) -> None:
         page.reload()
         expect(state).to_have_text("connected")  # of a moment in the past nobody was asked
     finally:
-        RUNNERS.remove(told.store, beat.writer, "flights")
+        HEARTBEATS.remove(told.store, beat.writer, "flights")
 
 
 def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: Open) -> None:

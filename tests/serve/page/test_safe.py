@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from slackwater.serve.server import Listening
+from slackwater.serve.server import ListenOptions
 
 from tests.serve.conftest import client_of, serving
 from tests.serve.page.conftest import Open
@@ -131,7 +131,7 @@ def tokens(told: FlightsApp) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def closed(told: FlightsApp, tokens: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    listening = Listening(needs_tokens=True)
+    listening = ListenOptions(needs_tokens=True)
     with serving(told.store.url, tmp_path_factory.mktemp("closed"), listening) as url:
         yield url
 

@@ -4,20 +4,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.client.show.verdict import notes, sentence
+from slackwater.client.show.verdict import verdict_notes, verdict_sentence
 from slackwater.snapshot.bisect.causes import (
     CLASSES,
     Cause,
     CauseKind,
-    absence,
-    change_before,
-    guess,
-    unknown,
-    untouched,
+    absence_cause,
+    find_untouched_keys,
+    guess_deploy_cause,
+    last_program_change,
+    unknown_cause,
 )
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Address, Verdict
+from slackwater.snapshot.bisect.verdict import RecordLocation, Verdict
 from slackwater.snapshot.query.sql import Bounds
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -29,7 +29,7 @@ from tests.support.histories import Flight, FlightsApp, Kafka
 
 NEGATIVE = "SELECT carrier FROM carriers WHERE delay < 0"
 SILENT = "SELECT carrier, flights FROM carriers WHERE flights < (SELECT max(flights) FROM carriers) - 5"
-AT = Address("flights", 1, 7)
+AT = RecordLocation("flights", 1, 7)
 
 
 class Deployed(FlightsApp):
@@ -71,7 +71,7 @@ def test_a_class_whose_fault_is_no_records_names_none(kind: CauseKind) -> None:
 def test_evidence_is_what_the_class_says() -> None:
     with pytest.raises(ValueError, match="has evidence 'moon'"):
         Cause("time", proved=True, sentence="it", evidence={"moon": 1})
-    assert unknown("nobody looked").evidence == {"reason": "nobody looked"}
+    assert unknown_cause("nobody looked").evidence == {"reason": "nobody looked"}
 
 
 def test_a_key_that_the_bad_commit_did_not_write_is_told_with_its_last_version(cache: SstCache) -> None:
@@ -80,10 +80,10 @@ def test_a_key_that_the_bad_commit_did_not_write_is_told_with_its_last_version(c
     last = app.heads["carriers"].version
     app.batches(*range(20))
     verdict = found(app, cache, SILENT)
-    of = untouched(app.store, cache, verdict)
+    of = find_untouched_keys(app.store, cache, verdict)
     assert of is not None
     assert of.keys.to_pylist() == [{"carrier": "quiet"}]
-    cause = absence(app.store, verdict, of, proved=True, how="")
+    cause = absence_cause(app.store, verdict, of, proved=True, suffix="")
     assert (cause.kind, cause.record, cause.records) == ("absence", None, ())
     assert cause.evidence["since"]["version"] == last
     offsets = history.read(app.store, app.name, "legs", verdict.bad.stages["legs"].version).inputs["flights"].offsets
@@ -96,7 +96,7 @@ def test_a_key_that_the_bad_commit_did_not_write_is_told_with_its_last_version(c
 def test_a_key_that_the_bad_commit_wrote_is_not_absent(cache: SstCache) -> None:
     app = Deployed()
     app.batches(1, 2, -9)
-    assert untouched(app.store, cache, found(app, cache, NEGATIVE)) is None
+    assert find_untouched_keys(app.store, cache, found(app, cache, NEGATIVE)) is None
 
 
 def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_file_to_add(cache: SstCache) -> None:
@@ -105,7 +105,7 @@ def test_the_first_batch_of_a_new_program_is_a_guess_that_names_the_file_to_add(
     app.deploy(2)
     claimed = app.heads["carriers"].version
     app.batches(-90)
-    cause = guess(app.store, found(app, cache, NEGATIVE))
+    cause = guess_deploy_cause(app.store, found(app, cache, NEGATIVE))
     assert cause is not None
     assert (cause.kind, cause.proved, cause.record) == ("deploy", False, None)
     assert cause.evidence["stage"] == "carriers"
@@ -123,10 +123,15 @@ def test_a_later_batch_of_a_new_program_is_no_guess_and_its_change_is_known(cach
     claimed = app.heads["carriers"].version
     app.batches(*[5] * 60, -900)
     verdict = found(app, cache, NEGATIVE)
-    assert guess(app.store, verdict) is None
-    change = change_before(app.store, verdict.bad.stages["carriers"])
+    assert guess_deploy_cause(app.store, verdict) is None
+    change = last_program_change(app.store, verdict.bad.stages["carriers"])
     assert change is not None
-    assert (change.version, change.last, change.before.path, change.after.path) == (claimed, 4, "v1.py", "v2.py")
+    assert (change.version, change.last_old_version, change.before.path, change.after.path) == (
+        claimed,
+        4,
+        "v1.py",
+        "v2.py",
+    )
 
 
 def test_a_program_that_never_changed_is_no_deploy(cache: SstCache) -> None:
@@ -135,8 +140,8 @@ def test_a_program_that_never_changed_is_no_deploy(cache: SstCache) -> None:
     app.claim("carriers")
     app.batches(-90)
     verdict = found(app, cache, NEGATIVE)
-    assert change_before(app.store, verdict.bad.stages["carriers"]) is None
-    assert guess(app.store, verdict) is None
+    assert last_program_change(app.store, verdict.bad.stages["carriers"]) is None
+    assert guess_deploy_cause(app.store, verdict) is None
 
 
 @settings(scaled(6), suppress_health_check=list(HealthCheck))
@@ -149,14 +154,14 @@ def test_a_commit_is_called_the_first_where_none_was_bad_before(cache: SstCache,
         sums.append(total)
     turns = [at + 2 for at in range(1, len(sums)) if sums[at] < 0 <= sums[at - 1]]
     verdict = found(app, cache, NEGATIVE, edge=edge)
-    said = sentence(verdict)
+    said = verdict_sentence(verdict)
     assert verdict.bad_version in turns
     if edge:
         assert verdict.bad_version == turns[0 if edge == "first" else -1]
     assert said.endswith("is the first bad commit of flights") == (verdict.bad_version == turns[0])
     if verdict.bad_version != turns[0]:
         assert "one of the commits at which flights went bad: it was bad before, at flights/carriers@v" in said
-    assert any("turned more than once" in note for note in notes(verdict)) == (len(turns) > 1)
+    assert any("turned more than once" in note for note in verdict_notes(verdict)) == (len(turns) > 1)
 
 
 def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCache) -> None:
@@ -164,17 +169,19 @@ def test_what_is_assumed_is_said_where_nothing_counts_all_changes(cache: SstCach
     app.batches(*range(1, 40), -5_000)
     over_all = "SELECT sum(delay) AS wrong FROM carriers HAVING sum(delay) < 0"
     verdict = found(app, cache, over_all)
-    assert not verdict.looked
-    assert sentence(verdict).endswith("is the first bad commit of flights, assuming that it went from good to bad once")
+    assert not verdict.is_first_known
+    assert verdict_sentence(verdict).endswith(
+        "is the first bad commit of flights, assuming that it went from good to bad once"
+    )
     short = Deployed()
     short.batches(3, -9)
     # Each of two commits was looked at.
-    assert sentence(found(short, cache, over_all)) == "carriers v3 is the first bad commit of flights"
+    assert verdict_sentence(found(short, cache, over_all)) == "carriers v3 is the first bad commit of flights"
 
 
 def test_a_predicate_of_somebody_who_is_not_trusted_is_not_scanned(cache: SstCache) -> None:
     app = Deployed()
     app.batches(*range(1, 40), -5_000)
-    verdict = bisect(app.store, cache, app.name, Where(NEGATIVE, bounds=Bounds()))
+    verdict = bisect(app.store, cache, app.name, SqlPredicate(NEGATIVE, bounds=Bounds()))
     assert verdict.flips is None
-    assert "assuming" in sentence(verdict)
+    assert "assuming" in verdict_sentence(verdict)

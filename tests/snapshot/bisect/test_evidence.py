@@ -3,12 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from slackwater.snapshot.bisect.evidence import Evidence, collect, distance
+from slackwater.snapshot.bisect.evidence import VerdictEvidence, collect_evidence, commits_from_bad
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Verdict
-from slackwater.snapshot.cut.graph import consumed
-from slackwater.snapshot.cut.moments import line_of
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.cut.graph import consumed_versions
+from slackwater.snapshot.cut.moments import read_line
+from slackwater.snapshot.query.log import log_entries
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -39,39 +39,47 @@ def verdict(app: FlightsApp, cache: SstCache) -> Verdict:
 
 
 @pytest.fixture(scope="module")
-def evidence(app: FlightsApp, cache: SstCache, verdict: Verdict) -> Evidence:
-    return collect(app.store, cache, verdict)
+def evidence(app: FlightsApp, cache: SstCache, verdict: Verdict) -> VerdictEvidence:
+    return collect_evidence(app.store, cache, verdict)
 
 
-def test_the_commits_around_it_are_those_of_the_log(app: FlightsApp, verdict: Verdict, evidence: Evidence) -> None:
-    logged = [(entry.stage, entry.version) for entry in reversed(entries(app.store, "flights", 0))]
+def test_the_commits_around_it_are_those_of_the_log(
+    app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
+) -> None:
+    logged = [(entry.stage, entry.version) for entry in reversed(log_entries(app.store, "flights", 0))]
     here = logged.index((verdict.stage, verdict.bad_version))
     told = [(commit.stage, commit.version) for commit in evidence.commits]
     assert told == logged[here - 8 : here + 7]
 
 
 def test_a_distance_counts_the_commits_of_the_line(app: FlightsApp, verdict: Verdict) -> None:
-    line, logged = line_of(app.store, "flights"), entries(app.store, "flights", 0)[::-1]
-    places = [distance(verdict, line.up_to(line.read(entry.stage, entry.version)).versions) for entry in logged]
+    line, logged = read_line(app.store, "flights"), log_entries(app.store, "flights", 0)[::-1]
+    places = [
+        commits_from_bad(verdict, line.prefix_up_to(line.read(entry.stage, entry.version)).versions) for entry in logged
+    ]
     assert places == [*range(places[0], places[0] + len(logged))]
     assert places[[(e.stage, e.version) for e in logged].index((verdict.stage, verdict.bad_version))] == 0
-    assert distance(verdict, verdict.good.versions) == -1
+    assert commits_from_bad(verdict, verdict.good.versions) == -1
 
 
-def test_wrong_rows_are_counted_at_the_bad_moments(app: FlightsApp, verdict: Verdict, evidence: Evidence) -> None:
+def test_wrong_rows_are_counted_at_the_bad_moments(
+    app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
+) -> None:
     bad = {step.ref: step.cut for step in verdict.steps if step.bad} | {verdict.bad_ref: verdict.bad}
-    assert evidence.wrong.keys() == bad.keys()
-    for ref, rows in evidence.wrong.items():
+    assert evidence.wrong_row_counts.keys() == bad.keys()
+    for ref, rows in evidence.wrong_row_counts.items():
         held = rows_of(app.store, bad[ref].stages["aircraft"])
         assert rows == sum(delay > 1000 for _, delay, _ in held.values())
 
 
 def test_what_it_reached_is_each_later_stages_first_version_that_had_consumed_it(
-    app: FlightsApp, verdict: Verdict, evidence: Evidence
+    app: FlightsApp, verdict: Verdict, evidence: VerdictEvidence
 ) -> None:
-    (reached,) = evidence.reached
+    (reached,) = evidence.affected_stages
     versions = range(1, app.heads["carriers"].version + 1)
-    having = [n for n in versions if consumed(app.version("carriers", n)).get("aircraft", 0) >= verdict.bad_version]
+    having = [
+        n for n in versions if consumed_versions(app.version("carriers", n)).get("aircraft", 0) >= verdict.bad_version
+    ]
     assert (reached.first.version, reached.newest) == (having[0], versions[-1])
     before, after = (rows_of(app.store, app.version("carriers", n)) for n in (having[0] - 1, having[0]))
     assert reached.keys is not None
@@ -81,22 +89,22 @@ def test_what_it_reached_is_each_later_stages_first_version_that_had_consumed_it
 
 
 def test_dependents_of_the_first_stage_are_reached_over_stages_between(app: FlightsApp) -> None:
-    line = line_of(app.store, "flights")
+    line = read_line(app.store, "flights")
     for version in range(1, app.heads["legs"].version + 1):
         found = line.dependents(app.version("legs", version))
         tainted = {"legs": version}
         for sender, stage in pairwise(STAGES):
             having = [
                 each.version
-                for each in history.after(app.store, "flights", stage, 0)
-                if sender in tainted and consumed(each).get(sender, 0) >= tainted[sender]
+                for each in history.iter_after(app.store, "flights", stage, 0)
+                if sender in tainted and consumed_versions(each).get(sender, 0) >= tainted[sender]
             ]
             tainted |= {stage: having[0]} if having else {}
         del tainted["legs"]
         assert {stage: commit.version for stage, commit in found.items()} == tainted
 
 
-def test_the_bad_moment_is_verified(verdict: Verdict, evidence: Evidence) -> None:
+def test_the_bad_moment_is_verified(verdict: Verdict, evidence: VerdictEvidence) -> None:
     assert evidence.audit.consistent
     assert evidence.audit.versions == verdict.bad.versions
 
@@ -113,7 +121,7 @@ def test_what_is_around_a_verdict_costs_dozens_of_requests_however_long_the_hist
                 app.compact("aircraft")
         verdict = bisect(app.store, cache, "flights", WHERE, now_ms=app.clock.now_ms)
         counting = CountingStore(app.store)
-        collect(counting, cache, verdict)
+        collect_evidence(counting, cache, verdict)
         costs.append(counting.requests)
     assert costs[1] <= costs[0] + 20, costs
     assert costs[1] <= 80, costs

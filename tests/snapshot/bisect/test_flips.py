@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.snapshot.bisect.between import Between
+from slackwater.snapshot.bisect.between import SearchRange
 from slackwater.snapshot.bisect.endpoints import find_ends
-from slackwater.snapshot.bisect.flips import row_local, scan_if_cheap
-from slackwater.snapshot.bisect.predicate import Predicate, Where, check
-from slackwater.snapshot.bisect.session import Command
+from slackwater.snapshot.bisect.flips import parse_row_local, scan_if_cheap
+from slackwater.snapshot.bisect.predicate import Predicate, SqlPredicate, parse_check
+from slackwater.snapshot.bisect.session import CommandPredicate
 from slackwater.snapshot.bisect.verdict import Flips
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query.sql import connect, run_query
@@ -25,12 +25,12 @@ from tests.models.profiles import scaled
 from tests.snapshot.cut.test_ttl_moments import Hourly
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
 
-BELOW = Where("SELECT carrier FROM carriers WHERE delay < 0 ORDER BY carrier")
+BELOW = SqlPredicate("SELECT carrier FROM carriers WHERE delay < 0 ORDER BY carrier")
 
 
-def between(store: ObjectStore, app: str, predicate: Predicate, good: str | None = None) -> Between:
+def between(store: ObjectStore, app: str, predicate: Predicate, good: str | None = None) -> SearchRange:
     found = find_ends(store, app, predicate, good, None, now_ms=0)
-    return replace(found.between, low=found.begin)
+    return replace(found.search_range, low=found.gapless_start)
 
 
 def scan(store: ObjectStore, cache: SstCache, app: str, predicate: Predicate, *, good: str | None = None) -> Flips:
@@ -105,7 +105,7 @@ def test_wrong_rows_that_expire_are_wrong_no_longer(cache: SstCache, column: str
     app = Hourly(cache, column)
     for number in range(9):
         app.batch(**({"a": -1, "b": 1} if number in (1, 2) else {"c": number - 5}))
-    found = scan(app.store, cache, "app", Where("SELECT k FROM stage WHERE v < 0"), good="app/stage@v2")
+    found = scan(app.store, cache, "app", SqlPredicate("SELECT k FROM stage WHERE v < 0"), good="app/stage@v2")
     asked = {}
     for version in range(2, app.head.version + 1):
         cut = Cut("app", {"stage": history.read(app.store, "app", "stage", version)})
@@ -123,7 +123,7 @@ def test_the_rows_that_versions_wrote_are_read_and_no_state(tmp_path_factory: py
         app.step_all()
     store = CountingStore(app.store)
     with closing(SstCache(tmp_path_factory.mktemp("fresh"), 1 << 30)) as fresh:
-        found = scan(store, fresh, "flights", Where("FROM carriers WHERE delay < 0"))
+        found = scan(store, fresh, "flights", SqlPredicate("FROM carriers WHERE delay < 0"))
     assert [(flip.bad, flip.keys) for flip in found.flips] == [(True, 1), (False, 0)]
     assert found.rows == 30
 
@@ -133,7 +133,7 @@ def test_a_check_of_rows_can_be_scanned(cache: SstCache) -> None:
     app.run(flights(20))
     app.send(Flight("N1", "C1", -9_000))
     app.step_all()
-    found = scan(app.store, cache, "flights", check(app.store, "flights", "carrier = 'x' OR delay > 0"))
+    found = scan(app.store, cache, "flights", parse_check(app.store, "flights", "carrier = 'x' OR delay > 0"))
     assert [(flip.version, flip.bad) for flip in found.flips] == [(app.heads["carriers"].version, True)]
 
 
@@ -162,11 +162,11 @@ def test_a_query_that_looks_at_more_than_a_row_is_refused_with_the_reason(
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))
     with pytest.raises(Refused, match=f"the query does not decide row by row: it has ({reason})"):
-        row_local(sql, app.heads)
-    assert scan_if_cheap(app.store, cache, Where(sql), between(app.store, "flights", Where(sql))) is None
+        parse_row_local(sql, app.heads)
+    assert scan_if_cheap(app.store, cache, SqlPredicate(sql), between(app.store, "flights", SqlPredicate(sql))) is None
 
 
-@pytest.mark.parametrize("predicate", [Command("true"), Where("FROM carriers WHERE x")])
+@pytest.mark.parametrize("predicate", [CommandPredicate("true"), SqlPredicate("FROM carriers WHERE x")])
 def test_what_is_no_query_of_a_table_is_not_counted(cache: SstCache, predicate: Predicate) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(10))

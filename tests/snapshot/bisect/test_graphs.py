@@ -11,8 +11,8 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.answers import answer
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.query.answers import run_statement
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 
@@ -88,7 +88,7 @@ def asked(app: App, line: list[Manifest], kinds: Kinds, data: st.DataObject) -> 
 def typed(app: App, cache: SstCache, ref: str, sql: str) -> bool:
     """Whether `slackwater query REF SQL` prints rows."""
     cut = resolve(app.store, ref, now_ms=app.now_ms)
-    return answer(app.store, cache, cut, sql, later=later_stages(app.store, cut)).num_rows > 0
+    return run_statement(app.store, cache, cut, sql, later=later_stages(app.store, cut)).num_rows > 0
 
 
 def ref_of(commit: Manifest) -> str:
@@ -149,7 +149,7 @@ def test_ends_that_are_snapshots_are_moved_to_the_line(cache: SstCache, app: App
     predicate = asked(app, line, GROWING, data)
     good, bad = sorted(data.draw(st.tuples(*[st.integers(1, len(line))] * 2)))
     for name, length in (("good", good), ("bad", bad)):
-        pin(app.store, Cut("app", {commit.stage: commit for commit in line[:length]}), name)
+        pin_cut(app.store, Cut("app", {commit.stage: commit for commit in line[:length]}), name)
     first = predicate.first_bad
     if good <= first < bad:
         verdict = bisect(app.store, cache, "app", predicate.sql, good="app@good", bad="app@bad")

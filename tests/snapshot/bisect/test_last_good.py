@@ -2,11 +2,11 @@
 
 import pytest
 from slackwater.errors import NotFound, Refused
-from slackwater.snapshot.bisect.watcher import LAST_GOOD, advance, last_good
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, advance_last_good, find_last_good
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
-from slackwater.snapshot.take.snapshots import move, pin
+from slackwater.snapshot.take.snapshots import move_snapshot, pin_cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.protocol import ObjectStore
 
@@ -25,15 +25,15 @@ def named(store: ObjectStore) -> dict[str, int]:
 def test_it_is_a_ref_that_moves_forward_only() -> None:
     app = aging_app()
     app.run(flights(20))
-    assert last_good(app.store, "flights") is None
+    assert find_last_good(app.store, "flights") is None
     early = now(app)
-    first = advance(app.store, early, "ada@host")
+    first = advance_last_good(app.store, early, "ada@host")
     assert named(app.store) == early.versions
-    assert advance(app.store, early, "ada@host") == first
+    assert advance_last_good(app.store, early, "ada@host") == first
     app.run(flights(20))
-    assert advance(app.store, now(app), "bob@host").by == "slackwater watch by bob@host"
+    assert advance_last_good(app.store, now(app), "bob@host").by == "slackwater watch by bob@host"
     assert named(app.store) == now(app).versions
-    advance(app.store, early, "ada@host")
+    advance_last_good(app.store, early, "ada@host")
     assert named(app.store) == now(app).versions
     assert [each.name for each in list_snapshots(app.store, "flights")] == [LAST_GOOD]
 
@@ -42,10 +42,10 @@ def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
     app = aging_app()
     app.run(flights(20))
     earlier = now(app)
-    advance(app.store, earlier, "ada@host")
+    advance_last_good(app.store, earlier, "ada@host")
     app.run(flights(20))
     tagged = now(app)
-    advance(app.store, tagged, "ada@host")
+    advance_last_good(app.store, tagged, "ada@host")
     app.run(flights(80))
     wait(app)
     gc(app)
@@ -58,9 +58,9 @@ def test_a_collection_keeps_what_it_names_and_takes_what_it_named() -> None:
 def test_a_snapshot_that_somebody_took_is_not_moved() -> None:
     app = aging_app()
     app.run(flights(10))
-    pin(app.store, now(app), LAST_GOOD, by="ada@host")
+    pin_cut(app.store, now(app), LAST_GOOD, by="ada@host")
     with pytest.raises(Refused, match="taken by ada@host") as caught:
-        advance(app.store, now(app), "bob@host")
+        advance_last_good(app.store, now(app), "bob@host")
     assert f"slackwater snapshot rm flights {LAST_GOOD}" in caught.value.hint
 
 
@@ -70,7 +70,7 @@ def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> Non
         store = store_of(app)
         app.run(flights(10))
         before = now(app)
-        advance(store, before, "ada@host")
+        advance_last_good(store, before, "ada@host")
         app.run(flights(10))
         requests = 0
 
@@ -82,7 +82,7 @@ def test_whoever_dies_over_moving_it_leaves_the_one_moment_or_the_other() -> Non
 
         store.before = count
         try:
-            advance(store, now(app), "ada@host")
+            advance_last_good(store, now(app), "ada@host")
         except Killed:
             pass
         finally:
@@ -102,9 +102,9 @@ def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> Non
     for batches in (2, 40):
         app = aging_app()
         app.run(flights(batches * 10))
-        advance(app.store, now(app, "flights@~5"), "ada@host")
+        advance_last_good(app.store, now(app, "flights@~5"), "ada@host")
         counted = CountingStore(app.store)
-        advance(counted, now(app), "ada@host")
+        advance_last_good(counted, now(app), "ada@host")
         taken.append(dict(counted.counts))
     assert taken[0] == taken[1]
     assert sum(taken[0].values()) <= 5
@@ -113,9 +113,9 @@ def test_moving_it_takes_a_handful_of_requests_however_long_the_history() -> Non
 def test_what_was_collected_meanwhile_is_not_tagged() -> None:
     app = old_app()
     store, old = store_of(app), now(app, "flights/legs@v4")
-    recent = pin(store, now(app), LAST_GOOD, by="slackwater watch by ada@host")
+    recent = pin_cut(store, now(app), LAST_GOOD, by="slackwater watch by ada@host")
     store.once("put", "snapshots/", lambda: gc(app))
     with pytest.raises(NotFound, match="was collected before it could be pinned"):
-        move(store, recent, old)
+        move_snapshot(store, recent, old)
     assert find_snapshot(store, "flights", LAST_GOOD) == recent
     check_whole(app)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.snapshot.bisect.predicate import Context, Predicate, check, where
+from slackwater.snapshot.bisect.predicate import Context, Predicate, parse_check, parse_where
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.session import Command, Python, load
+from slackwater.snapshot.bisect.session import CommandPredicate, PythonPredicate, load_python_predicate
 from slackwater.snapshot.bisect.verdict import Verdict
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
@@ -71,7 +71,7 @@ def find(app: FlightsApp, cache: SstCache, predicate: Predicate | str) -> Verdic
 def test_a_check_stops_to_hold_with_the_bad_commit(
     app: FlightsApp, cache: SstCache, verdict: Verdict, condition: str, table: str
 ) -> None:
-    predicate = check(app.store, "flights", condition, table)
+    predicate = parse_check(app.store, "flights", condition, table)
     assert tells_apart(app, cache, verdict, predicate)
     assert predicate.text == condition
 
@@ -79,7 +79,7 @@ def test_a_check_stops_to_hold_with_the_bad_commit(
 def test_a_check_of_single_rows_finds_the_commit_and_names_the_keys(
     app: FlightsApp, cache: SstCache, first_bad: int
 ) -> None:
-    found = find(app, cache, check(app.store, "flights", "carrier <> 'C1' OR delay >= 0"))
+    found = find(app, cache, parse_check(app.store, "flights", "carrier <> 'C1' OR delay >= 0"))
     assert (found.stage, found.bad_version) == ("carriers", first_bad)
     assert found.keys is not None
     assert [change.key for change in found.keys] == [{"carrier": "C1"}]
@@ -103,7 +103,7 @@ def test_a_check_of_single_rows_finds_the_commit_and_names_the_keys(
 def test_a_where_is_a_query_or_a_condition(
     app: FlightsApp, cache: SstCache, verdict: Verdict, sql: str, table: str
 ) -> None:
-    predicate = where(app.store, "flights", sql, table)
+    predicate = parse_where(app.store, "flights", sql, table)
     if sql.startswith("VALUES"):  # always a row: a query, though it has no table behind a FROM
         assert predicate.sql == sql
         return
@@ -114,7 +114,7 @@ def test_a_where_is_a_query_or_a_condition(
 def test_a_where_over_rows_finds_the_commit_and_names_the_keys(
     app: FlightsApp, cache: SstCache, first_bad: int
 ) -> None:
-    found = find(app, cache, where(app.store, "flights", "delay < 0", "carriers"))
+    found = find(app, cache, parse_where(app.store, "flights", "delay < 0", "carriers"))
     assert (found.stage, found.bad_version) == ("carriers", first_bad)
     assert found.keys is not None
     assert [change.key for change in found.keys] == [{"carrier": "C1"}]
@@ -131,9 +131,9 @@ def test_a_where_and_the_check_of_its_opposite_find_the_same_rows(
 ) -> None:
     condition = f"{column} {sign} {number}"
     at = Context(app.store, cache, resolve(app.store, "flights", now_ms=app.clock.now_ms))
-    of_where = where(app.store, "flights", condition, "carriers").rows(at, 100)
-    of_check = check(app.store, "flights", f"NOT ({condition})", "carriers").rows(at, 100)
-    of_query = where(app.store, "flights", f"FROM carriers WHERE {condition}").rows(at, 100)
+    of_where = parse_where(app.store, "flights", condition, "carriers").rows(at, 100)
+    of_check = parse_check(app.store, "flights", f"NOT ({condition})", "carriers").rows(at, 100)
+    of_query = parse_where(app.store, "flights", f"FROM carriers WHERE {condition}").rows(at, 100)
     assert of_where.sort_by("carrier") == of_check.sort_by("carrier") == of_query.sort_by("carrier")
 
 
@@ -151,17 +151,17 @@ def test_a_where_that_is_none_is_an_error_at_once(
     app: FlightsApp, sql: str, table: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        where(app.store, "flights", sql, table)
+        parse_where(app.store, "flights", sql, table)
 
 
 def test_a_where_cannot_break_out_of_its_condition(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Usage, match="Parser Error"):
-        find(app, cache, where(app.store, "flights", "true); DROP TABLE carriers; SELECT (true", "carriers"))
+        find(app, cache, parse_where(app.store, "flights", "true); DROP TABLE carriers; SELECT (true", "carriers"))
 
 
 def test_a_check_of_nothing_holds(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Refused, match="nothing is wrong there"):
-        find(app, cache, check(app.store, "flights", "min(delay) FILTER (carrier = 'none') >= 0", "carriers"))
+        find(app, cache, parse_check(app.store, "flights", "min(delay) FILTER (carrier = 'none') >= 0", "carriers"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_check_that_is_none_is_an_error_at_once(
     app: FlightsApp, condition: str, table: str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        check(app.store, "flights", condition, table)
+        parse_check(app.store, "flights", condition, table)
 
 
 def asserts(con: duckdb.DuckDBPyConnection) -> None:
@@ -193,9 +193,9 @@ def test_a_function_says_by_what_it_returns_or_asserts(app: FlightsApp, cache: S
         return not con.sql("FROM carriers WHERE delay < 0").fetchall()
 
     for function in (asserts, returns):
-        verdict = find(app, cache, Python("mine", function))
+        verdict = find(app, cache, PythonPredicate("mine", function))
         assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
-    (wrong,) = find(app, cache, Python("mine", asserts)).rows.to_pylist()
+    (wrong,) = find(app, cache, PythonPredicate("mine", asserts)).rows.to_pylist()
     assert "is below zero" in wrong["wrong"]
 
 
@@ -207,7 +207,7 @@ def test_a_function_that_skips_leaves_candidates(app: FlightsApp, cache: SstCach
             raise SkipTest("twenty")
         asserts(con)
 
-    verdict = find(app, cache, Python("mine", skips))
+    verdict = find(app, cache, PythonPredicate("mine", skips))
     stretch = {each.stage: (each.first, each.last) for each in verdict.candidates}
     assert stretch["carriers"][0] <= good.version < first_bad == stretch["carriers"][1]
     assert "twenty" in {step.why for step in verdict.steps}
@@ -218,7 +218,7 @@ def test_what_else_a_function_raises_stops_the_search_with_its_own_lines(app: Fl
         raise ZeroDivisionError("by zero")
 
     with pytest.raises(SlackwaterError, match="mine raised ZeroDivisionError: by zero") as raised:
-        find(app, cache, Python("mine", fails))
+        find(app, cache, PythonPredicate("mine", fails))
     assert "in fails" in raised.value.quoted
     assert "session.py" not in raised.value.quoted
 
@@ -229,24 +229,24 @@ def test_what_a_function_writes_is_written_nowhere(app: FlightsApp, cache: SstCa
         con.execute(f"COPY mine TO '{tmp_path}/mine.csv'")
 
     with pytest.raises(SlackwaterError, match="PermissionException"):
-        find(app, cache, Python("mine", writes))
+        find(app, cache, PythonPredicate("mine", writes))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_function_is_loaded_from_a_file_with_what_lies_beside_it(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("WORD = 'ok'\n")
     (tmp_path / "mine.py").write_text("from beside_it import WORD\n\ndef ok(con):\n    return WORD\n")
-    assert load(f"{tmp_path}/mine.py:ok").function(duckdb.connect()) == "ok"
+    assert load_python_predicate(f"{tmp_path}/mine.py:ok").function(duckdb.connect()) == "ok"
     for text, words in (
         ("mine.py", "FILE:function"),
         (f"{tmp_path}/no.py:ok", "no file"),
         (f"{tmp_path}/mine.py:x", "no"),
     ):
         with pytest.raises(Usage, match=words):
-            load(text)
+            load_python_predicate(text)
     (tmp_path / "mine.py").write_text("1 / 0\n")
     with pytest.raises(SlackwaterError, match="ZeroDivisionError"):
-        load(f"{tmp_path}/mine.py:ok")
+        load_python_predicate(f"{tmp_path}/mine.py:ok")
 
 
 SCRIPT = """
@@ -265,7 +265,7 @@ def test_a_command_gets_the_moment_as_a_file(
     import sys
 
     (tmp_path / "look.py").write_text(SCRIPT)
-    verdict = find(app, cache, Command(f"{sys.executable} {tmp_path}/look.py"))
+    verdict = find(app, cache, CommandPredicate(f"{sys.executable} {tmp_path}/look.py"))
     assert (verdict.stage, verdict.bad_version) == ("carriers", first_bad)
     said = capfd.readouterr()
     assert said.out == ""
@@ -277,14 +277,14 @@ def test_a_command_that_ends_otherwise_stops_the_search(
     app: FlightsApp, cache: SstCache, command: str, words: str
 ) -> None:
     with pytest.raises(SlackwaterError, match=words):
-        find(app, cache, Command(command))
+        find(app, cache, CommandPredicate(command))
 
 
 def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
     with pytest.raises(Refused, match="the bad end flights@now cannot be judged: exit code 125"):
-        find(app, cache, Command("exit 125"))
+        find(app, cache, CommandPredicate("exit 125"))
     with pytest.raises(Refused, match="something is wrong already at the beginning"):
-        find(app, cache, Command("exit 127"))
+        find(app, cache, CommandPredicate("exit 127"))
 
 
 @pytest.mark.parametrize("sql", ["DELETE FROM carriers", "CREATE TABLE x AS FROM carriers", "COPY carriers TO 'x.csv'"])

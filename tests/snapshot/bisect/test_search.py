@@ -14,7 +14,7 @@ from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -174,12 +174,12 @@ def test_all_keys_that_the_predicate_names_are_told_in_its_order(cache: SstCache
     where = "FROM aircraft WHERE (SELECT max(flights) FROM aircraft) > 1 ORDER BY tail DESC"
     keys = find(app, cache, where).keys
     assert keys is not None
-    assert keys.named
+    assert keys.from_predicate
     assert [change.key["tail"] for change in keys] == [f"N{n:02}" for n in reversed(range(30))]
     changed = keys.changed()
     assert [change.key["tail"] for change in changed] == [f"N{n:02}" for n in reversed(range(20, 30))]
     assert all(change.before != change.after for change in changed)
-    assert keys.flat().column_names == [
+    assert keys.to_table().column_names == [
         "tail",
         "change",
         "before_flights",
@@ -187,7 +187,7 @@ def test_all_keys_that_the_predicate_names_are_told_in_its_order(cache: SstCache
         "before_delay",
         "after_delay",
     ]
-    assert keys.flat().column("change").to_pylist() == ["changed"] * 10 + ["same"] * 20
+    assert keys.to_table().column("change").to_pylist() == ["changed"] * 10 + ["same"] * 20
 
 
 def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(cache: SstCache) -> None:
@@ -197,9 +197,9 @@ def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(c
     app.step_all()
     keys = find(app, cache, "SELECT count(*) FROM aircraft WHERE delay > 1000 HAVING count(*) > 0").keys
     assert keys is not None
-    assert not keys.named
+    assert not keys.from_predicate
     assert [change.key["tail"] for change in keys] == [f"M{n:04}" for n in range(1_500)]
-    assert set(keys.flat().column("change").to_pylist()) == {"added"}
+    assert set(keys.to_table().column("change").to_pylist()) == {"added"}
 
 
 def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache) -> None:
@@ -272,7 +272,7 @@ def test_a_table_that_was_not_there_yet_is_empty(cache: SstCache) -> None:
         app.send(*flights(7))
         app.step("legs")
         app.step("aircraft")
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "before")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "before")
     app.claim("carriers")
     app.step("carriers")
     verdict = find(app, cache, "FROM carriers WHERE flights > 5", good="flights@before")
@@ -284,7 +284,7 @@ def test_a_stage_whose_very_first_version_is_wrong_has_no_good_version(cache: Ss
     app.send(*flights(7))
     app.step("legs")
     app.step("aircraft")
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "before")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "before")
     claim = app.at_birth(Manifest("flights", "carriers", 1, 1, "w", app.clock.tick("carriers"), "claim"))
     app.commit(claim)
     born = app.load("carriers", 3)
@@ -299,7 +299,7 @@ def test_a_stage_whose_very_first_version_is_wrong_has_no_good_version(cache: Ss
 
 def test_good_and_bad_bound_the_search(cache: SstCache, wrong_from_7: tuple[FlightsApp, int]) -> None:
     app, first_bad = wrong_from_7
-    pin(app.store, resolve(app.store, "flights/carriers@v4", now_ms=0), "fine")
+    pin_cut(app.store, resolve(app.store, "flights/carriers@v4", now_ms=0), "fine")
     verdict = find(app, cache, SECONDS, good="flights@fine", bad=f"flights/carriers@v{first_bad + 2}")
     assert verdict.bad_version == first_bad
 
@@ -361,7 +361,7 @@ def test_a_predicate_that_cannot_be_asked_is_an_error_at_once(
 def test_a_predicate_that_does_not_depend_on_the_rows_is_refused(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "before")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "before")
     app.compact("carriers")
     files = "SELECT len(split(value, ',')) FROM duckdb_settings() WHERE name = 'allowed_paths'"
     with closing(connect(app.store, cache, resolve(app.store, "flights", now_ms=0))) as con:

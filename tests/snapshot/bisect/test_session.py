@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.snapshot.bisect.session import Asked, KeptSearch, KnownAnswer, log_of, of_log, path_of, read
+from slackwater.snapshot.bisect.session import (
+    KnownAnswer,
+    SearchRequest,
+    SearchSession,
+    format_log,
+    parse_log,
+    read_session,
+    session_path,
+)
 
 from tests.models.profiles import scaled
 
@@ -18,7 +26,7 @@ marks = st.builds(
     why=st.one_of(st.just(""), words),
 )
 asked = st.builds(
-    Asked,
+    SearchRequest,
     app=st.just("app"),
     where=words,
     good=st.sampled_from(["", "app@before"]),
@@ -29,28 +37,30 @@ asked = st.builds(
 
 @scaled(30)
 @given(asked, st.lists(marks, max_size=6, unique_by=lambda mark: mark.ref), words)
-def test_a_log_gives_what_was_asked_and_answered(question: Asked, given_marks: list[KnownAnswer], found: str) -> None:
-    session = KeptSearch("memory:", question, found=found).with_marks(*given_marks)
-    again = of_log("\n".join(log_of(session)), "memory:")
+def test_a_log_gives_what_was_asked_and_answered(
+    question: SearchRequest, given_marks: list[KnownAnswer], found: str
+) -> None:
+    session = SearchSession("memory:", question, found=found).with_answers(*given_marks)
+    again = parse_log("\n".join(format_log(session)), "memory:")
     assert again.asked == question
-    assert again.known == session.known
+    assert again.answers_by_ref == session.answers_by_ref
     assert all(mark.by_hand for mark in again.marks)
 
 
 @pytest.mark.parametrize("option", ["check", "python", "run"])
 def test_a_log_names_other_predicates_too(option: str) -> None:
-    session = KeptSearch(
-        "memory:", Asked(app="app", **{option: "it's mine"}, **({"table": "t"} if option == "check" else {}))
+    session = SearchSession(
+        "memory:", SearchRequest(app="app", **{option: "it's mine"}, **({"table": "t"} if option == "check" else {}))
     )
-    assert of_log("\n".join(log_of(session)), "memory:") == session
+    assert parse_log("\n".join(format_log(session)), "memory:") == session
 
 
 def test_of_one_moment_the_last_answer_counts() -> None:
-    session = KeptSearch("memory:", Asked("app")).with_marks(
+    session = SearchSession("memory:", SearchRequest("app")).with_answers(
         KnownAnswer("app/s@v1", "good"), KnownAnswer("app/s@v2", "bad")
     )
-    session = session.with_marks(KnownAnswer("app/s@v1", "skip"))
-    assert session.known == {"app/s@v2": "bad", "app/s@v1": "skip"}
+    session = session.with_answers(KnownAnswer("app/s@v1", "skip"))
+    assert session.answers_by_ref == {"app/s@v2": "bad", "app/s@v1": "skip"}
 
 
 @pytest.mark.parametrize(
@@ -68,23 +78,23 @@ def test_of_one_moment_the_last_answer_counts() -> None:
 )
 def test_a_line_that_is_none_of_a_log_is_named(text: str, words: str) -> None:
     with pytest.raises(Usage, match=words):
-        of_log(text, "memory:")
+        parse_log(text, "memory:")
 
 
 def test_a_session_is_kept_for_each_app(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    session = KeptSearch("memory:", Asked("app"), wanted="app/s@v4").with_marks(
+    session = SearchSession("memory:", SearchRequest("app"), wanted="app/s@v4").with_answers(
         KnownAnswer("app/s@v8", "bad", took_ms=3)
     )
     session.write(folder)
-    assert read(folder, "app") == session
+    assert read_session(folder, "app") == session
     with pytest.raises(NotFound, match="'ap'; the nearest: app"):
-        read(folder, "ap")
-    path_of(folder, "app").write_text("{}")
+        read_session(folder, "ap")
+    session_path(folder, "app").write_text("{}")
     with pytest.raises(Refused, match="is not a bisect session in format 1"):
-        read(folder, "app")
-    path_of(folder, "app").write_bytes(path_of(folder, "app").read_bytes()[:-1])
+        read_session(folder, "app")
+    session_path(folder, "app").write_bytes(session_path(folder, "app").read_bytes()[:-1])
     with pytest.raises(Refused, match="is not a bisect session"):
-        read(folder, "app")
+        read_session(folder, "app")
     with pytest.raises(Refused, match="cannot write the bisect session"):
-        session.write(path_of(folder, "app") / "below")
+        session.write(session_path(folder, "app") / "below")

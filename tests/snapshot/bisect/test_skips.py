@@ -34,19 +34,19 @@ class Oracle:
     answers: Mapping[int, str]
     text: str = "the oracle"
     sql: str = ""
-    channels: bool = True
+    reads_channels: bool = True
 
     def tables(self, cut: Cut) -> frozenset[str]:
         return frozenset(cut.tables)
 
-    def names(self, table: str) -> bool:
+    def names_table(self, table: str) -> bool:
         return False
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
         version = at.cut.stages["s"].version if "s" in at.cut.stages else 0
         match self.answers.get(version, "good"):
             case "skip" | "lacks" as answer:
-                raise Skip("nobody knows", lacks=answer == "lacks")
+                raise Skip("nobody knows", is_column_missing=answer == "lacks")
             case answer:
                 return pa.table({"wrong": ["so it is"] if answer == "bad" else pa.array([], pa.string())})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import NotFound, Unavailable, Usage
-from slackwater.snapshot.bisect.watcher import LAST_GOOD, Findings, Invariant, Watcher, call
+from slackwater.snapshot.bisect.watcher import LAST_GOOD, Findings, Invariant, Watcher, run_failure_command
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -49,7 +49,7 @@ def test_each_is_asked_when_it_is_due_and_all_when_the_slowest_is(app: FlightsAp
     for at_ms in range(begin, begin + 70_000, 5_000):
         app.run(flights(1))
         assert watcher.due_ms() <= at_ms + 5_000
-        if (look := watcher.look(at_ms)) is not None:
+        if (look := watcher.evaluate_due(at_ms)) is not None:
             asked.append((at_ms - begin, len(look.results)))
     assert asked == [(ms, 2 if ms % 60_000 == 0 else 1) for ms in range(0, 70_000, 10_000)]
 
@@ -57,26 +57,26 @@ def test_each_is_asked_when_it_is_due_and_all_when_the_slowest_is(app: FlightsAp
 def test_a_moment_is_asked_once(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache)
     begin = app.clock.now_ms
-    assert states(watcher.look(begin)) == {FAST.name: "holds", SLOW.name: "holds"}
-    assert watcher.look(begin + 60_000) is None
+    assert states(watcher.evaluate_due(begin)) == {FAST.name: "holds", SLOW.name: "holds"}
+    assert watcher.evaluate_due(begin + 60_000) is None
     app.run(flights(1))
-    assert states(watcher.look(begin + 70_000)) == {FAST.name: "holds"}
+    assert states(watcher.evaluate_due(begin + 70_000)) == {FAST.name: "holds"}
 
 
 def test_the_newest_moment_at_which_all_hold_is_last_good(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache)
     begin = app.clock.now_ms
-    first = watcher.look(begin)
+    first = watcher.evaluate_due(begin)
     assert first is not None
-    assert (first.last_good, first.is_good, first.news) == (f"flights@{LAST_GOOD}", True, ())
+    assert (first.last_good, first.is_good, first.changed_results) == (f"flights@{LAST_GOOD}", True, ())
     good = tagged(app)
     assert good == first.cut.versions == resolve(app.store, first.ref, now_ms=0).versions
     app.run(flights(3))
     # One of them was not asked there.
-    assert states(watcher.look(begin + 10_000)) == {FAST.name: "holds"}
+    assert states(watcher.evaluate_due(begin + 10_000)) == {FAST.name: "holds"}
     assert tagged(app) == good
     app.run(flights(3))
-    watcher.look(begin + 60_000)
+    watcher.evaluate_due(begin + 60_000)
     assert tagged(app) == app_versions(app) != good
 
 
@@ -87,38 +87,38 @@ def app_versions(app: FlightsApp) -> dict[str, int]:
 def test_what_fails_is_news_once_and_leaves_last_good_where_it_was(app: FlightsApp, cache: SstCache) -> None:
     watcher = watching(app, cache, FAST)
     begin = app.clock.now_ms
-    watcher.look(begin)
+    watcher.evaluate_due(begin)
     good = tagged(app)
     app.run([LATE])
-    bad = watcher.look(begin + 10_000)
+    bad = watcher.evaluate_due(begin + 10_000)
     assert bad is not None
-    assert [(each.invariant, each.state) for each in bad.news] == [(FAST, "fails")]
-    assert bad.news[0].rows is not None
-    assert bad.news[0].rows["carrier"].to_pylist() == ["C1"]
+    assert [(each.invariant, each.state) for each in bad.changed_results] == [(FAST, "fails")]
+    assert bad.changed_results[0].rows is not None
+    assert bad.changed_results[0].rows["carrier"].to_pylist() == ["C1"]
     app.run(flights(1))
-    still = watcher.look(begin + 20_000)
+    still = watcher.evaluate_due(begin + 20_000)
     assert still is not None
-    assert (still.is_good, still.news, tagged(app)) == (False, (), good)
+    assert (still.is_good, still.changed_results, tagged(app)) == (False, (), good)
     app.run([Flight("N001", "C1", -5_000)])
-    again = watcher.look(begin + 30_000)
+    again = watcher.evaluate_due(begin + 30_000)
     assert again is not None
-    assert [each.state for each in again.news] == ["holds"]
+    assert [each.state for each in again.changed_results] == ["holds"]
     assert tagged(app) == app_versions(app)
 
 
 def test_what_cannot_be_asked_is_unknown_and_not_good(app: FlightsApp, cache: SstCache) -> None:
     wrong = Invariant("wrong", "FROM carrierz", 10_000)
-    look = watching(app, cache, FAST, wrong).look(app.clock.now_ms)
+    look = watching(app, cache, FAST, wrong).evaluate_due(app.clock.now_ms)
     assert look is not None
     assert states(look) == {FAST.name: "holds", "wrong": "unknown"}
-    assert isinstance(look.news[0].error, NotFound)
+    assert isinstance(look.changed_results[0].error, NotFound)
     assert (look.is_good, look.last_good) == (False, "")
 
 
 def test_an_app_that_has_not_begun_is_not_looked_at(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=[])
     with pytest.raises(NotFound, match="has no version yet"):
-        watching(app, cache).look(app.clock.now_ms)
+        watching(app, cache).evaluate_due(app.clock.now_ms)
 
 
 def test_what_storage_did_not_answer_is_asked_again(app: FlightsApp, cache: SstCache) -> None:
@@ -132,14 +132,16 @@ def test_what_storage_did_not_answer_is_asked_again(app: FlightsApp, cache: SstC
 
         patch.setattr(store, "get", silent)
         with pytest.raises(Unavailable):
-            watcher.look(app.clock.now_ms)
+            watcher.evaluate_due(app.clock.now_ms)
     assert watcher.due_ms() == 0
-    assert states(watcher.look(app.clock.now_ms)) == {FAST.name: "holds", SLOW.name: "holds"}
+    assert states(watcher.evaluate_due(app.clock.now_ms)) == {FAST.name: "holds", SLOW.name: "holds"}
 
 
 def test_an_invariant_may_look_at_other_moments(app: FlightsApp, cache: SstCache) -> None:
     shrinks = "FROM carriers c JOIN carriers AT '~1' was USING (carrier) WHERE c.flights < was.flights"
-    assert states(watching(app, cache, Invariant("grows", shrinks, 1)).look(app.clock.now_ms)) == {"grows": "holds"}
+    assert states(watching(app, cache, Invariant("grows", shrinks, 1)).evaluate_due(app.clock.now_ms)) == {
+        "grows": "holds"
+    }
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_an_invariant_may_look_at_other_moments(app: FlightsApp, cache: SstCache
 )
 def test_a_check_fails_where_its_condition_is_false(app: FlightsApp, cache: SstCache, check: str, holds: bool) -> None:
     invariant = Invariant("checked", "", 1, check=check, table="" if "SELECT" in check else "carriers")
-    look = watching(app, cache, invariant.of(app.store, app.name)).look(app.clock.now_ms)
+    look = watching(app, cache, invariant.for_app(app.store, app.name)).evaluate_due(app.clock.now_ms)
     assert states(look) == {"checked": "holds" if holds else "fails"}
 
 
@@ -164,11 +166,11 @@ def test_a_span_that_never_passes_is_refused() -> None:
 
 
 def test_a_command_has_what_happened_in_its_environment(tmp_path: Path) -> None:
-    call(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
+    run_failure_command(f'echo "$SLACKWATER_REF" > {tmp_path}/called', {"SLACKWATER_REF": "flights/carriers@v4"})
     assert (tmp_path / "called").read_text() == "flights/carriers@v4\n"
 
 
 @pytest.mark.parametrize(("command", "words"), [("exit 3", "exit code 3"), ("sleep 60", "did not finish within 0.1 s")])
 def test_a_command_that_fails_is_told(command: str, words: str) -> None:
     with pytest.raises(Unavailable, match=words):
-        call(command, {}, timeout_s=0.1 if "sleep" in command else 10)
+        run_failure_command(command, {}, timeout_s=0.1 if "sleep" in command else 10)

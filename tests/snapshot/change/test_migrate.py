@@ -10,7 +10,7 @@ from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
-from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.migrations import MIGRATIONS
@@ -19,15 +19,15 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.query.columns import get
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table
@@ -109,14 +109,14 @@ def test_the_runner_of_the_old_program_is_fenced_and_hears_why(app: FlightsApp) 
     assert "start that program" in fenced.value.hint
 
 
-class Noting(Wrapper):
+class Noting(StoreWrapper):
     """Another store, and what was asked of it."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
         self.asked: list[tuple[str, str]] = []
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         self.asked.append((method, key))
         return request()
 
@@ -186,7 +186,7 @@ def test_killed_anywhere_no_moment_is_half_of_one_and_the_next_goes_on(after: in
             assert len(schemas) == 1
     # A runner finishes it, or nothing of it is there.
     begun = any(True for _ in store.list("flights/migrations/"))
-    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs"))
     assert {head.migration for head in heads(app).values()} == {int(begun)}
     if not begun:
         migrated(app)
@@ -226,7 +226,7 @@ def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_
     one, other = (StoredCut(app.store, at(app, name)) for name in ways)
     found = {each.table: each for each in diff(cache, one, other)}["carriers"]
     assert [each.column for each in found.columns] == ["flights", "delay"]
-    assert (len(found.changes), found.equal) == (0, False)
+    assert (len(found.changes), found.is_equal) == (0, False)
     assert found.unlike == (
         "column late was added by separate migrations: not compared",
         "column mine exists only before",
@@ -287,13 +287,13 @@ def test_bisect_goes_across_it(app: FlightsApp, cache: SstCache) -> None:
 
 def test_the_log_says_since_when_a_column_is_there(app: FlightsApp) -> None:
     done = migrated(app)
-    found = {each.stage: each for each in entries(app.store, app.name, 3)}
+    found = {each.stage: each for each in log_entries(app.store, app.name, 3)}
     assert {each.kind for each in found.values()} == {"migration"}
     assert found["aircraft"].added == ("late", "score")
     assert found["legs"].added == ()
     table = heads(app)["aircraft"].table
     assert table is not None
-    assert table.added == {"late": done.versions["aircraft"], "score": done.versions["aircraft"]}
+    assert table.added_columns == {"late": done.versions["aircraft"], "score": done.versions["aircraft"]}
     told = audit_log.list_operations(app.store, app.name)
     assert (told[-1].verb, told[-1].by) == ("migrate", "ada@host")
     assert f"before it flights@{done.snapshot}" in told[-1].detail
@@ -375,7 +375,7 @@ def test_what_the_stage_behind_had_read_is_not_in_flight_to_one_that_is_put_betw
 
 
 def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp) -> None:
-    request(app.store, app.name, "tonight", "ada@host")
+    request_snapshot(app.store, app.name, "tonight", "ada@host")
     declared, starts = with_one_between(app)
     found = find_plan(app.store, declared, {})
     with pytest.raises(Refused, match="snapshot 'tonight' of flights is under way"):

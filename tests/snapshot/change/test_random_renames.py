@@ -13,7 +13,7 @@ from slackwater.snapshot.change.migrate import find_plan, migrate
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.read.cache import SstCache
 
@@ -69,7 +69,7 @@ class Schedule:
 
     def snapshot(self) -> None:
         name = f"s{next(self.numbers)}"
-        pin(self.app.store, resolve(self.app.store, self.app.name, now_ms=self.app.clock.now_ms), name, by="test")
+        pin_cut(self.app.store, resolve(self.app.store, self.app.name, now_ms=self.app.clock.now_ms), name, by="test")
         self._keep(name)
 
     def clone(self) -> None:

@@ -12,29 +12,29 @@ from slackwater.pipeline.run.start_positions import StartFinder
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change.migrate import Migrated, find_plan, finish_earlier, migrate
-from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import cancel, open_requests
+from slackwater.snapshot.cut.stored import open_requests, withdraw_request
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.inventory import last_collection
-from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.answers import run_statement
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.export import export
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.state.records import Position, TopicState
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit, history, published
-from slackwater.store.versions.manifest import Column, Former, Manifest, Sink, Table
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.manifest import Column, FormerName, Manifest, Sink, Table
+from slackwater.store.versions.published import PublishedPosition
 
 from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, flights, rows_of
@@ -119,7 +119,11 @@ def test_it_goes_on_with_table_offsets_and_rows_in_flight(
     for old, new in called.items():
         ended, first = head(app, old), head(app, new)
         assert (ended.kind, ended.called) == ("retire", new)
-        assert (first.kind, first.version, first.formerly) == ("rename", ended.version, (Former(old, ended.version),))
+        assert (first.kind, first.version, first.formerly) == (
+            "rename",
+            ended.version,
+            (FormerName(old, ended.version),),
+        )
         assert first.ssts == last[old].ssts
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
     assert set(cut.stages) == {called.get(old, old) for old in RENAMED}
@@ -193,7 +197,7 @@ def test_killed_anywhere_no_moment_has_both_names_or_none(after: int, cache: Sst
     if begun and "planes" not in history.list_stages(app.store, app.name):
         with pytest.raises(Refused, match="is incomplete"):
             find_plan(app.store, program(called), {})
-    finish_newest(app.store, app.name, now_ms=app.clock.tick("legs"))
+    finish_newest_migration(app.store, app.name, now_ms=app.clock.tick("legs"))
     assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 0
     if not begun:
         rename(app, called)
@@ -214,11 +218,11 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
 
 
 def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
-    asked = request(app.store, app.name, "tonight", "ada@host")
+    asked = request_snapshot(app.store, app.name, "tonight", "ada@host")
     with pytest.raises(Refused, match=r"'tonight' of flights is under way, .* inputs or names of stages"):
         rename(app, {"carriers": "airlines"})
     assert not head(app, "carriers").called
-    cancel(app.store, app.name, asked)
+    withdraw_request(app.store, app.name, asked)
     rename(app, {"carriers": "airlines"})
 
 
@@ -242,7 +246,7 @@ def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, o
     found = find_plan(store, program({old: new}), {}, stages={old: new})
 
     def slip_in() -> None:
-        asked = request(store, app.name, "tonight", "ada@host")
+        asked = request_snapshot(store, app.name, "tonight", "ada@host")
         app.send(*flights(3))
         for stage in ("legs", "aircraft"):
             if not head(app, stage).called:
@@ -257,26 +261,26 @@ def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, o
     if killed and slips_in == "migrations/":
         assert [asked.name for asked in open_requests(store, app.name)] == ["tonight"], "nothing was decided"
         return
-    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs"))
     assert head(app, new).formerly
     assert open_requests(store, app.name) == ()
     told = [done.detail for done in list_operations(store, app.name) if done.verb == "snapshot failed"]
     assert told == ["tonight: the app was migrated while it was under way: take it again"]
     go_on(app, {old: new})
-    again = request(store, app.name, "tonight", "ada@host")
+    again = request_snapshot(store, app.name, "tonight", "ada@host")
     assert again.migration == 1
     app.send(*flights(3))
     for stage in RENAMED:
         step(app, new if stage == old else stage)
     assert try_complete(store, app.name, again, app.kafka) is not None
-    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs"))
     sound(app, app.name, "flights@tonight")
 
 
 def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it_again(app: FlightsApp) -> None:
     rename(app, {"aircraft": "planes"})
-    asked = request(app.store, app.name, "tonight", "ada@host")
-    finish_newest(app.store, app.name, now_ms=app.clock.tick("legs"))
+    asked = request_snapshot(app.store, app.name, "tonight", "ada@host")
+    finish_newest_migration(app.store, app.name, now_ms=app.clock.tick("legs"))
     assert open_requests(app.store, app.name) == (asked,)
 
 
@@ -293,7 +297,7 @@ def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
     store.once(
         "put_if_absent",
         f"stages/{stage}/",
-        lambda: finish_newest(store, app.name, now_ms=app.clock.tick("legs")),
+        lambda: finish_newest_migration(store, app.name, now_ms=app.clock.tick("legs")),
     )
     migrate(store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
     assert head(app, "planes").formerly
@@ -412,7 +416,7 @@ def test_history_log_and_diff_say_where_it_was_called_otherwise(app: FlightsApp,
     rename(app, {"carriers": "airlines"})
     (born,) = key_history(app.store, cache, app.name, "airlines", [carrier], now_ms=app.clock.now_ms).changes
     assert (born.inherited, born.formerly) == ("renamed", "carriers")
-    told = {(each.stage, each.kind): each.renamed for each in entries(app.store, app.name, 20)}
+    told = {(each.stage, each.kind): each.renamed for each in log_entries(app.store, app.name, 20)}
     assert (told["airlines", "rename"], told["carriers", "retire"]) == ("carriers", "airlines")
     go_on(app, {"carriers": "airlines"})
     now = resolve(app.store, app.name, now_ms=app.clock.now_ms)
@@ -427,7 +431,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
     def ask(ref: str, sql: str) -> list[tuple[object, ...]]:
         cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
         later, now_ms = later_stages(app.store, cut), app.clock.now_ms
-        found = answer(app.store, cache, cut, sql, later=later, reader=app.kafka, now_ms=now_ms)
+        found = run_statement(app.store, cache, cut, sql, later=later, reader=app.kafka, now_ms=now_ms)
         return sorted(tuple(row.values()) for row in found.to_pylist())
 
     at_number = f"FROM {{}} AT 'v{head(app, 'carriers').version}' "
@@ -500,7 +504,7 @@ def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache
     wanted = 20
     bad = next(
         each.version
-        for each in history.after(app.store, app.name, "carriers", 1)
+        for each in history.iter_after(app.store, app.name, "carriers", 1)
         if sum(num for num, *_ in rows_of(app.store, each).values()) > wanted
     )
     rename(app, {"carriers": "airlines", "legs": "hops"})
@@ -512,12 +516,12 @@ def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache
     # Rows that were on their way came from records that were read under the old name.
     first = next(
         each
-        for each in history.after(app.store, app.name, "aircraft", 1)
+        for each in history.iter_after(app.store, app.name, "aircraft", 1)
         if each.inputs["by-aircraft"].upstream == "hops"
     )
     reads = next(
         each
-        for each in history.after(app.store, app.name, "aircraft", first.version)
+        for each in history.iter_after(app.store, app.name, "aircraft", first.version)
         if each.inputs["by-aircraft"].rows
     )
     before = history.read(app.store, app.name, "aircraft", reads.version - 1)
@@ -556,12 +560,12 @@ def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: Fl
         finder = StartFinder(
             app.store, app.name, found.stage, found, lambda _, ends=ends: TopicState((0,) * len(ends), ends), False
         )
-        assert finder.channel(channel, known.topic, sender).at == known
+        assert finder.start_on_channel(channel, known.topic, sender).input == known
         planner = ChannelPlanner(app.store, app.name, sender, channel, Pace(0), None)
-        start = Position(channel, known.offsets, known.version, known.passed)
-        end = planner.latest(start)
+        start = Position(channel, known.offsets, known.version, known.rows_passed)
+        end = planner.plan_end(start)
         assert (end.offsets, end.version) == (was[old].ends, head(app, sender).version)
-        assert planner.attempts(start.version, end.version) == set(was[old].attempts)
+        assert planner.counted_attempts(start.version, end.version) == set(was[old].attempts)
         assert sum(end.consumed) - sum(start.consumed) == was[old].rows
 
 
@@ -574,6 +578,6 @@ def test_a_stage_gets_another_name_when_all_of_its_sinks_is_published_and_begins
         Refused, match="the sink 'alerts' of stage flights/carriers is not fully published: 2 rows to go"
     ):
         find_plan(app.store, program(called), {}, stages=called)
-    published.note(app.store, last, "alerts", Place(last.version, 1, 2), None)
+    published.write_position(app.store, last, "alerts", PublishedPosition(last.version, 1, 2), None)
     rename(app, called)
     assert head(app, "airlines").sinks == {}

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.change.stages import retire
-from slackwater.snapshot.cut.graph import Cut, channels, consumed, violations
+from slackwater.snapshot.cut.graph import Cut, channels, consumed_versions, violations
 from slackwater.snapshot.cut.in_flight import in_flight
-from slackwater.snapshot.cut.moments import line_of, newest_cut
-from slackwater.snapshot.cut.refs import AtTime, Ref, Version
-from slackwater.snapshot.cut.resolve import cut_at, resolve
+from slackwater.snapshot.cut.moments import newest_cut, read_line
+from slackwater.snapshot.cut.refs import AtTime, AtVersion, Ref
+from slackwater.snapshot.cut.resolve import cut_of_ref, resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
@@ -154,11 +154,11 @@ def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObje
     first = min(head.time_ms for head in app.heads.values())
     moment = data.draw(st.integers(min(first, 1_000_000), app.now_ms + 50))
     try:
-        cut = cut_at(app.store, Ref(text="app@then", app="app", stage="", moment=AtTime(moment)))
+        cut = cut_of_ref(app.store, Ref(text="app@then", app="app", stage="", moment=AtTime(moment)))
     except LookupError:
         return  # before the history begins
     check(app, cut)
-    needed = {(up, version) for manifest in cut.stages.values() for up, version in consumed(manifest).items()}
+    needed = {(up, version) for manifest in cut.stages.values() for up, version in consumed_versions(manifest).items()}
     for stage, manifest in cut.stages.items():
         # The version of that time, or the very one that a receiver of that time had consumed.
         then = history.latest_at(app.store, "app", stage, moment)
@@ -170,7 +170,7 @@ def test_any_moment_of_any_graph_is_a_consistent_cut(app: App, data: st.DataObje
 def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.DataObject) -> None:
     stage = data.draw(st.sampled_from(sorted(app.heads)))
     version = data.draw(st.integers(1, app.heads[stage].version))
-    cut = cut_at(app.store, Ref(text="app/stage@v", app="app", stage=stage, moment=Version(version)))
+    cut = cut_of_ref(app.store, Ref(text="app/stage@v", app="app", stage=stage, moment=AtVersion(version)))
     assert cut.stages[stage].version == version
     check(app, cut)
 
@@ -183,13 +183,13 @@ def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_o
     moment = data.draw(st.integers(1_000_000, app.now_ms + 50))
     stage = data.draw(st.sampled_from(["", *sorted(app.heads)]))
     version = data.draw(st.integers(1, app.heads[stage].version)) if stage else 0
-    ref = Ref("ref", "app", stage, Version(version) if stage else AtTime(moment))
+    ref = Ref("ref", "app", stage, AtVersion(version) if stage else AtTime(moment))
     try:
-        cut = cut_at(app.store, ref)
+        cut = cut_of_ref(app.store, ref)
     except LookupError:
         return  # before the history begins, or after all are retired
     check(app, cut)
-    needed = {(up, read) for manifest in cut.stages.values() for up, read in consumed(manifest).items()}
+    needed = {(up, read) for manifest in cut.stages.values() for up, read in consumed_versions(manifest).items()}
     for name, manifest in cut.stages.items():
         assert not manifest.retired or (name, manifest.version) in {*needed, (stage, version)}
     now = newest_cut(app.store, "app", tuple(app.heads))
@@ -201,4 +201,4 @@ def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_o
 @given(histories())
 def test_the_newest_and_the_first_cut_of_any_graph_are_consistent(app: App) -> None:
     check(app, resolve(app.store, "app@now", now_ms=app.now_ms))
-    check(app, line_of(app.store, "app").beginning())
+    check(app, read_line(app.store, "app").beginning())

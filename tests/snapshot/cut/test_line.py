@@ -5,11 +5,11 @@ from functools import cache
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.cut.graph import Cut, consumed, order, violations
-from slackwater.snapshot.cut.moments import line_of
-from slackwater.snapshot.cut.refs import AtTime, Back, Ref, Version
-from slackwater.snapshot.cut.resolve import cut_at, resolve
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.cut.graph import Cut, consumed_versions, topological_order, violations
+from slackwater.snapshot.cut.moments import read_line
+from slackwater.snapshot.cut.refs import AtTime, AtVersion, CommitsBack, Ref
+from slackwater.snapshot.cut.resolve import cut_of_ref, resolve
+from slackwater.snapshot.query.log import log_entries
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 
@@ -32,10 +32,10 @@ def the_line(app: App) -> tuple[list[Manifest], list[int]]:
     def effective_ms(commit: Commit) -> int:
         stage, version = commit
         later = [(stage, version + 1)] if (stage, version + 1) in everything else []
-        later += [other for other, m in everything.items() if consumed(m).get(stage, 0) >= version]
+        later += [other for other, m in everything.items() if consumed_versions(m).get(stage, 0) >= version]
         return min([everything[commit].time_ms, *(effective_ms(each) for each in later)])
 
-    ranks = {stage: rank for rank, stage in enumerate(order(app.heads))}
+    ranks = {stage: rank for rank, stage in enumerate(topological_order(app.heads))}
     line = sorted(everything, key=lambda commit: (effective_ms(commit), ranks[commit[0]], commit[1]))
     return [everything[commit] for commit in line], [effective_ms(commit) for commit in line]
 
@@ -45,7 +45,7 @@ def prefix(line: list[Manifest], length: int) -> dict[str, int]:
     return {commit.stage: commit.version for commit in line[:length]}
 
 
-def at(moment: AtTime | Back | Version, stage: str = "") -> Ref:
+def at(moment: AtTime | CommitsBack | AtVersion, stage: str = "") -> Ref:
     return Ref(text="app@then", app="app", stage=stage, moment=moment)
 
 
@@ -65,7 +65,7 @@ def test_the_line_extends_causality_so_each_of_its_prefixes_is_a_consistent_cut(
 def test_a_version_of_a_stage_is_the_prefix_that_ends_with_it_so_neighbours_differ_by_one_commit(app: App) -> None:
     line, _ = the_line(app)
     for number, commit in enumerate(line, 1):
-        cut = cut_at(app.store, at(Version(commit.version), commit.stage))
+        cut = cut_of_ref(app.store, at(AtVersion(commit.version), commit.stage))
         assert cut.versions == prefix(line, number)
 
 
@@ -75,9 +75,9 @@ def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app
     line, times = the_line(app)
     for time_ms in sorted({time_ms + by for time_ms in times for by in (0, -1, 1)} - {min(times) - 1}):
         expected = prefix(line, sum(each <= time_ms for each in times))
-        assert cut_at(app.store, at(AtTime(time_ms))).versions == expected
+        assert cut_of_ref(app.store, at(AtTime(time_ms))).versions == expected
         for stage in expected:
-            assert cut_at(app.store, at(AtTime(time_ms), stage)).versions == expected
+            assert cut_of_ref(app.store, at(AtTime(time_ms), stage)).versions == expected
     assert resolve(app.store, "app", now_ms=0).versions == prefix(line, len(line))
 
 
@@ -85,10 +85,10 @@ def test_a_time_is_the_prefix_of_all_commits_with_an_effective_time_up_to_it(app
 @given(histories())
 def test_the_log_is_the_line_from_its_end(app: App) -> None:
     line, _ = the_line(app)
-    shown = [(entry.stage, entry.version) for entry in entries(app.store, "app", 1_000)]
+    shown = [(entry.stage, entry.version) for entry in log_entries(app.store, "app", 1_000)]
     assert shown == [(commit.stage, commit.version) for commit in reversed(line)]
     for stage in app.heads:
-        own = [entry.version for entry in entries(app.store, "app", 1_000, stage=stage)]
+        own = [entry.version for entry in log_entries(app.store, "app", 1_000, stage=stage)]
         assert own == [commit.version for commit in reversed(line) if commit.stage == stage]
 
 
@@ -98,7 +98,7 @@ def test_senders_that_one_receiver_pulled_forward_come_by_name_not_by_their_own_
         app.step(stage, [7, 7])
     line, times = the_line(app)
     assert ([commit.stage for commit in line], len(set(times))) == (["a", "b", "c"], 1)
-    assert [entry.stage for entry in entries(app.store, "app", 9)] == ["c", "b", "a"]
+    assert [entry.stage for entry in log_entries(app.store, "app", 9)] == ["c", "b", "a"]
 
 
 @scaled(50, in_ci=500)
@@ -107,24 +107,24 @@ def test_commits_back_count_on_the_line(app: App) -> None:
     line, _ = the_line(app)
     with_data = [number for number, commit in enumerate(line) if any(source.rows for source in commit.inputs.values())]
     for back, number in enumerate(reversed(with_data)):
-        assert cut_at(app.store, at(Back(back))).versions == prefix(line, number + 1)
+        assert cut_of_ref(app.store, at(CommitsBack(back))).versions == prefix(line, number + 1)
 
 
 @scaled(50, in_ci=500)
 @given(histories(), st.data())
 def test_places_prefixes_and_neighbours_are_found_without_the_whole_line(app: App, data: st.DataObject) -> None:
     line, times = the_line(app)
-    found = line_of(app.store, "app")
+    found = read_line(app.store, "app")
     low = data.draw(st.integers(0, len(line) - 1))
     above = found.above(Cut("app", {commit.stage: commit for commit in line[:low]}))
     for number, commit in enumerate(line):
-        assert found.place(commit)[0] == times[number]
-        assert found.before(commit).versions == prefix(line, number)
-        assert found.last(found.up_to(commit)) == commit
+        assert found.sort_key(commit)[0] == times[number]
+        assert found.prefix_before(commit).versions == prefix(line, number)
+        assert found.last_commit(found.prefix_up_to(commit)) == commit
         if number >= low:
-            assert above.place(commit) == found.place(commit)
-            assert above.up_to(commit).versions == prefix(line, number + 1)
-            assert above.before(commit).versions == prefix(line, number)
+            assert above.sort_key(commit) == found.sort_key(commit)
+            assert above.prefix_up_to(commit).versions == prefix(line, number + 1)
+            assert above.prefix_before(commit).versions == prefix(line, number)
 
 
 @scaled(50, in_ci=500)
@@ -133,10 +133,14 @@ def test_any_cut_lies_between_two_prefixes_and_no_others_lie_nearer(app: App, da
     line, _ = the_line(app)
     versions = {stage: data.draw(st.integers(0, head.version)) for stage, head in app.heads.items()}
     held = {stage: history.read(app.store, "app", stage, version) for stage, version in versions.items() if version}
-    found, cut = line_of(app.store, "app"), Cut("app", held)
+    found, cut = read_line(app.store, "app"), Cut("app", held)
     inside = [commit.version <= versions[commit.stage] for commit in line]
-    assert found.within(cut).versions == prefix(line, inside.index(False) if False in inside else len(line))
-    assert found.around(cut).versions == prefix(line, len(line) - inside[::-1].index(True) if any(inside) else 0)
+    assert found.longest_prefix_within(cut).versions == prefix(
+        line, inside.index(False) if False in inside else len(line)
+    )
+    assert found.shortest_prefix_around(cut).versions == prefix(
+        line, len(line) - inside[::-1].index(True) if any(inside) else 0
+    )
 
 
 def test_a_time_written_as_text_names_the_same_prefix() -> None:

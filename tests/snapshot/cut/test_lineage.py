@@ -7,9 +7,9 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.lineage import Window, trace
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.snapshot.query.log import log_entries
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 
@@ -99,7 +99,7 @@ def test_the_flights_in_the_windows_are_the_flights_a_table_got(
 
 def test_the_log_shows_the_versions_of_all_stages_newest_first(app: FlightsApp) -> None:
     app.compact("carriers")
-    log = entries(app.store, "flights", 4)
+    log = log_entries(app.store, "flights", 4)
     assert [(entry.stage, entry.version, entry.kind) for entry in log] == [
         ("carriers", 6, "compaction"),
         ("carriers", 5, "batch"),
@@ -113,18 +113,18 @@ def test_the_log_shows_the_versions_of_all_stages_newest_first(app: FlightsApp) 
 
 
 def test_the_log_of_one_stage_is_its_own(app: FlightsApp) -> None:
-    assert [entry.version for entry in entries(app.store, "flights", stage="aircraft")] == [5, 4, 3, 2, 1]
+    assert [entry.version for entry in log_entries(app.store, "flights", stage="aircraft")] == [5, 4, 3, 2, 1]
     with pytest.raises(NotFound, match="the nearest: aircraft"):
-        entries(app.store, "flights", stage="aircrafts")
+        log_entries(app.store, "flights", stage="aircrafts")
 
 
 def test_the_log_names_the_snapshots_that_hold_a_version(app: FlightsApp) -> None:
-    asked = request(app.store, "flights", "marked", "ada")
+    asked = request_snapshot(app.store, "flights", "marked", "ada")
     app.step_all()
     try_complete(app.store, "flights", asked)
-    pin(app.store, moment(app, "flights@~0"), "pinned")
+    pin_cut(app.store, moment(app, "flights@~0"), "pinned")
     named = {
-        (entry.stage, entry.version): entry.snapshots for entry in entries(app.store, "flights") if entry.snapshots
+        (entry.stage, entry.version): entry.snapshots for entry in log_entries(app.store, "flights") if entry.snapshots
     }
     assert named == {
         ("carriers", 6): ("marked",),
@@ -141,12 +141,12 @@ def test_the_log_reads_only_what_it_shows() -> None:
     app = FlightsApp(store, Kafka())
     app.run(flights(100), a_batch=1)
     fresh = CountingStore(store)  # nothing read before is remembered for it
-    entries(fresh, "flights", 6)
+    log_entries(fresh, "flights", 6)
     assert fresh.counts["get_range"] <= 6 + 3 + 1 + 1  # and who the app is, as it has no snapshots; it is no replica
 
 
 def test_the_log_of_an_app_that_never_ran_is_empty_and_of_an_unknown_one_an_error() -> None:
     app = FlightsApp(MemoryStore(), Kafka(), start=[])
-    assert entries(app.store, "flights") == ()
+    assert log_entries(app.store, "flights") == ()
     with pytest.raises(NotFound, match="flights"):
-        entries(app.store, "flight")
+        log_entries(app.store, "flight")

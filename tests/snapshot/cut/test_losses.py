@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, start_at
-from slackwater.pipeline.run.supervisor import Completer
-from slackwater.pipeline.spark.user_errors import translate
+from slackwater.pipeline.run.start_positions import StartFinder, StartPosition, with_start_positions
+from slackwater.pipeline.run.supervisor import SnapshotCompleter
+from slackwater.pipeline.spark.user_errors import parse_query_error
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, cancel, find_snapshot, open_requests
-from slackwater.snapshot.gc.reachable import AppState, Retention, StageState, reachable
+from slackwater.snapshot.cut.stored import SnapshotRequest, find_snapshot, open_requests, withdraw_request
+from slackwater.snapshot.gc.reachable import AppState, Retention, StageState, find_reachable
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.take.taking import request_snapshot
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.state.records import TopicState
 from slackwater.store.objects.memory import MemoryStore
@@ -45,7 +45,7 @@ def proved(diamond: Diamond, ref: str = APP, *, deep: bool = True) -> Report:
 
 def complete(diamond: Diamond) -> None:
     """What the runner does beside its batches."""
-    completer = Completer(diamond.store, APP, diamond.logs, "test:1")
+    completer = SnapshotCompleter(diamond.store, APP, diamond.logs, "test:1")
     completer._complete(open_requests(diamond.store, APP))
     completer.close()
 
@@ -56,7 +56,7 @@ def failures(diamond: Diamond) -> list[str]:
 
 
 def versions(diamond: Diamond, stage: str) -> list[Manifest]:
-    return list(history.after(diamond.store, APP, stage, 0))
+    return list(history.iter_after(diamond.store, APP, stage, 0))
 
 
 def check_nothing_went_back_or_came_twice(diamond: Diamond) -> None:
@@ -77,7 +77,7 @@ def check_nothing_went_back_or_came_twice(diamond: Diamond) -> None:
                     if read.version
                     else ()
                 )
-                assert read.passed == (sent or read.passed)
+                assert read.rows_passed == (sent or read.rows_passed)
                 claims = [each.lost[name] for each in versions(diamond, stage) if name in each.lost]
                 assert sum(read.lost) == sum(sum(lost.rows) for lost in claims)
 
@@ -114,14 +114,14 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     run(8)
     asked = None
     if inside != "versions":
-        asked = request(diamond.store, APP, "s", "ada@host")
+        asked = request_snapshot(diamond.store, APP, "s", "ada@host")
         for _ in range(2):
             run(0)
         if inside == "a finished marker":
             complete(diamond)
             assert find_snapshot(diamond.store, APP, "s") is not None
         elif inside == "a forgotten marker":
-            cancel(diamond.store, APP, asked)
+            withdraw_request(diamond.store, APP, asked)
     run(8)
     # A version of which one partition is there and the other not, or a boundary.
     ends = diamond.logs.ends("even")
@@ -145,7 +145,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     newest = history.read(diamond.store, APP, "evens", lost.up_to)
     assert claim.inputs["even"].offsets == lost.ends == newest.outputs["even"].ends
     assert claim.inputs["even"].lost == lost.rows
-    assert newest.outputs["even"].sent == claim.inputs["even"].passed
+    assert newest.outputs["even"].sent == claim.inputs["even"].rows_passed
     assert all(first <= at for first, at in zip(diamond.logs.first("even"), lost.ends, strict=True))
     settle(diamond, max_records)
     diamond.step_all(records=4)
@@ -162,7 +162,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     assert open_requests(diamond.store, APP) == ()
     broken = asked is not None and find_snapshot(diamond.store, APP, "s") is None and inside != "a forgotten marker"
     assert [each.startswith("s: stage 'joined' continued without v") for each in failures(diamond)] == [True] * broken
-    request(diamond.store, APP, "again", "ada@host")
+    request_snapshot(diamond.store, APP, "again", "ada@host")
     settle(diamond)
     settle(diamond)
     complete(diamond)
@@ -170,7 +170,7 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     assert not any(head.recorded.keys() & {asked.id if asked else ""} for head in diamond.heads.values())
 
     # It is in the log, and in what lies behind a stretch of versions; the claim itself has read nothing.
-    (entry,) = (each for each in log.entries(diamond.store, APP, 1000) if each.lost)
+    (entry,) = (each for each in log.log_entries(diamond.store, APP, 1000) if each.lost)
     assert (entry.kind, entry.version, entry.rows_in, entry.windows) == ("claim", claim.version, 0, ())
     assert entry.lost["even"] == lost
     if reader == "old":
@@ -188,7 +188,7 @@ def test_a_marker_that_is_gone_is_no_loss_and_the_snapshot_completes() -> None:
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
-    request(diamond.store, APP, "s", "ada@host")
+    request_snapshot(diamond.store, APP, "s", "ada@host")
     for stage in ("moves", "evens", "odds"):
         diamond.step(stage, records=0)
     diamond.logs.delete("even", *diamond.logs.ends("even"))
@@ -219,7 +219,7 @@ def test_a_snapshot_that_awaits_a_marker_across_the_gap_is_failed_and_leaves_no_
     diamond = Diamond()
     diamond.step_all(records=8)
     settle(diamond)
-    asked = request(diamond.store, APP, "s", "ada@host")
+    asked = request_snapshot(diamond.store, APP, "s", "ada@host")
     for stage in ("moves", "odds", "joined"):
         diamond.step(stage, records=8)
     assert diamond.heads["joined"].awaited == {asked.id: ("even",)}
@@ -243,7 +243,7 @@ def test_a_snapshot_whose_marker_comes_behind_the_gap_completes_and_counts_what_
     for stage in ("moves", "evens", "odds"):
         diamond.step(stage, records=8)
     diamond.logs.delete("even", *diamond.logs.ends("even"))
-    request(diamond.store, APP, "s", "ada@host")
+    request_snapshot(diamond.store, APP, "s", "ada@host")
     for stage in ("moves", "evens", "odds"):
         diamond.step(stage, records=0)
     diamond.start("joined", accept_loss=True)
@@ -264,11 +264,11 @@ def test_an_instant_snapshot_across_a_gap_says_what_helps_and_names_no_option_it
     with pytest.raises(
         Refused, match=r"in-flight records on 'even' to 'joined' cannot be captured: .* gone from Kafka"
     ) as no:
-        pin(diamond.store, cut, "kept", reader=diamond.logs)
+        pin_cut(diamond.store, cut, "kept", reader=diamond.logs)
     assert "accept-loss" not in no.value.hint + no.value.message
     assert "slackwater run" in no.value.hint
     diamond.start("joined", accept_loss=True)
-    pin(diamond.store, resolve(diamond.store, APP, now_ms=10**15), "kept", reader=diamond.logs)
+    pin_cut(diamond.store, resolve(diamond.store, APP, now_ms=10**15), "kept", reader=diamond.logs)
     proved(diamond, f"{APP}@kept")
 
 
@@ -316,7 +316,7 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
         """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
         known = {stage: StageState(1, head, head.version + 1) for stage, head in app.heads.items()}
         read = partial(history.read, app.store, app.name)
-        return reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
+        return find_reachable(AppState(10**15, known), Retention(versions=1), read).first("legs")
 
     stood = app.heads["aircraft"].inputs["by-aircraft"]
     with pytest.raises(Refused, match=topic):
@@ -327,7 +327,9 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
         finder = StartFinder(
             app.store, app.name, "aircraft", draft, lambda _: TopicState(earliest, earliest), accept_loss=True
         )
-        return start_at(app.store, draft, {"by-aircraft": finder.channel("by-aircraft", topic, "legs")}, "test:1")
+        return with_start_positions(
+            app.store, draft, {"by-aircraft": finder.start_on_channel("by-aircraft", topic, "legs")}, "test:1"
+        )
 
     app.heads["aircraft"] = claim(
         app.store, app.name, "aircraft", writer="w", by="test:1", now_ms=app.clock.tick("aircraft"), build=build
@@ -361,12 +363,12 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
         topic = f"{name}-by-aircraft-repartition"
         ends = app.kafka.ends(topic) or ()
         finder = StartFinder(app.store, name, "late", None, lambda _: TopicState(earliest, ends), accept_loss=False)
-        return finder.channel("by-aircraft", topic, "legs")
+        return finder.start_on_channel("by-aircraft", topic, "legs")
 
     whole, cloned = entry("flights"), entry("staging")
-    assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
+    assert (whole.input.version, whole.input.offsets, whole.input.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
     begins = app.heads["legs"].version
-    assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
+    assert (cloned.input.version, cloned.input.offsets, cloned.input.consumed) == (begins - 1, (0, 0), ())
     assert cloned.unseen == f"rows that legs sent before v{begins}, which are no longer in this app's history"
     with pytest.raises(
         Gone, match=r"would begin without rows that are gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
@@ -376,7 +378,7 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
 
 def test_a_batch_that_finds_records_gone_names_the_option_of_run() -> None:
     text = "PySparkRuntimeError: ...\n  slackwater.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
-    error = translate("late", text)
+    error = parse_query_error("late", text)
     assert isinstance(error, Gone)
     assert error.message == "stage 'late': offsets 3 to 5 of t[0] are gone from Kafka"
     assert "--accept-loss" in error.hint
@@ -403,7 +405,7 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
     schedule: Sequence[tuple[object, ...]], late: int
 ) -> None:
     diamond = Diamond(STAGES[:3] if late else STAGES)
-    asked: list[Request] = []
+    asked: list[SnapshotRequest] = []
 
     def again(stage: str) -> None:
         """Start a stage as somebody does who reads what it says."""
@@ -427,7 +429,7 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
                 ends = diamond.logs.ends(channel)
                 diamond.logs.delete(channel, *(end * share // 100 for end, share in zip(ends, shares, strict=False)))
             case ("take",) if len(asked) < 3:
-                asked.append(request(diamond.store, APP, f"s{len(asked)}", "ada@host"))
+                asked.append(request_snapshot(diamond.store, APP, f"s{len(asked)}", "ada@host"))
             case ("complete",):
                 complete(diamond)
             case ("zombie",):
@@ -449,7 +451,7 @@ def test_whatever_is_deleted_and_accepted_no_account_is_wrong_and_no_snapshot_wa
     )
     check_nothing_went_back_or_came_twice(diamond)
     proved(diamond)
-    request(diamond.store, APP, "again", "ada@host")
+    request_snapshot(diamond.store, APP, "again", "ada@host")
     settle(diamond)
     complete(diamond)
     proved(diamond, f"{APP}@again")

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.cut.lineage import read_up_to
+from slackwater.snapshot.cut.lineage import offsets_read_by_all
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.memory import MemoryStore
 
@@ -17,7 +17,7 @@ LAST = STAGES[-1]
 
 def offsets(app: FlightsApp, stage: str) -> tuple[int, ...]:
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
-    return read_up_to(app.store, cut, (stage,))[app.topic]
+    return offsets_read_by_all(app.store, cut, (stage,))[app.topic]
 
 
 def test_a_record_counts_once_its_effect_is_there_whatever_is_before_that_stage() -> None:
@@ -51,7 +51,7 @@ def test_all_stages_together_are_as_far_as_the_last_of_them() -> None:
     app.step("legs")
     app.step("aircraft")
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
-    assert read_up_to(app.store, cut, ("aircraft", "carriers"))[app.topic] == before
+    assert offsets_read_by_all(app.store, cut, ("aircraft", "carriers"))[app.topic] == before
 
 
 @given(st.lists(st.sampled_from(STAGES), min_size=1, max_size=20))
@@ -61,9 +61,11 @@ def test_of_two_ways_the_one_that_is_behind_counts(steps: list[str]) -> None:
     for stage in steps:
         diamond.step(stage)
     head = diamond.heads[LAST]
-    (offset,) = read_up_to(diamond.store, Cut("diamond", dict(diamond.heads)), (LAST,)).get("numbers", (0,))
+    (offset,) = offsets_read_by_all(diamond.store, Cut("diamond", dict(diamond.heads)), (LAST,)).get("numbers", (0,))
     had = Counter(diamond.seen[LAST, head.version])
     diamond.settle()
     in_the_end = Counter(diamond.seen[LAST, diamond.heads[LAST].version])
     assert all(had[number] == in_the_end[number] for number in range(offset))
-    assert read_up_to(diamond.store, Cut("diamond", dict(diamond.heads)), (LAST,))["numbers"] == (len(in_the_end),)
+    assert offsets_read_by_all(diamond.store, Cut("diamond", dict(diamond.heads)), (LAST,))["numbers"] == (
+        len(in_the_end),
+    )

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.snapshot.cut.refs import AtTime, Back, Latest, Named, Ref, Version, When, check_new_name, parse
+from slackwater.snapshot.cut.refs import (
+    AtTime,
+    AtVersion,
+    CommitsBack,
+    Latest,
+    NamedSnapshot,
+    Ref,
+    RefMoment,
+    check_new_name,
+    parse_ref,
+)
 from slackwater.store.versions.keys import check_name
 
 NOW_MS = 1_795_245_120_000
@@ -32,41 +42,41 @@ def time_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     [
         ("flights", "", Latest()),
         ("flights@now", "", Latest()),
-        ("flights@before-upgrade", "", Named("before-upgrade")),
+        ("flights@before-upgrade", "", NamedSnapshot("before-upgrade")),
         ("flights@-5m", "", AtTime(NOW_MS - 300_000)),
         ("flights@-90s", "", AtTime(NOW_MS - 90_000)),
         ("flights@-2h", "", AtTime(NOW_MS - 7_200_000)),
         ("flights@-1d", "", AtTime(NOW_MS - 86_400_000)),
-        ("flights@~0", "", Back(0)),
-        ("flights@~3", "", Back(3)),
+        ("flights@~0", "", CommitsBack(0)),
+        ("flights@~3", "", CommitsBack(3)),
         ("flights/routes", "routes", Latest()),
-        ("flights/routes@v42", "routes", Version(42)),
-        ("flights/routes@~3", "routes", Back(3)),
-        ("flights/routes@good", "routes", Named("good")),
+        ("flights/routes@v42", "routes", AtVersion(42)),
+        ("flights/routes@~3", "routes", CommitsBack(3)),
+        ("flights/routes@good", "routes", NamedSnapshot("good")),
         ("flights/routes@2026-11-21T07:12Z", "routes", at(2026, 11, 21, 7, 12)),
         ("flights@2026-11-21T07:12Z", "", at(2026, 11, 21, 7, 12)),
         ("flights@2026-11-21T07:12+01:00", "", at(2026, 11, 21, 6, 12)),
         ("flights@2026-11-21 07:12:00.250Z", "", at(2026, 11, 21, 7, 12, 0, 250_000)),
     ],
 )
-def test_every_form_of_a_ref_is_understood(text: str, stage: str, moment: When) -> None:
-    assert parse(text, now_ms=NOW_MS) == Ref(text, "flights", stage, moment)
+def test_every_form_of_a_ref_is_understood(text: str, stage: str, moment: RefMoment) -> None:
+    assert parse_ref(text, now_ms=NOW_MS) == Ref(text, "flights", stage, moment)
 
 
 def test_a_time_without_an_offset_is_local(time_zone: str) -> None:
     hours = {"UTC": 0, "America/New_York": 5}[time_zone]
-    assert parse("flights@2026-11-21T07:12", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, 7 + hours, 12)
-    assert parse("flights@2026-11-21", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, hours)
+    assert parse_ref("flights@2026-11-21T07:12", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, 7 + hours, 12)
+    assert parse_ref("flights@2026-11-21", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, hours)
 
 
 def test_a_time_to_the_second_covers_all_of_that_second() -> None:
-    moment = parse("flights@2026-11-21T07:12:05Z", now_ms=NOW_MS).moment
+    moment = parse_ref("flights@2026-11-21T07:12:05Z", now_ms=NOW_MS).moment
     assert moment == at(2026, 11, 21, 7, 12, 5, 999_000)
 
 
 def test_a_time_still_to_come_is_refused_with_what_time_it_is() -> None:
     with pytest.raises(Usage, match="2027-01-01 is in the future; this machine's clock says 2026-11-2") as caught:
-        parse("flights/routes@2027-01-01", now_ms=NOW_MS)
+        parse_ref("flights/routes@2027-01-01", now_ms=NOW_MS)
     assert "flights/routes@now" in caught.value.hint
 
 
@@ -74,9 +84,9 @@ def test_another_machines_clock_may_be_a_minute_ahead() -> None:
     def ahead(seconds: int) -> str:
         return datetime.fromtimestamp(NOW_MS / 1000 + seconds, UTC).isoformat(timespec="milliseconds")
 
-    assert parse(f"flights@{ahead(60)}", now_ms=NOW_MS).moment == AtTime(NOW_MS + 60_000)
+    assert parse_ref(f"flights@{ahead(60)}", now_ms=NOW_MS).moment == AtTime(NOW_MS + 60_000)
     with pytest.raises(Usage, match="in the future"):
-        parse(f"flights@{ahead(61)}", now_ms=NOW_MS)
+        parse_ref(f"flights@{ahead(61)}", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +109,14 @@ def test_another_machines_clock_may_be_a_minute_ahead() -> None:
 )
 def test_what_is_no_ref_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(Usage) as caught:
-        parse(text, now_ms=NOW_MS)
+        parse_ref(text, now_ms=NOW_MS)
     assert repr(text) in caught.value.message
     assert "app@~3" in caught.value.hint
 
 
 def test_a_version_without_a_stage_says_how_to_name_one() -> None:
     with pytest.raises(Usage, match="a version belongs to one stage") as caught:
-        parse("flights@v42", now_ms=0)
+        parse_ref("flights@v42", now_ms=0)
     assert "flights/STAGE@v42" in caught.value.hint
 
 
@@ -136,7 +146,7 @@ def test_a_version_without_a_stage_says_how_to_name_one() -> None:
 )
 def test_words_that_look_like_a_moment_are_answered_with_the_form_that_was_meant(when: str, forms: list[str]) -> None:
     with pytest.raises(Usage, match=r"is not a moment") as caught:
-        parse(f"flights@{when}", now_ms=NOW_MS)
+        parse_ref(f"flights@{when}", now_ms=NOW_MS)
     assert repr(f"flights@{when}") in caught.value.message
     assert [form for form in forms if form not in caught.value.hint] == []
 
@@ -145,7 +155,7 @@ def test_days_and_times_of_day_are_those_of_this_time_zone(time_zone: str) -> No
     hints = {}
     for when in ("yesterday", "today", "02:30"):
         with pytest.raises(Usage) as caught:
-            parse(f"flights/routes@{when}", now_ms=NOW_MS)
+            parse_ref(f"flights/routes@{when}", now_ms=NOW_MS)
         hints[when] = caught.value.hint
     # In New York it is twelve past two in the morning then, and the same day.
     assert "flights/routes@2026-11-20 for" in hints["yesterday"]
@@ -207,10 +217,10 @@ def test_other_names_are_taken(name: str) -> None:
 @given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "m", "h", "d", "w", " minutes", " weeks ago"]))
 def test_the_form_for_a_span_without_its_minus_is_that_span_ago(number: int, unit: str) -> None:
     with pytest.raises(Usage) as caught:
-        parse(f"flights@{number}{unit}", now_ms=NOW_MS)
+        parse_ref(f"flights@{number}{unit}", now_ms=NOW_MS)
     (ref,) = re.findall(r"write (\S+) for ", caught.value.hint)
-    expected = parse(f"flights@-{number}{unit.removesuffix(' ago')}", now_ms=NOW_MS).moment
-    assert parse(ref, now_ms=NOW_MS).moment == expected
+    expected = parse_ref(f"flights@-{number}{unit.removesuffix(' ago')}", now_ms=NOW_MS).moment
+    assert parse_ref(ref, now_ms=NOW_MS).moment == expected
 
 
 @given(st.from_regex(r"[a-z0-9][a-z0-9_-]{0,62}", fullmatch=True))
@@ -220,13 +230,13 @@ def test_a_name_that_a_snapshot_may_have_is_found_again_by_its_ref(name: str) ->
         check_new_name("snapshot", name)
     except Usage:
         return
-    assert parse(f"app@{name}", now_ms=NOW_MS).moment == Named(name)
+    assert parse_ref(f"app@{name}", now_ms=NOW_MS).moment == NamedSnapshot(name)
 
 
 @given(st.text(max_size=40))
 def test_any_text_is_a_ref_or_a_usage_error(text: str) -> None:
     try:
-        ref = parse(text, now_ms=NOW_MS)
+        ref = parse_ref(text, now_ms=NOW_MS)
     except Usage:
         return
     assert text.startswith(ref.app)
@@ -244,4 +254,4 @@ def test_any_text_is_a_ref_or_a_usage_error(text: str) -> None:
     ],
 )
 def test_a_ref_that_depends_on_when_it_is_read_says_so(text: str, moves: bool) -> None:
-    assert parse(text, now_ms=NOW_MS).moves is moves
+    assert parse_ref(text, now_ms=NOW_MS).is_relative is moves

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound
-from slackwater.snapshot.cut.graph import Cut, channels, descendants, order, violations
+from slackwater.snapshot.cut.graph import Cut, channels, downstream_stages, topological_order, violations
 from slackwater.snapshot.cut.in_flight import in_flight
-from slackwater.snapshot.cut.moments import line_of
-from slackwater.snapshot.cut.refs import AtTime, Ref, parse
-from slackwater.snapshot.cut.resolve import cut_at, resolve
-from slackwater.snapshot.cut.stored import of_snapshot
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.cut.moments import read_line
+from slackwater.snapshot.cut.refs import AtTime, Ref, parse_ref
+from slackwater.snapshot.cut.resolve import cut_of_ref, resolve
+from slackwater.snapshot.cut.stored import cut_of_snapshot
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
@@ -66,9 +66,9 @@ def test_a_moment_of_a_stage_takes_no_more_requests_than_that_of_the_app(app: Fl
 
 
 def test_stages_come_in_the_order_in_which_records_flow(app: FlightsApp) -> None:
-    assert order(cut(app, "flights").stages) == STAGES
-    assert descendants(cut(app, "flights").stages, "aircraft") == {"carriers"}
-    assert descendants(cut(app, "flights").stages, "carriers") == frozenset()
+    assert topological_order(cut(app, "flights").stages) == STAGES
+    assert downstream_stages(cut(app, "flights").stages, "aircraft") == {"carriers"}
+    assert downstream_stages(cut(app, "flights").stages, "carriers") == frozenset()
 
 
 def test_a_time_takes_the_newest_version_of_each_stage_at_it(app: FlightsApp) -> None:
@@ -132,7 +132,7 @@ def test_a_version_that_does_not_exist_is_not_found(app: FlightsApp) -> None:
 
 def test_a_snapshot_is_its_versions(app: FlightsApp) -> None:
     pinned = cut(app, "flights@~4")
-    pin(app.store, pinned, "good")
+    pin_cut(app.store, pinned, "good")
     assert cut(app, "flights@good").versions == pinned.versions
     assert cut(app, "flights/carriers@good").ref == "flights@good"
 
@@ -146,7 +146,7 @@ def test_a_snapshot_is_its_versions(app: FlightsApp) -> None:
     ],
 )
 def test_what_does_not_exist_is_told_with_the_nearest(app: FlightsApp, text: str, nearest: str) -> None:
-    pin(app.store, cut(app, "flights"), "good")
+    pin_cut(app.store, cut(app, "flights"), "good")
     with pytest.raises(NotFound, match=nearest):
         cut(app, text)
 
@@ -159,7 +159,7 @@ def test_an_app_that_never_ran_has_no_moment_yet() -> None:
 
 
 def test_a_history_begins_with_its_first_commit(app: FlightsApp) -> None:
-    assert line_of(app.store, "flights").beginning().versions == {"legs": 1}
+    assert read_line(app.store, "flights").beginning().versions == {"legs": 1}
 
 
 def test_nothing_is_in_flight_when_every_stage_has_followed(app: FlightsApp) -> None:
@@ -262,19 +262,19 @@ def test_a_history_that_does_not_begin_at_one_is_searched_from_where_it_begins(a
         for version in (1, 2):
             app.store.delete(f"flights/stages/{stage}/manifests/{version:020}.json")
     fresh = CountingStore(app.store)  # nothing read before is remembered for it
-    assert line_of(fresh, "flights").beginning().versions == {"legs": 3, "aircraft": 3, "carriers": 3}
+    assert read_line(fresh, "flights").beginning().versions == {"legs": 3, "aircraft": 3, "carriers": 3}
     at = app.version("legs", 3).time_ms
-    ref = parse("flights@-1s", now_ms=at + 1_000)
-    assert cut_at(fresh, ref).versions == {"legs": 3}
+    ref = parse_ref("flights@-1s", now_ms=at + 1_000)
+    assert cut_of_ref(fresh, ref).versions == {"legs": 3}
     with pytest.raises(NotFound, match="begins at"):
-        cut_at(fresh, parse("flights@-1s", now_ms=START_MS + 3_000))
+        cut_of_ref(fresh, parse_ref("flights@-1s", now_ms=START_MS + 3_000))
 
 
 def test_stages_in_a_circle_still_have_an_order() -> None:
     def reads(stage: str, sender: str) -> Manifest:
         return Manifest("a", stage, 1, 1, "w", 1, "batch", inputs={"c": Input("t", (0,), sender, 1)})
 
-    assert order({"x": reads("x", "y"), "y": reads("y", "x")}) == ("x", "y")
+    assert topological_order({"x": reads("x", "y"), "y": reads("y", "x")}) == ("x", "y")
 
 
 STEPS = st.lists(
@@ -318,9 +318,9 @@ def test_at_any_moment_every_flight_is_in_exactly_one_place(
     version = data.draw(st.integers(1, app.heads[stage].version))
     earliest_ms = min(app.version(stage, 1).time_ms for stage in STAGES)
     time_ms = data.draw(st.integers(earliest_ms, app.clock.now_ms + 10_000))
-    refs = [parse(text, now_ms=0) for text in ("flights", f"flights/{stage}@v{version}")]
+    refs = [parse_ref(text, now_ms=0) for text in ("flights", f"flights/{stage}@v{version}")]
     for ref in (*refs, Ref("flights@then", "flights", "", AtTime(time_ms))):
-        at = cut_at(app.store, ref)
+        at = cut_of_ref(app.store, ref)
         assert violations(at.stages) == ()
         places = counted(app, at)
         assert len(set(places.values())) == 1, places
@@ -332,6 +332,6 @@ def test_at_any_moment_every_flight_is_in_exactly_one_place(
 def test_a_pinned_cut_is_found_again_unchanged(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> None:
     app = play(steps, skew_ms)
     now = cut(app, "flights")
-    snapshot = pin(app.store, now, "here")
+    snapshot = pin_cut(app.store, now, "here")
     app.run(flights(10))
-    assert of_snapshot(app.store, snapshot).stages == now.stages
+    assert cut_of_snapshot(app.store, snapshot).stages == now.stages

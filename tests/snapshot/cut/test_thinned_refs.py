@@ -101,7 +101,7 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
     app = thinned(steps, rules)
     limit, whole = boundary_of(app), firsts(app)
     for stage in STAGES:
-        for version in history.versions(app.store, app.name, stage):
+        for version in history.list_versions(app.store, app.name, stage):
             ref = f"flights/{stage}@v{version}"
             left = [moment for moment in limit.moments if moment.stages.get(stage) == version]
             if version >= whole[stage].version or left:

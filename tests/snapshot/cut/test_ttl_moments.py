@@ -14,9 +14,9 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query import columns
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
-from slackwater.snapshot.verify.version_chain import differences
+from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
@@ -54,7 +54,7 @@ class Hourly:
             by="test:1",
             now_ms=self.now_ms,
             build=lambda draft: replace(
-                draft, table=self.table, clock_ms=ttl.first_clock_ms(None, self.table, draft.clock_ms)
+                draft, table=self.table, clock_ms=ttl.claim_clock_ms(None, self.table, draft.clock_ms)
             ),
         )
 
@@ -130,7 +130,7 @@ def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: P
 
 
 def test_a_snapshot_keeps_what_it_saw(app: Hourly) -> None:
-    pin(app.store, resolve(app.store, "app/stage@v3", now_ms=app.now_ms), "kept", by="ada@host")
+    pin_cut(app.store, resolve(app.store, "app/stage@v3", now_ms=app.now_ms), "kept", by="ada@host")
     for _ in range(3):
         app.batch()
     assert (app.seen("app"), app.seen("app@kept")) == ("", "ab")
@@ -147,7 +147,7 @@ def test_a_clone_shows_what_its_source_showed_and_keeps_the_time_to_live(app: Ho
 def test_by_event_time_nothing_expires_while_nothing_comes(cache: SstCache) -> None:
     app = Hourly(cache, "at")
     app.batch(a=1)
-    assert app.head.clock_ms == ttl.BEFORE_ALL_MS
+    assert app.head.clock_ms == ttl.BEFORE_FIRST_EVENT_MS
     assert app.seen("app") == "a"
 
 
@@ -170,7 +170,7 @@ def test_an_app_whose_rows_expire_is_whole_and_a_clock_that_went_back_is_found(a
     report = verify(app.store, "app", now_ms=app.now_ms, deep=True)
     assert report.consistent, report
     earlier = replace(app.head, version=app.head.version - 1, time_ms=1, clock_ms=app.head.clock_ms + 1)
-    assert any("clock" in found for found in differences(earlier, app.head))
+    assert any("clock" in found for found in version_faults(earlier, app.head))
 
 
 def test_what_is_planned_for_compaction_is_what_the_versions_clock_calls_for(cache: SstCache) -> None:

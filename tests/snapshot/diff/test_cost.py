@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.picker import pick_for_manifest
+from slackwater.store.compaction.plan import apply_results
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import commit
@@ -58,7 +58,7 @@ def test_a_diff_of_what_both_have_reads_nothing(cache: SstCache, cold: SstCache)
     store = CountingStore(stage.store)
     moved = replace(before, version=9, ssts=tuple(replace(sst, level=5) for sst in before.ssts))
     (found,) = diff(cold, *(StoredCut(store, Cut("app", {"stage": each})) for each in (before, moved)))
-    assert found.equal
+    assert found.is_equal
     assert store.requests == 0
 
 
@@ -74,7 +74,7 @@ def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: S
         "column x exists only after",
     )
     assert [(each.column, each.differing, each.rate) for each in found.columns] == [("w", 1, 0.5)]
-    assert not found.equal
+    assert not found.is_equal
 
 
 def test_a_column_that_a_migration_added_is_compared_unless_asked_not_to(cold: SstCache) -> None:
@@ -101,7 +101,7 @@ def test_tables_with_other_keys_are_not_compared(cold: SstCache) -> None:
     sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
     (found,) = diff(cold, *sides)
     assert found.unlike == ("the key is k int64 before and k string after: rows cannot be compared",)
-    assert not found.equal
+    assert not found.is_equal
 
 
 def test_a_table_that_one_side_does_not_have_is_empty_there(cold: SstCache) -> None:
@@ -146,8 +146,9 @@ def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_his
     stage = Stage()
     stage.put(rows(1))
     head = stage.put({(1,): None})
-    merged = apply(
-        head.ssts, [run(stage.store, cache, "app", "stage", TABLE, one) for one in pick_for(head, full=True)]
+    merged = apply_results(
+        head.ssts,
+        [run_compaction(stage.store, cache, "app", "stage", TABLE, one) for one in pick_for_manifest(head, full=True)],
     )
     assert not merged
     ssts = write_version(stage.store, None, TABLE, rows(1, plus=1), 3, base=merged)
@@ -164,7 +165,7 @@ def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cach
     found = key_history(stage.store, cache, "app", "stage", [1], now_ms=1010)
     gone = found.changes[0]
     assert (gone.kind, gone.expired, gone.version, gone.after_version, gone.time_ms) == ("removed", True, 1, 1, 1010)
-    assert [each.by_batch for each in found.changes] == [False, True]
+    assert [each.is_by_batch for each in found.changes] == [False, True]
 
 
 def test_of_two_apps_floats_are_equal_but_for_their_last_bits_and_that_is_said(cold: SstCache) -> None:

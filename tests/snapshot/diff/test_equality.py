@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.diff.equality import in_order, like, unequal_records, unlike
+from slackwater.snapshot.diff.equality import (
+    flag_unmatched_rows,
+    pair_similar_rows,
+    sort_list_elements,
+    unequal_records,
+)
 from slackwater.snapshot.diff.key_changes import KeyChanges
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b", None])), max_size=8)
@@ -21,7 +26,7 @@ def table(rows: list[tuple[object, ...]], schema: pa.Schema = SCHEMA) -> pa.Tabl
 
 @given(ROWS, ROWS)
 def test_each_row_is_counted_as_often_as_it_is_missing(ours: list[tuple[object, ...]], theirs: list[object]) -> None:
-    mine, others = unlike(table(ours), table(theirs))  # type: ignore[arg-type]
+    mine, others = flag_unmatched_rows(table(ours), table(theirs))  # type: ignore[arg-type]
     left = list(theirs)
     expected = 0
     for row in ours:
@@ -37,7 +42,7 @@ def test_a_sum_in_another_order_is_the_same(values: list[float], random: object)
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     sums = [pa.table({"k": [1], "sum": [float(np.sum(np.cumsum(each)[-1:]))]}) for each in (values, shuffled)]
-    mine, others = unlike(*sums, max(map(abs, values)))
+    mine, others = flag_unmatched_rows(*sums, max(map(abs, values)))
     assert not mine.any()
     assert not others.any()
 
@@ -47,15 +52,15 @@ def test_a_sum_in_another_order_is_the_same(values: list[float], random: object)
 def test_floats_that_differ_by_more_are_not_the_same(kind: pa.DataType, value: float, part: float) -> None:
     other = value + math.copysign(max(abs(value), 1.0) * part, value)
     pair = [pa.table({"x": pa.array([each], kind)}) for each in (value, other)]
-    assert unlike(*pair)[0].any()
+    assert flag_unmatched_rows(*pair)[0].any()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, -0.0])
 def test_what_is_no_number_is_itself(value: float | None) -> None:
     one = pa.table({"x": pa.array([value], pa.float64())})
     other = pa.table({"x": pa.array([value if value != 0 else 0.0], pa.float64())})
-    assert not unlike(one, other)[0].any()
-    assert unlike(one, pa.table({"x": pa.array([1.0])}))[0].any()
+    assert not flag_unmatched_rows(one, other)[0].any()
+    assert flag_unmatched_rows(one, pa.table({"x": pa.array([1.0])}))[0].any()
 
 
 def test_floats_within_lists_and_structs_are_compared_likewise() -> None:
@@ -64,22 +69,22 @@ def test_floats_within_lists_and_structs_are_compared_likewise() -> None:
     near = [[{"n": 1, "sum": 0.3}], None, []]
     far = [[{"n": 1, "sum": 0.4}], None, []]
     one, same, other = (pa.table({"each": pa.array(each, kind)}) for each in (rows, near, far))
-    assert not unlike(one, same)[0].any()
-    assert unlike(one, other)[0].tolist() == [True, False, False]
+    assert not flag_unmatched_rows(one, same)[0].any()
+    assert flag_unmatched_rows(one, other)[0].tolist() == [True, False, False]
 
 
 def test_lists_whose_order_means_nothing_are_brought_into_one() -> None:
     one, other = (pa.table({"each": pa.array([each, None, [3]])}) for each in ([1, 2, 2], [2, 1, 2]))
-    assert unlike(one, other)[0].any()
-    assert not unlike(in_order(one), in_order(other))[0].any()
+    assert flag_unmatched_rows(one, other)[0].any()
+    assert not flag_unmatched_rows(sort_list_elements(one), sort_list_elements(other))[0].any()
 
 
 def test_floats_within_maps_are_compared_likewise() -> None:
     kind = pa.map_(pa.string(), pa.float64())
     rows, close, far = ([[("a", value)], None] for value in (0.1 + 0.2, 0.3, 0.4))
     table, same, other = (pa.table({"m": pa.array(values, kind)}) for values in (rows, close, far))
-    assert not unlike(table, same)[0].any()
-    assert unlike(table, other)[0].tolist() == [True, False]
+    assert not flag_unmatched_rows(table, same)[0].any()
+    assert flag_unmatched_rows(table, other)[0].tolist() == [True, False]
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=2, max_size=60), st.randoms())
@@ -88,10 +93,10 @@ def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[floa
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     sides = [pa.table({"sum": [math.fsum([0.0]) + sum(order), 1.0]}) for order in (values, shuffled)]
     there = np.array([True, True])
-    changes = KeyChanges.between(pa.table({"k": [1, 2]}), *sides, there, there, tolerant=True)
+    changes = KeyChanges.compare(pa.table({"k": [1, 2]}), *sides, there, there, tolerant=True)
     assert changes.kinds().tolist() == ["same", "same"]
     # It says so where the two are not the same to the last bit.
-    is_near = changes.near.get("sum", np.array([False, False])).tolist()
+    is_near = changes.near_equal.get("sum", np.array([False, False])).tolist()
     assert is_near == [sum(values) != sum(shuffled), False]
 
 
@@ -99,7 +104,7 @@ def test_a_key_whose_sum_came_in_another_order_has_not_changed(values: list[floa
 def test_a_key_whose_value_is_another_has_changed(value: float, part: float) -> None:
     sides = [pa.table({"sum": [number]}) for number in (value, value * (1 + part))]
     there = np.array([True])
-    assert KeyChanges.between(pa.table({"k": [1]}), *sides, there, there, tolerant=True).kinds() == ["changed"]
+    assert KeyChanges.compare(pa.table({"k": [1]}), *sides, there, there, tolerant=True).kinds() == ["changed"]
 
 
 def sent(*values: object) -> pa.Table:
@@ -135,7 +140,7 @@ def test_rows_are_paired_whose_floats_differ_in_their_last_bits(rows: list[tuple
     theirs = [(k, math.nextafter(x, math.inf)) for k, x in ours]
     order = list(range(len(rows)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    mine, others = like(table(ours, schema), table([theirs[at] for at in order], schema))
+    mine, others = pair_similar_rows(table(ours, schema), table([theirs[at] for at in order], schema))
     assert mine.tolist() == [*range(len(rows))]
     assert sorted(others.tolist()) == [*range(len(rows))]
     assert [rows[order[at]] for at in others] == rows
@@ -144,5 +149,7 @@ def test_rows_are_paired_whose_floats_differ_in_their_last_bits(rows: list[tuple
 def test_a_row_is_paired_once_and_exactly_the_same_ones_first() -> None:
     schema = pa.schema([("x", pa.float64())])
     one, next_one = 0.1, math.nextafter(0.1, 1)
-    mine, others = like(table([(one,), (next_one,), (5.0,)], schema), table([(next_one,), (one,), (6.0,)], schema))
+    mine, others = pair_similar_rows(
+        table([(one,), (next_one,), (5.0,)], schema), table([(next_one,), (one,), (6.0,)], schema)
+    )
     assert (mine.tolist(), others.tolist()) == ([0, 1], [1, 0])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 from slackwater.snapshot.diff import candidates, stored_rows
 from slackwater.snapshot.diff.key_history import RowChange, VersionList, key_changes
-from slackwater.snapshot.diff.moments import table_diff
-from slackwater.snapshot.diff.stored_rows import StoredKey, TableSide
+from slackwater.snapshot.diff.moments import diff_table
+from slackwater.snapshot.diff.stored_rows import KeyReader, TableSide
 from slackwater.store.sst.hashing import KeyShare, normalise_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
@@ -59,15 +59,15 @@ class DiffModel(StateModel):
     def check_diff(self, one: tuple[str, int], other: tuple[str, int], *, by_ranges: bool, by_versions: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if by_versions:
-                patch.setattr(candidates, "VERSION_BYTES", 0)
+                patch.setattr(candidates, "MANIFEST_READ_BYTES", 0)
             if by_ranges:
                 patch.setattr(stored_rows, "SMALL_BYTES", 0)
             sides = self.side(*one), self.side(*other)
-            found = table_diff(STAGE, *sides)
+            found = diff_table(STAGE, *sides)
             key = tuple(sides[0].key)
             share = KeyShare(key if by_ranges else key[:1], 4_000)
-            some = table_diff(STAGE, *(replace(side, share=share) for side in sides))
-        of_share = found.only(np.flatnonzero(share.of_rows(found.changes.keys)))
+            some = diff_table(STAGE, *(replace(side, share=share) for side in sides))
+        of_share = found.with_keys_at(np.flatnonzero(share.select_rows(found.changes.keys)))
         assert [*map(repr, some.changes)] == [*map(repr, of_share.changes)]
         assert (some.added, some.removed, some.changed) == (of_share.added, of_share.removed, of_share.changed)
         before, after = (self.states[place].shown() for place in (one, other))
@@ -86,7 +86,7 @@ class DiffModel(StateModel):
         assert not found.about or not found.changed or self.is_large(*one)
         assert found.rows_in_both >= len(before.keys() & after.keys()) >= found.changed
         assert found.about or found.rows_in_both == len(before.keys() & after.keys())
-        assert found.equal == (not expected)
+        assert found.is_equal == (not expected)
 
     def is_large(self, app: str, version: int) -> bool:
         return sum(sst.bytes for sst in self.side(app, version).ssts) > 1 << 20
@@ -105,7 +105,7 @@ class DiffModel(StateModel):
                 patch.setattr(stored_rows, "SMALL_BYTES", 0)
             key = normalise_keys(columns(self.table.key, [self.written[form]]), [each.name for each in self.table.key])
             hashed = int(self.hashes.of(self.table, key)[0])
-            found = list(key_changes(versions, StoredKey(store, self.cache, key, hashed), now_ms))
+            found = list(key_changes(versions, KeyReader(store, self.cache, key, hashed), now_ms))
         shown = [(number, self.states[app, number].shown().get(form)) for number in versions.numbers]
         head = self.states[app, self.heads[app]]
         shown.append((shown[-1][0], head.shown(head.seen(now_ms)).get(form)))
@@ -117,7 +117,7 @@ class DiffModel(StateModel):
             self.check_what_is_said(app, change, versions[0])
 
     def check_what_is_said(self, app: str, change: RowChange, first: Manifest) -> None:
-        numbers = history.versions(fresh(self.store), app, STAGE)
+        numbers = history.list_versions(fresh(self.store), app, STAGE)
         between = range(change.after_version + 1, change.version)
         assert change.gap == (change.after_version > 0 and len(between) > 0)
         assert not set(between) & set(numbers)
@@ -132,7 +132,7 @@ class DiffModel(StateModel):
             places = [
                 (app, version)
                 for app in sorted(self.heads)
-                for version in history.versions(fresh(self.store), app, STAGE)
+                for version in history.list_versions(fresh(self.store), app, STAGE)
             ]
             pairs = list(product(places, places))
             for number, pair in enumerate(random.sample(pairs, min(PAIRS, len(pairs)))):

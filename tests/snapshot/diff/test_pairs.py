@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.diff.equality import pairs
+from slackwater.snapshot.diff.equality import pair_equal_rows
 
 SCHEMA = pa.schema([("k", pa.string()), ("x y", pa.float64()), ("l", pa.list_(pa.int64()))])
 ROWS = st.lists(
@@ -29,7 +29,7 @@ def text(row: dict[str, object]) -> str:
 def test_as_many_rows_are_paired_as_both_tables_have_each_with_an_equal_one(
     ours: list[dict[str, object]], theirs: list[dict[str, object]]
 ) -> None:
-    mine, other = pairs(*(pa.Table.from_pylist(rows, SCHEMA) for rows in (ours, theirs)))
+    mine, other = pair_equal_rows(*(pa.Table.from_pylist(rows, SCHEMA) for rows in (ours, theirs)))
     assert len({*mine.tolist()}) == len(mine) == len({*other.tolist()})
     # In Python NaN is equal to nothing: its text is.
     for one, two in zip(mine.tolist(), other.tolist(), strict=True):
@@ -41,6 +41,6 @@ def test_as_many_rows_are_paired_as_both_tables_have_each_with_an_equal_one(
 
 def test_of_equal_rows_the_first_is_paired_with_the_first() -> None:
     rows = pa.table({"k": ["a", "b", "a", "a"]})
-    mine, other = pairs(rows, pa.table({"k": ["a", "a", "c"]}))
+    mine, other = pair_equal_rows(rows, pa.table({"k": ["a", "a", "c"]}))
     assert (mine.tolist(), other.tolist()) == ([0, 2], [0, 1])
     assert all(part.dtype == np.int64 for part in (mine, other))

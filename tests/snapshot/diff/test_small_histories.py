@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.diff import candidates, stored_rows
 from slackwater.snapshot.diff.key_history import key_history
-from slackwater.snapshot.diff.moments import table_diff
+from slackwater.snapshot.diff.moments import diff_table
 from slackwater.snapshot.diff.stored_rows import TableSide
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.read.cache import SstCache
@@ -90,7 +90,7 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
         model = written(steps, cache, expires=expires)
         if not model.shown:
             return
-        patch.setattr(candidates, "VERSION_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
+        patch.setattr(candidates, "MANIFEST_READ_BYTES", data.draw(st.sampled_from([0, 1 << 40]), "by comparing"))
         patch.setattr(stored_rows, "SMALL_BYTES", data.draw(st.sampled_from([0, 1 << 20]), "whole"))
         # The newest version is never collected.
         old = range(1, len(model.shown))
@@ -108,7 +108,7 @@ def test_each_difference_and_history_is_that_of_the_dictionaries(
 def check_diff(model: Model, store: CountingStore, cache: SstCache, one: int, other: int) -> None:
     before, after = model.shown[one], model.shown[other]
     sides = (side_of(store, cache, model.stage.versions[place]) for place in (one, other))
-    found = table_diff("stage", *sides)
+    found = diff_table("stage", *sides)
     assert {each.key["k"]: (value(each.before), value(each.after)) for each in found.changes} == {
         key: (before.get(key), after.get(key)) for key in KEYS if before.get(key) != after.get(key)
     }

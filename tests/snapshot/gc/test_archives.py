@@ -117,4 +117,4 @@ def test_an_archive_with_a_damaged_index_is_named_and_the_rest_is_collected() ->
     )
     assert key in said
     assert f"delete all under {PREFIX}" in said
-    assert f"one archive was skipped: {said}" in str(maintenance.collected(done))
+    assert f"one archive was skipped: {said}" in str(maintenance.gc_result(done))

@@ -5,32 +5,32 @@ from pathlib import Path
 
 from slackwater.errors import Refused, SlackwaterError
 from slackwater.operations.disaster_recovery.replicate import Replicator
-from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.erasure.key_fields import DeclaredFields
 from slackwater.operations.exchange.export import export_folder
 from slackwater.operations.maintenance.removal import Protection, Removal, remove_app
-from slackwater.operations.staging.refresh import Refreshing
+from slackwater.operations.staging.refresh import RefreshJournal
 from slackwater.snapshot.change.migrate import carry_out
 from slackwater.snapshot.change.stages import RetryRequest
 from slackwater.snapshot.cut.migrations import MigratedStage
 from slackwater.snapshot.cut.replicas import KnownReplica, Recovery, Replica, ReplicaCut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, notify, read_snapshot
+from slackwater.snapshot.cut.stored import SnapshotRequest, notify_runners, read_snapshot
 from slackwater.snapshot.gc import census
-from slackwater.snapshot.gc.census import KINDS, ObjectKind, kind_of
+from slackwater.snapshot.gc.census import OBJECT_KINDS, ObjectKind, object_kind_of
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.audit_log import record
-from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.under_way.runners import Beat, EditRequest, Hold
+from slackwater.snapshot.take.audit_log import record_operation
+from slackwater.snapshot.take.snapshots import pin_cut
+from slackwater.snapshot.under_way.runners import EditRequest, Heartbeat, Hold
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, keys
-from slackwater.store.versions.forgotten import Forgetting
+from slackwater.store.versions.forgotten import ForgetJournal
 from slackwater.store.versions.manifest import Edit
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 from ulid import ULID
 
 from tests.operations.erasure.everything import archive_of, occurrences
@@ -45,35 +45,35 @@ CACHE = SstCache(Path("/nonexistent"), 0)
 FIELDS = DeclaredFields({"aircraft": (f"{TOPIC}:value",)})
 
 UNFINISHED = {
-    keys.cloning(APP): Protection(APP, BY, 1),
-    keys.removing(APP): Removal(ID, APP, 1, BY, {}, ()),
-    keys.forgetting(APP): Forgetting(ID, APP, BY, 1, "", "0" * 32),
+    keys.clone_journal(APP): Protection(APP, BY, 1),
+    keys.removal_journal(APP): Removal(ID, APP, 1, BY, {}, ()),
+    keys.forget_journal(APP): ForgetJournal(ID, APP, BY, 1, "", "0" * 32),
 }
 """Notes that keep verbs from beginning."""
 REQUESTED = {
-    keys.note(keys.requests(APP), ID): Request(ID, "later", 1, BY),
-    keys.note(keys.edits(APP), ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
+    keys.json_object(keys.requests(APP), ID): SnapshotRequest(ID, "later", 1, BY),
+    keys.json_object(keys.edits(APP), ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
     keys.edit_rows(APP, ID): EditRequest(Edit(ID, BY, "UPDATE"), "aircraft", 1, 1),
 }
 NOTES = {
     keys.channels(APP): Protection(APP, BY, 1),
-    keys.note(keys.published(APP, "carriers", "sink"), 1): Place(1, 0, 0),
-    keys.note(keys.runners(APP), ID): Beat(ID, BY, {}),
-    keys.note(keys.retries(APP), ID): RetryRequest(ID, "aircraft", 1, BY),
+    keys.json_object(keys.published_positions(APP, "carriers", "sink"), 1): PublishedPosition(1, 0, 0),
+    keys.json_object(keys.runners(APP), ID): Heartbeat(ID, BY, {}),
+    keys.json_object(keys.retries(APP), ID): RetryRequest(ID, "aircraft", 1, BY),
     keys.hold(APP): Hold(APP, APP, "other", BY, 1, {}, None),
     keys.protected(APP): Protection(APP, BY, 1),
-    keys.note(keys.replicas(APP), "r1"): KnownReplica(APP, "r1", "/srv/replica", {}, 1, 1),
+    keys.json_object(keys.replicas(APP), "r1"): KnownReplica(APP, "r1", "/srv/replica", {}, 1, 1),
     keys.replica(APP): Replica(APP, "/srv/source", 1, "recovered", by=BY, time_ms=1),
-    keys.note(keys.replica_cuts(APP), 1): ReplicaCut(APP, 1, {}, 1, 1),
-    keys.recovery(APP): Recovery(APP, ID, BY, 1),
-    keys.leaving(APP): Replica(APP, "/srv/replica", 1, "left", by=BY, time_ms=1),
-    keys.refreshing(APP): Refreshing(apps.AppInfo(APP, 1), BY, 1),
+    keys.json_object(keys.replica_cuts(APP), 1): ReplicaCut(APP, 1, {}, 1, 1),
+    keys.recovery_journal(APP): Recovery(APP, ID, BY, 1),
+    keys.recovered_root(APP): Replica(APP, "/srv/replica", 1, "left", by=BY, time_ms=1),
+    keys.refresh_journal(APP): RefreshJournal(apps.AppInfo(APP, 1), BY, 1),
     keys.removed(APP): Removal(ID, APP, 1, BY, {}, ()),
 }
 
 
 def forgotten(app: FlightsApp, tail: str) -> None:
-    asked, kafka = KeysAsked.of((f"aircraft={tail}",)), failover_kafka(app)
+    asked, kafka = RequestedKeys.parse((f"aircraft={tail}",)), failover_kafka(app)
     forget(app.store, CACHE, APP, asked, by=BY, kafka=kafka, declared=FIELDS, pause=lambda: None)
     for stage in STAGES:
         app.claim(stage)
@@ -93,12 +93,12 @@ def whole_app() -> FlightsApp:
         app.claim(stage)
     app.send(*flights(8))
     app.step("legs")
-    pin(app.store, resolve(app.store, APP, now_ms=NOW_MS), "before", by=BY, reader=app.kafka)
+    pin_cut(app.store, resolve(app.store, APP, now_ms=NOW_MS), "before", by=BY, reader=app.kafka)
     app.run(flights(60))
     gc(app, Retention(versions=2))
     forgotten(app, "N001")
-    record(app.store, APP, "snapshot take", "N002", BY)
-    notify(app.store, APP)
+    record_operation(app.store, APP, "snapshot take", "N002", BY)
+    notify_runners(app.store, APP)
     for key, note in NOTES.items():
         app.store.put(key, codec.encode(note))
     return app
@@ -109,28 +109,33 @@ def contents(store: AgingStore | MemoryStore) -> dict[str, bytes]:
 
 
 def kinds(of: Iterable[str]) -> set[str]:
-    return {kind.place for key in of if (kind := kind_of(key)) is not None}
+    return {kind.key_pattern for key in of if (kind := object_kind_of(key)) is not None}
 
 
 def places(says: Callable[[ObjectKind], object], left_out: Iterable[str] = (*UNFINISHED, *REQUESTED)) -> set[str]:
     """The kinds of which the census says something, but for those that the app of a test has none of."""
-    return {kind.place for kind in KINDS if says(kind)} - kinds(left_out)
+    return {kind.key_pattern for kind in OBJECT_KINDS if says(kind)} - kinds(left_out)
 
 
 def test_each_object_of_an_app_belongs_to_one_row_and_each_row_to_objects() -> None:
     app = whole_app()
     there = contents(store_of(app)).keys() | UNFINISHED.keys() | REQUESTED.keys()
-    assert {key for key in there if kind_of(key) is None} == set()
-    assert kinds(there) == {kind.place for kind in KINDS}
-    places_in_words = [kind.place for kind in KINDS]
-    assert [kind_of(place) for place in places_in_words] == list(KINDS), "no place is another one's, too"
-    assert kind_of(f"{APP}/stages/legs/notes.txt") is kind_of("app.json") is kind_of(f"{APP}/log/a/b.json") is None
+    assert {key for key in there if object_kind_of(key) is None} == set()
+    assert kinds(there) == {kind.key_pattern for kind in OBJECT_KINDS}
+    places_in_words = [kind.key_pattern for kind in OBJECT_KINDS]
+    assert [object_kind_of(place) for place in places_in_words] == list(OBJECT_KINDS), "no place is another one's, too"
+    assert (
+        object_kind_of(f"{APP}/stages/legs/notes.txt")
+        is object_kind_of("app.json")
+        is object_kind_of(f"{APP}/log/a/b.json")
+        is None
+    )
 
 
 def test_collection_takes_of_what_its_column_names_and_nothing_else() -> None:
     app = whole_app()
     forgotten(app, "N002")
-    app.store.put(keys.captured(APP, "gone", ID), b"")
+    app.store.put(keys.captured_records(APP, "gone", ID), b"")
     app.compact("carriers")
     wait(app)
     app.run(flights(20))
@@ -139,7 +144,7 @@ def test_collection_takes_of_what_its_column_names_and_nothing_else() -> None:
         gc(app, Retention(versions=3, input_ms=1), margin_ms=HOUR_MS)
     deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
     assert kinds(deleted) == places(lambda kind: kind.gc)
-    assert all(kind_of(key) is not None for key in deleted)
+    assert all(object_kind_of(key) is not None for key in deleted)
 
 
 def test_forgetting_changes_what_its_column_names_and_is_refused_as_it_says() -> None:
@@ -150,8 +155,8 @@ def test_forgetting_changes_what_its_column_names_and_is_refused_as_it_says() ->
     after = contents(store_of(app))
     assert kinds(before.keys() - after.keys()) == places(lambda kind: kind.forget == "rewrites")
     changed = {key for key, data in before.items() if after.get(key, data) != data}
-    assert kinds(changed) <= places(lambda kind: kind.forget == "masks") | kinds((keys.notice(APP),))
-    assert kinds(holding) == places(lambda kind: kind.forget in ("rewrites", "masks")) - {census.MANIFEST.place}
+    assert kinds(changed) <= places(lambda kind: kind.forget == "masks") | kinds((keys.request_signal(APP),))
+    assert kinds(holding) == places(lambda kind: kind.forget in ("rewrites", "masks")) - {census.MANIFEST.key_pattern}
     assert occurrences(app.store, "N002") == []
     refused = {key for key, note in REQUESTED.items() if _refuses(app, key, codec.encode(note))}
     assert kinds(refused) == places(lambda kind: kind.forget == "refuses" and not kind.named_by, UNFINISHED)
@@ -172,12 +177,14 @@ def test_a_replica_has_what_its_column_names_of_the_app_and_nothing_else() -> No
     app, target = whole_app(), AgingStore()
     for key, note in REQUESTED.items():
         app.store.put(key, codec.encode(note))
-    Replicator(app.store, target, APP, BY, failover_kafka(app)).round()
+    Replicator(app.store, target, APP, BY, failover_kafka(app)).run_round()
     here, there = contents(store_of(app)), contents(target)
     # A snapshot is copied with what is left of its records.
-    copied = {key for key, data in here.items() if there.get(key) == data or kind_of(key) is census.SNAPSHOT}
+    copied = {key for key, data in here.items() if there.get(key) == data or object_kind_of(key) is census.SNAPSHOT}
     assert kinds(copied) == places(lambda kind: kind.replicate, UNFINISHED)
-    assert copied == {key for key in here if (kind := kind_of(key)) is not None and kind.replicate} & there.keys()
+    assert (
+        copied == {key for key in here if (kind := object_kind_of(key)) is not None and kind.replicate} & there.keys()
+    )
 
 
 def test_removal_takes_all_in_the_order_of_its_column() -> None:
@@ -187,7 +194,7 @@ def test_removal_takes_all_in_the_order_of_its_column() -> None:
         remove_app(store, APP, by=BY, now_ms=NOW_MS, fence=True, pause=lambda s: _later(store, s))
     deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
     assert kinds(contents(store)) == places(lambda kind: kind.remove == "stays")
-    turns = [kind.remove for key in deleted if (kind := kind_of(key)) is not None]
+    turns = [kind.remove for key in deleted if (kind := object_kind_of(key)) is not None]
     assert turns[0] == "first"
     assert turns.index("then") > max(at for at, turn in enumerate(turns) if turn == "first")
     assert turns[-4:] == ["last", "last", "last", "note"], "the newest version of each stage, and then the note"
@@ -209,11 +216,11 @@ def told_damaged(app: FlightsApp, verb: Callable[[], bool]) -> set[str]:
     told, cut = set(), resolve(app.store, f"{APP}@before", now_ms=NOW_MS)
     named = {sst.object for manifest in cut.stages.values() for sst in manifest.ssts}
     named |= {keys.manifest(APP, stage, version) for stage, version in cut.versions.items()}
-    named |= {keys.note(keys.snapshots(APP), "before"), *read_snapshot(app.store, APP, "before").object_keys}
+    named |= {keys.json_object(keys.snapshots(APP), "before"), *read_snapshot(app.store, APP, "before").object_keys}
     one_of: dict[ObjectKind | None, str] = {}
     for key in contents(store_of(app)):
-        if one_of.get(kind_of(key)) not in named:
-            one_of[kind_of(key)] = key
+        if one_of.get(object_kind_of(key)) not in named:
+            one_of[object_kind_of(key)] = key
     for key in one_of.values():
         data = app.store.get(key)
         app.store.put(key, bytes(each ^ 0x55 for each in data))
@@ -249,9 +256,9 @@ def test_an_export_is_refused_where_what_its_column_names_is_damaged(tmp_path: P
 
 def test_the_docs_show_each_row() -> None:
     told = (Path(__file__).parents[3] / "docs/operating.md").read_text()
-    for kind in KINDS:
+    for kind in OBJECT_KINDS:
         words = (kind.named_by, kind.gc, kind.forget)
         # The kinds that none of these concerns have a table without these columns.
         shown = [word or "-" for word in words] if any(words) else []
-        cells = (f"`{kind.place.removeprefix('<app>/')}`", kind.what, *shown)
+        cells = (f"`{kind.key_pattern.removeprefix('<app>/')}`", kind.description, *shown)
         assert f"| {' | '.join(cells)} |" in told

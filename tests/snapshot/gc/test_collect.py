@@ -6,15 +6,15 @@ from slackwater.errors import Corruption, NotFound
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import of_snapshot
+from slackwater.snapshot.cut.stored import cut_of_snapshot
 from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.versions import commit, history, horizon, keys, published
 from slackwater.store.versions.manifest import Manifest, Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 from tests.support.collecting import (
     HOUR_MS,
@@ -69,7 +69,7 @@ def test_what_no_rule_keeps_goes_and_the_rest_can_be_read() -> None:
     assert all(each.versions > 0 for each in done.stages)
     assert {each.stage: each.ssts > 0 for each in done.stages} == {"aircraft": True, "carriers": True, "legs": False}
     for stage in STAGES:
-        assert len(history.versions(app.store, app.name, stage)) in (3, 4)
+        assert len(history.list_versions(app.store, app.name, stage)) in (3, 4)
     check_whole(app)
     assert gc(app).objects == 0
     assert [each.verb for each in list_operations(app.store, app.name)] == ["gc", "gc"]
@@ -127,7 +127,7 @@ def test_the_versions_of_a_channel_that_nobody_reads_yet_stay() -> None:
 
 def test_what_an_open_request_recorded_stays() -> None:
     app = old_app()
-    asked = taking.request(app.store, "flights", "slow", "test")
+    asked = taking.request_snapshot(app.store, "flights", "slow", "test")
     app.step("legs")
     recorded = app.heads["legs"].recorded[asked.id]
     for _ in range(10):
@@ -142,7 +142,7 @@ def test_what_an_open_request_recorded_stays() -> None:
     assert taken is not None
     wait(app)
     gc(app, Retention(versions=1))
-    assert of_snapshot(app.store, taken).versions == taken.stages
+    assert cut_of_snapshot(app.store, taken).versions == taken.stages
 
 
 def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
@@ -155,7 +155,7 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
     states = {name: rows_of(app.store, manifest) for name, manifest in cut.tables.items()}
     flying = in_flight(app.store, cut)
     assert flying[0].rows == 20
-    pin(app.store, cut, "early")
+    pin_cut(app.store, cut, "early")
     app.run(flights(60))
     app.compact("carriers")
     wait(app)
@@ -166,7 +166,7 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
     assert {name: rows_of(store, manifest) for name, manifest in found.tables.items()} == states
     assert in_flight(store, found) == flying
     assert resolve(store, f"flights/carriers@v{cut.versions['carriers']}", now_ms=0).versions == cut.versions
-    remove(app.store, "flights", "early")
+    delete_snapshot(app.store, "flights", "early")
     assert gc(app).objects > 0
     with pytest.raises(NotFound):
         resolve(fresh(app.store), f"flights/carriers@v{cut.versions['carriers']}", now_ms=0)
@@ -176,7 +176,7 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
 def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_others(gone: str) -> None:
     app = aging_app()
     app.run(flights(40))
-    pinned = pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "kept")
+    pinned = pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "kept")
     for _ in range(2):
         wait(app)
         app.run(flights(40))
@@ -198,8 +198,8 @@ def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_oth
     limit = horizon.newest(store, app.name)
     assert limit is None or limit.moments == ()
     with pytest.raises(NotFound, match=gone):
-        of_snapshot(store, pinned)
-    remove(app.store, app.name, "kept")
+        cut_of_snapshot(store, pinned)
+    delete_snapshot(app.store, app.name, "kept")
     assert gc(app).absent == ()
 
 
@@ -236,7 +236,7 @@ def test_a_manifest_that_should_be_there_and_is_not_ends_it_before_anything_is_d
         how, app.heads["legs"].version - 1
     )
     if how == "missing snapshot":
-        pin(app.store, resolve(app.store, "flights/legs@v2", now_ms=0), "early")
+        pin_cut(app.store, resolve(app.store, "flights/legs@v2", now_ms=0), "early")
         gc(app)
         (kept,) = horizon.newest(app.store, "flights").kept["legs"][:1]  # type: ignore[union-attr]
         version = kept
@@ -254,11 +254,11 @@ def test_a_manifest_that_should_be_there_and_is_not_ends_it_before_anything_is_d
 def test_records_in_flight_that_no_snapshot_names_go_and_those_of_a_request_stay() -> None:
     app = aging_app()
     app.run(flights(30))
-    litter = keys.captured("flights", "broken", "01A")
-    asked = keys.captured("flights", "asked", "01B")
+    litter = keys.captured_records("flights", "broken", "01A")
+    asked = keys.captured_records("flights", "asked", "01B")
     app.store.put(litter, b"1234")
     app.store.put(asked, b"1234")
-    taking.request(app.store, "flights", "asked", "test")
+    taking.request_snapshot(app.store, "flights", "asked", "test")
     assert gc(app).records == 0
     wait(app)
     done = gc(app)
@@ -276,7 +276,7 @@ def test_what_is_not_published_yet_stays() -> None:
     wait(app)
     gc(app, Retention(versions=1))
     assert history.first_version(app.store, "flights", "carriers") <= begun
-    published.note(app.store, app.heads["carriers"], "alerts", Place(begun + 15, 15, 15), None)
+    published.write_position(app.store, app.heads["carriers"], "alerts", PublishedPosition(begun + 15, 15, 15), None)
     seen = gc(app, Retention(versions=1))
     carriers = next(stage for stage in seen.stages if stage.stage == "carriers")
     assert (carriers.first, carriers.rules["unpublished"]) == (begun + 15, 5)

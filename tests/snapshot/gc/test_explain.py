@@ -5,7 +5,7 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import explain
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.versions import keys
 
 from tests.support.collecting import FEW, aging_app, wait
@@ -20,7 +20,7 @@ def test_it_explains_why_an_object_stays_or_goes() -> None:
     app = aging_app()
     app.run(flights(30))
     early = resolve(app.store, "flights", now_ms=0)
-    pin(app.store, early, "early")
+    pin_cut(app.store, early, "early")
     app.run(flights(60))
     app.compact("carriers")
     wait(app)

@@ -19,7 +19,7 @@ def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() ->
 
 def test_what_a_killed_collection_only_proposed_comes_back() -> None:
     app = old_app()
-    before = history.versions(app.store, "flights", "legs")
+    before = history.list_versions(app.store, "flights", "legs")
 
     def kill() -> None:
         raise Killed
@@ -28,9 +28,9 @@ def test_what_a_killed_collection_only_proposed_comes_back() -> None:
     store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", kill))
     with pytest.raises(Killed):
         gc(app)
-    assert history.versions(store, "flights", "legs") != before
+    assert history.list_versions(store, "flights", "legs") != before
     gc(app, Retention())
-    assert history.versions(store, "flights", "legs") == before
+    assert history.list_versions(store, "flights", "legs") == before
 
 
 def _shape(found: set[str]) -> tuple[set[str], int]:

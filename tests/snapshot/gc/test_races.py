@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
+from slackwater.snapshot.cut.resolve import report_if_collected, resolve
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
 from slackwater.snapshot.gc.reachable import Retention
 from slackwater.snapshot.query.sql import connect
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import codec, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
@@ -31,7 +31,7 @@ from tests.support.histories import FlightsApp, flights
 def test_a_pin_made_while_it_looks_is_kept() -> None:
     app = old_app()
     cut = resolve(app.store, "flights/legs@v4", now_ms=0)
-    store_of(app).once("put_if_absent", "boundaries/", lambda: pin(app.store, cut, "just-now"))
+    store_of(app).once("put_if_absent", "boundaries/", lambda: pin_cut(app.store, cut, "just-now"))
     gc(app)
     assert resolve(app.store, "flights@just-now", now_ms=0).versions == cut.versions
     check_whole(app)
@@ -43,7 +43,7 @@ def test_a_pin_of_what_was_proposed_meanwhile_gives_way() -> None:
     # The collection goes on, to its end, between the look of the pin and its write.
     store_of(app).once("put_if_absent", "snapshots/", lambda: gc(app))
     with pytest.raises(NotFound, match="was collected before it could be pinned"):
-        pin(app.store, cut, "too-late")
+        pin_cut(app.store, cut, "too-late")
     assert find_snapshot(app.store, "flights", "too-late") is None
     check_whole(app)
 
@@ -55,7 +55,7 @@ def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> 
 
     def try_to_pin() -> None:
         with pytest.raises(NotFound) as caught:
-            pin(store, cut, "too-late")
+            pin_cut(store, cut, "too-late")
         refused.append(caught)
 
     store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", try_to_pin))
@@ -69,11 +69,11 @@ def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_e
     """The proposal still keeps it, which is all that the second pin can see."""
     app = old_app()
     store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
-    pin(store, cut, "first")
+    pin_cut(store, cut, "first")
 
     def remove_and_pin() -> None:
-        remove(store, "flights", "first")
-        store.once("put_if_absent", "boundaries/", lambda: pin(store, cut, "second"))
+        delete_snapshot(store, "flights", "first")
+        store.once("put_if_absent", "boundaries/", lambda: pin_cut(store, cut, "second"))
 
     store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", remove_and_pin))
     gc(app)
@@ -133,7 +133,7 @@ def test_a_number_that_a_stalled_writer_created_and_died_is_collected_and_never_
     gc(app)
     zombie = replace(app.heads["legs"], version=5, time_ms=1)
     _write(app, zombie)
-    assert 5 not in history.versions(app.store, "flights", "legs")
+    assert 5 not in history.list_versions(app.store, "flights", "legs")
     assert history.head(app.store, "flights", "legs") == app.heads["legs"]
     assert gc(app).objects == 1
     check_whole(app)
@@ -146,7 +146,7 @@ def _write(app: FlightsApp, manifest: Manifest) -> None:
 def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> None:
     now = 0.0
     freshness = horizon.Freshness(lambda: now)
-    freshness.saw_free("app", "stage", 5, freshness.now())
+    freshness.record_free("app", "stage", 5, freshness.now())
     now = 29.0
     assert freshness.is_fresh("app", "stage", 5)
     assert not freshness.is_fresh("app", "stage", 6)
@@ -163,7 +163,7 @@ def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -
         pytest.raises(
             NotFound, match=r"carriers@v3 was garbage-collected while it was read: retention does not keep it"
         ) as error,
-        telling_if_collected(app.store, cut),
+        report_if_collected(app.store, cut),
         connect(app.store, cache, cut),
     ):
         pass
@@ -178,7 +178,7 @@ def test_damage_to_a_version_that_stays_is_told_as_damage(tmp_path: Path) -> Non
     with (
         closing(SstCache(tmp_path, 1 << 30)) as cache,
         pytest.raises(Corruption, match="the object is missing"),
-        telling_if_collected(app.store, cut),
+        report_if_collected(app.store, cut),
         connect(app.store, cache, cut),
     ):
         pass

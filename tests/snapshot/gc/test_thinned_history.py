@@ -9,7 +9,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.log import log_entries
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, horizon
 
@@ -63,8 +63,8 @@ def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found()
     assert found.versions == moment.stages
     with pytest.raises(NotFound, match=r"there are .* of v"):
         resolve(store, "flights/carriers@v2", now_ms=0)
-    stays = sum(len(history.versions(app.store, "flights", stage)) for stage in STAGES)
-    assert len(entries(app.store, "flights", 10_000)) == stays
+    stays = sum(len(history.list_versions(app.store, "flights", stage)) for stage in STAGES)
+    assert len(log_entries(app.store, "flights", 10_000)) == stays
 
 
 def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> None:

@@ -11,9 +11,9 @@ from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import read_snapshot
-from slackwater.snapshot.query.answers import arrow_of, channel_tables
+from slackwater.snapshot.query.answers import arrow_schema_from_ddl, channel_tables
 from slackwater.snapshot.query.sql import connect, names_channels, run_query
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.read.cache import SstCache
 
 from tests.support.histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, app_of, flights
@@ -77,13 +77,13 @@ def test_records_that_only_kafka_has_need_kafka(app: FlightsApp, cache: SstCache
 
 def test_a_snapshot_keeps_its_records_beyond_retention(app: FlightsApp, cache: SstCache) -> None:
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
-    pin(app.store, cut, "kept", reader=app.kafka)
+    pin_cut(app.store, cut, "kept", reader=app.kafka)
     app.kafka.topics["flights-by-aircraft-repartition"] = [[], []]
     rows = ask(app, cache, "SELECT sum(delay)::INT AS late FROM inflight('by-aircraft')", "flights@kept")
     assert rows["late"].to_pylist() == [6 * 99]
     (kept,) = read_snapshot(app.store, "flights", "kept").channels
     assert (kept.rows, sum(kept.counts)) == (6, 6)
-    remove(app.store, "flights", "kept")
+    delete_snapshot(app.store, "flights", "kept")
     assert not list(app.store.list("flights/snapshots/"))
 
 
@@ -101,7 +101,7 @@ def test_each_reader_of_a_channel_has_its_own_records_in_flight(app: FlightsApp,
     counts = "SELECT _receiver, count(*) AS n FROM inflight('by-aircraft') GROUP BY ALL"
     expected = {"aircraft": 6, "again": 16}
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
-    pin(app.store, cut, "kept", reader=app.kafka)
+    pin_cut(app.store, cut, "kept", reader=app.kafka)
     for ref, reader in (("flights", app.kafka), ("flights@kept", None)):
         rows = ask(app, cache, counts, ref, reader)
         assert dict(zip(rows["_receiver"].to_pylist(), rows["n"].to_pylist(), strict=True)) == expected
@@ -109,7 +109,7 @@ def test_each_reader_of_a_channel_has_its_own_records_in_flight(app: FlightsApp,
 
 def test_a_captured_object_that_was_damaged_is_named(app: FlightsApp, cache: SstCache) -> None:
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
-    snapshot = pin(app.store, cut, "kept", reader=app.kafka)
+    snapshot = pin_cut(app.store, cut, "kept", reader=app.kafka)
     key = snapshot.channels[0].objects[0].key
     app.store.put(key, app.store.get(key)[:-1] + b"?")
     with pytest.raises(Corruption, match=key):
@@ -132,13 +132,15 @@ def test_only_queries_that_say_so_ask_for_channels() -> None:
 
 
 def test_columns_are_read_from_sparks_ddl() -> None:
-    assert arrow_of(SCHEMA).names == ["tail", "carrier", "delay"]
-    nested = arrow_of("`a b` struct<p q:int,r:array<map<string,decimal(10,2)>>>, `t` timestamp, `e` struct<>")
+    assert arrow_schema_from_ddl(SCHEMA).names == ["tail", "carrier", "delay"]
+    nested = arrow_schema_from_ddl(
+        "`a b` struct<p q:int,r:array<map<string,decimal(10,2)>>>, `t` timestamp, `e` struct<>"
+    )
     inner = pa.list_(pa.map_(pa.string(), pa.decimal128(10, 2)))
     assert nested.field("a b").type == pa.struct([("p q", pa.int32()), ("r", inner)])
     assert nested.field("t").type == pa.timestamp("us", "UTC")
     assert nested.field("e").type == pa.struct([])
-    assert arrow_of("").names == []
+    assert arrow_schema_from_ddl("").names == []
     for wrong in ("`a`", "`a` array<int", "`a` nonsense", "`a` int `b` int"):
         with pytest.raises(Corruption):
-            arrow_of(wrong)
+            arrow_schema_from_ddl(wrong)

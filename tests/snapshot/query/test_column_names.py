@@ -17,7 +17,7 @@ from slackwater.client.show import values
 from slackwater.errors import Usage
 from slackwater.settings import Settings
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.read.duckdb_view import quoted
+from slackwater.store.read.duckdb_view import quote_identifier
 from slackwater.store.sst.arrow_types import from_arrow, to_arrow
 from slackwater.store.versions import apps, commit, keys
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
@@ -90,27 +90,27 @@ def test_a_table_is_read_and_changed_whatever_its_columns_are_called(
             return {key: name, **{column: all_values[column] for column in visible}}
 
         expected = [row("a", 10), row("c", 3), row("d", 4)]
-        found = app.at().query(f"SELECT * FROM t ORDER BY {quoted(key)}").to_arrow_table()
+        found = app.at().query(f"SELECT * FROM t ORDER BY {quote_identifier(key)}").to_arrow_table()
         assert found.to_pylist() == expected
         assert app.at("app/t@v2").get("t", "b") == row("b", 2)
         diff = app.at("app/t@v2").diff(app.at("app/t@v3"))
-        (changed,) = diff.found
+        (changed,) = diff.full_diffs
         kinds = {change.key[key]: change.kind for change in changed.changes}
         assert kinds == {"a": "changed", "b": "removed", "d": "added"} if visible else {"b": "removed", "d": "added"}
-        assert [change.version for change in app.history("t", "a").found.changes] == [3, 2]
-        verdict = app.bisect(where=f"SELECT {quoted(key)} FROM t WHERE {quoted(key)} = 'd'").verdict
+        assert [change.version for change in app.history("t", "a").full_history.changes] == [3, 2]
+        verdict = app.bisect(where=f"SELECT {quote_identifier(key)} FROM t WHERE {quote_identifier(key)} = 'd'").verdict
         assert verdict.bad_version == 3
         for ending in ("parquet", "csv", "json"):
-            values.write(found, folder / f"out.{ending}")
+            values.write_table(found, folder / f"out.{ending}")
         assert pq.read_table(folder / "out.parquet").to_pylist() == expected
         assert json.loads((folder / "out.json").read_text()) == expected
-        app.at().write(folder / "app.duckdb")
+        app.at().write_duckdb(folder / "app.duckdb")
         with duckdb.connect(str(folder / "app.duckdb"), read_only=True) as con:
-            assert con.sql(f"SELECT * FROM t ORDER BY {quoted(key)}").to_arrow_table().to_pylist() == expected
-        app.edit("t", f"UPDATE t SET {quoted(value)} = 5 WHERE {quoted(key)} = 'c'")
+            assert con.sql(f"SELECT * FROM t ORDER BY {quote_identifier(key)}").to_arrow_table().to_pylist() == expected
+        app.edit("t", f"UPDATE t SET {quote_identifier(value)} = 5 WHERE {quote_identifier(key)} = 'c'")
         assert verify(client.store, "app", now_ms=1 << 42, deep=True).differences == ()
         app.forget({"t": ["a"]})
-        left = app.at().query(f"SELECT {quoted(key)} AS k FROM t ORDER BY k").to_arrow_table()
+        left = app.at().query(f"SELECT {quote_identifier(key)} AS k FROM t ORDER BY k").to_arrow_table()
         assert left["k"].to_pylist() == ["c", "d"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Unavailable
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.export import Exported, export, load
+from slackwater.snapshot.query.export import ExportedDatabase, export, load_ui_extension
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.store.read.cache import SstCache
 
@@ -26,7 +26,7 @@ def at(app: FlightsApp, ref: str) -> Cut:
     return resolve(app.store, ref, now_ms=app.clock.now_ms)
 
 
-def write(app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights@~3", **more: object) -> Exported:
+def write(app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights@~3", **more: object) -> ExportedDatabase:
     return export(app.store, cache, at(app, ref), ref, path, **more)  # type: ignore[arg-type]
 
 
@@ -99,6 +99,6 @@ def test_a_place_that_cannot_be_written_is_refused(app: FlightsApp, cache: SstCa
 def test_without_the_extension_the_page_is_refused_with_what_to_do(tmp_path: Path) -> None:
     nowhere = {"extension_directory": str(tmp_path), "custom_extension_repository": str(tmp_path)}
     with closing(duckdb.connect(config=nowhere)) as con, pytest.raises(Unavailable) as caught:
-        load(con)
+        load_ui_extension(con)
     assert "extension `ui` is not on this machine and cannot be downloaded" in caught.value.message
     assert "slackwater export" in caught.value.hint

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.snapshot.change.stages import rescale
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.columns import FIRST, first_rows
+from slackwater.snapshot.query.columns import FIRST_HASH, first_rows
 from slackwater.store.objects.memory import MemoryStore
 
 from tests.models.profiles import scaled
@@ -19,7 +19,7 @@ from tests.support.histories import FlightsApp, Kafka, flights
 def all_pages(app: FlightsApp, table: str, limit: int) -> tuple[list[dict[str, object]], list[int]]:
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
     rows: list[dict[str, object]] = []
-    sizes, start = [], FIRST
+    sizes, start = [], FIRST_HASH
     while True:
         page = first_rows(app.store, None, cut, table, limit, start)
         assert (np.diff(page.hashes) >= 0).all()
@@ -60,7 +60,7 @@ def test_a_page_ends_where_it_is_told_to() -> None:
     cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
     page = first_rows(app.store, None, cut, "aircraft", 20)
     for end in (page.hashes[0], page.hashes[7], page.hashes[7] + 1):
-        less = page.below(int(end))
+        less = page.below_hash(int(end))
         assert less.next_hash == end
         assert less.rows.num_rows == sum(1 for _ in itertools.takewhile(lambda at, end=end: at < end, page.hashes))
-    assert page.below(None) is page
+    assert page.below_hash(None) is page

@@ -99,7 +99,7 @@ def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
     schema = parse_key("t", table, [None]).schema
     keys = pa.table({"k": pa.array([value], schema.field("k").type)})
     rows = pa.table({"_hash": hash_keys(keys, ["k"]), "k": keys.column("k"), "n": [7], "_seq": [1], "_op": [0]})
-    run = writer.write(store, None, app="a", stage="t", table=table, partition=0, rows=rows)
+    run = writer.write_sst(store, None, app="a", stage="t", table=table, partition=0, rows=rows)
     return Cut("a", {"t": Manifest("a", "t", 1, 1, "w", 1, "batch", table=table, ssts=(run,))})
 
 

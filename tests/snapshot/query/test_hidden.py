@@ -14,7 +14,7 @@ from slackwater.client import Client
 from slackwater.errors import SlackwaterError
 from slackwater.settings import Settings
 from slackwater.snapshot.query import hidden
-from slackwater.snapshot.query.hidden import Names
+from slackwater.snapshot.query.hidden import Pseudonyms
 from slackwater.snapshot.query.sql import Bounds
 from slackwater.store.objects.local import LocalStore
 
@@ -56,7 +56,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Cli
 
 def outcome(client: Client, sql: str) -> object:
     try:
-        rows, _ = client.app("flights").at().answer(sql, bounds=BOUNDS, max_rows=200)
+        rows, _ = client.app("flights").at().query_rows(sql, bounds=BOUNDS, max_rows=200)
     except SlackwaterError as error:
         return type(error), error.message
     return rows.to_pydict()
@@ -148,18 +148,27 @@ def test_what_can_be_answered_is_the_same_for_other_values(both: tuple[Client, C
     ],
 )
 def test_what_sql_has_as_equal_has_one_name(value: tuple[Any, ...]) -> None:
-    names = Names(SECRET)
-    assert len({names.name(each) for each in value}) == 1
-    assert names.name(None) is None
+    names = Pseudonyms(SECRET)
+    assert len({names.pseudonym(each) for each in value}) == 1
+    assert names.pseudonym(None) is None
 
 
 def test_different_values_and_secrets_have_different_names() -> None:
-    names, values = Names(SECRET), [0, 1, "1", "", True, False, [1], [[1]], ["1"], {"a": 1}, {"a": "1"}, float("nan")]
-    assert len({names.name(each) for each in values}) == len(values)
-    assert Names().name("a") != Names().name("a")
+    names, values = (
+        Pseudonyms(SECRET),
+        [0, 1, "1", "", True, False, [1], [[1]], ["1"], {"a": 1}, {"a": "1"}, float("nan")],
+    )
+    assert len({names.pseudonym(each) for each in values}) == len(values)
+    assert Pseudonyms().pseudonym("a") != Pseudonyms().pseudonym("a")
 
 
 def test_names_give_their_values_back_and_what_is_not_known_is_no_column() -> None:
-    names = Names(SECRET)
-    rows = pa.table({"a": [names.name(7), None], "b": [names.name("x"), Names().name("y")], "c": ["plain", "text"]})
-    assert names.restored(rows).to_pydict() == {"a": [7, None], "c": ["plain", "text"]}
+    names = Pseudonyms(SECRET)
+    rows = pa.table(
+        {
+            "a": [names.pseudonym(7), None],
+            "b": [names.pseudonym("x"), Pseudonyms().pseudonym("y")],
+            "c": ["plain", "text"],
+        }
+    )
+    assert names.unmask(rows).to_pydict() == {"a": [7, None], "c": ["plain", "text"]}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.client.show.values import key_word
+from slackwater.client.show.values import format_key_value
 from slackwater.errors import Usage
 from slackwater.snapshot.query.columns import parse_key
-from slackwater.snapshot.query.key_text import NULL, key_of, text_of, text_of_key, value_of
+from slackwater.snapshot.query.key_text import NULL, format_key, format_value, parse_key_text, parse_value
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.versions.manifest import Column, Table
 
@@ -49,11 +49,11 @@ def keys(draw: st.DrawFn) -> tuple[Table, tuple[Any, ...]]:
 def test_a_key_is_read_as_it_is_written(drawn: tuple[Table, tuple[Any, ...]]) -> None:
     table, key = drawn
     expected = list(python_rows(parse_key("t", table, key)))
-    assert list(python_rows(parse_key("t", table, key_of("t", table, text_of_key(key))))) == expected
+    assert list(python_rows(parse_key("t", table, parse_key_text("t", table, format_key(key))))) == expected
     # As arguments of the command line: a word for each column, as tables show it.
-    assert list(python_rows(parse_key("t", table, [value_of(text_of(value)) for value in key]))) == expected
-    shown = [key_word(value) for (row,) in [expected] for value in row.values()]
-    assert list(python_rows(parse_key("t", table, [value_of(str(word)) for word in shown]))) == expected
+    assert list(python_rows(parse_key("t", table, [parse_value(format_value(value)) for value in key]))) == expected
+    shown = [format_key_value(value) for (row,) in [expected] for value in row.values()]
+    assert list(python_rows(parse_key("t", table, [parse_value(str(word)) for word in shown]))) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_a_key_is_read_as_it_is_written(drawn: tuple[Table, tuple[Any, ...]]) ->
     ],
 )
 def test_texts_are_these(value: object, text: str) -> None:
-    assert text_of(value) == text
+    assert format_value(value) == text
 
 
 def test_a_key_of_several_columns_is_a_json_array_in_which_null_is_null() -> None:
     table = Table((Column("a", "string"), Column("b", "int32")), (), 1)
-    assert text_of_key((None, -5)) == "[null, -5]"
-    assert json.loads(text_of_key((NULL, 1))) == [NULL, 1]
+    assert format_key((None, -5)) == "[null, -5]"
+    assert json.loads(format_key((NULL, 1))) == [NULL, 1]
     with pytest.raises(Usage, match="a key of several columns is a JSON array"):
-        key_of("t", table, "x")
+        parse_key_text("t", table, "x")

@@ -11,8 +11,8 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query import clauses
-from slackwater.snapshot.query.answers import answer
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.query.answers import run_statement
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -41,7 +41,7 @@ def app() -> FlightsApp:
     """Four batches of ten flights through all stages; a snapshot `half` after two. Nobody changes it."""
     app = FlightsApp(Reads(), Kafka())
     app.run(flights(20))
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "half")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "half")
     app.run(flights(20))
     staging = FlightsApp(app.store, Kafka(), "flights-staging", clock=app.clock)
     staging.run([Flight("N1", "ZZ", 1)])
@@ -51,7 +51,7 @@ def app() -> FlightsApp:
 def ask(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights", **more: object) -> list[dict[str, object]]:
     now_ms = app.clock.now_ms
     cut = resolve(app.store, ref, now_ms=now_ms)
-    return answer(app.store, cache, cut, sql, later={}, now_ms=now_ms, **more).to_pylist()  # type: ignore[arg-type,no-any-return]
+    return run_statement(app.store, cache, cut, sql, later={}, now_ms=now_ms, **more).to_pylist()  # type: ignore[arg-type,no-any-return]
 
 
 def held(app: FlightsApp, ref: str) -> list[dict[str, object]]:
@@ -96,7 +96,7 @@ def test_a_snapshot_comes_before_an_app_of_its_name(cache: SstCache) -> None:
     app.run(flights(10))
     sql = "SELECT count(*) AS n FROM carriers AT 'staging' WHERE carrier = 'ZZ'"
     assert ask(app, cache, sql) == [{"n": 1}]
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "staging")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "staging")
     assert ask(app, cache, sql) == [{"n": 0}]
 
 
@@ -143,9 +143,9 @@ def test_what_is_asked_again_and_again_names_only_moments_that_stay(app: Flights
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     for moment in ("-1h", "now", "~2", "flights-staging"):
         with pytest.raises(Usage, match="may mean a different moment") as caught:
-            answer(app.store, cache, cut, f"FROM carriers AT '{moment}'", later={})
+            run_statement(app.store, cache, cut, f"FROM carriers AT '{moment}'", later={})
         assert "name a snapshot" in caught.value.hint
-    assert answer(app.store, cache, cut, "FROM carriers AT 'half'", later={}).num_rows == 3
+    assert run_statement(app.store, cache, cut, "FROM carriers AT 'half'", later={}).num_rows == 3
 
 
 def test_a_predicate_of_bisect_compares_with_a_snapshot(app: FlightsApp, cache: SstCache) -> None:
@@ -206,7 +206,7 @@ def test_where_history_was_collected_a_stretch_does_not_begin_before_it(cache: S
     with pytest.raises(NotFound, match="the history of flights is complete from"):
         ask(app, cache, "FROM versions('carriers', '-300d')")
     sql = "SELECT DISTINCT _version AS v FROM versions('carriers') ORDER BY v"
-    assert [row["v"] for row in ask(app, cache, sql)] == list(history.versions(app.store, "flights", "carriers"))
+    assert [row["v"] for row in ask(app, cache, sql)] == list(history.list_versions(app.store, "flights", "carriers"))
 
 
 def test_of_steps_the_last_version_of_each_is_shown(cache: SstCache) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.client import Client
 from slackwater.settings import Settings
-from slackwater.snapshot.query.timeline import _choose, timeline
+from slackwater.snapshot.query.timeline import _sample_versions, timeline
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -83,10 +83,10 @@ def test_what_people_did_and_snapshots_stand_out(tmp_path) -> None:  # type: ign
 @given(st.integers(1, 10_000), st.integers(0, 100_000), st.integers(2, 500))
 def test_chosen_numbers_are_as_many_as_asked_for_with_both_ends(first: int, more: int, count: int) -> None:
     span = range(first, first + more + 1)
-    chosen = _choose(span, count)
+    chosen = _sample_versions(span, count)
     assert (chosen[0], chosen[-1]) == (span[0], span[-1])
     assert len(chosen) <= count + 2
-    longer = _choose(range(first, first + more + 2), count)
+    longer = _sample_versions(range(first, first + more + 2), count)
     if len(span) > count and len(longer) <= count + 2:
         assert len({*chosen[:-1]} - {*longer}) <= len(chosen) // 2 + 1  # the same, or each second one
 

@@ -19,7 +19,7 @@ from slackwater.operations.exchange.iceberg.export import IcebergExport
 from slackwater.settings import Settings
 from slackwater.snapshot.diff import equality
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.sst.arrow_types import all_showable, escaped, python_rows, showable
+from slackwater.store.sst.arrow_types import escape_invalid_text, is_sql_safe, make_sql_safe, python_rows
 
 from tests.snapshot.query.unshowable import CITIES, FIRST, LATIN, NOW, SECOND, raw, shown, text, write_app
 
@@ -85,7 +85,7 @@ def test_get_history_and_diff_show_every_value(client: tuple[Client, list[str]],
     assert now.get("cities", LATIN) == shown(SECOND[0], in_sql=False)
     assert len(app.history("cities", LATIN)) == 2
     (table,) = app.diff("1970-01-01T00:02:00Z", "now").values()
-    found = {change.key["city"]: change for change in table.found.changes}
+    found = {change.key["city"]: change for change in table.full_diff.changes}
     assert found[text(LATIN)].after == {
         name: it for name, it in shown(SECOND[0], in_sql=False).items() if name != "city"
     }
@@ -96,7 +96,7 @@ def test_files_of_every_format_have_every_row(now: Moment, tmp_path: Path) -> No
     rows = now.look_up("cities", "München")[0]
     everything = raw(NOW)
     for path in (tmp_path / name for name in ("a.parquet", "a.csv", "a.json")):
-        values.write(everything, path)
+        values.write_table(everything, path)
         with duckdb.connect() as con:
             found = con.sql(f"SELECT city, n, note FROM '{path}'").fetchall()
         assert sorted(found, key=str) == sorted([(text(row[0]), row[1], text(row[2])) for row in NOW], key=str)
@@ -137,8 +137,8 @@ def test_an_edit_by_sql_is_refused_where_it_would_write_other_strings(client: tu
 
 def test_rows_are_compared_whatever_they_hold() -> None:
     ours, theirs = raw(FIRST), raw([*FIRST[:3]])
-    assert equality.only_in(ours, theirs)["n"].to_pylist() == [4]
-    assert equality.places_of(showable(raw(FIRST[1:2])), ours).tolist() == [1]
+    assert equality.surplus_rows(ours, theirs)["n"].to_pylist() == [4]
+    assert equality.find_row_numbers(make_sql_safe(raw(FIRST[1:2])), ours).tolist() == [1]
 
 
 STRINGS = st.binary(max_size=6) | st.text(max_size=4).map(str.encode)
@@ -165,12 +165,12 @@ ROWS = st.lists(
 def test_any_bytes_are_shown_byte_by_byte_and_in_sql_no_map_has_a_key_twice(rows: list[Any], start: int) -> None:
     table = raw(rows).slice(start)
     expected = [shown_or_none(row, in_sql=False) for row in rows[start:]]
-    assert python_rows(table) == python_rows(escaped(table)) == expected
+    assert python_rows(table) == python_rows(escape_invalid_text(table)) == expected
     in_sql = [shown_or_none(row, in_sql=True) for row in rows[start:]]
-    assert showable(table).to_pylist() == in_sql
+    assert make_sql_safe(table).to_pylist() == in_sql
     with duckdb.connect() as con:
-        assert con.from_arrow(showable(table)).to_arrow_table().to_pylist() == in_sql
-    assert all_showable(table) == (in_sql == table_or_none(table))
+        assert con.from_arrow(make_sql_safe(table)).to_arrow_table().to_pylist() == in_sql
+    assert is_sql_safe(table) == (in_sql == table_or_none(table))
 
 
 def shown_or_none(row: Any, *, in_sql: bool) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def write_app(folder: Path) -> None:
                 table = table.append_column(name, column)
             table = table.append_column("_hash", pa.array(hash_keys(table, ["city"])))
             ssts = (
-                writer.write(store, None, app="shop", stage="cities", table=CITIES, partition=0, rows=table),
+                writer.write_sst(store, None, app="shop", stage="cities", table=CITIES, partition=0, rows=table),
                 *ssts,
             )
         manifest = Manifest("shop", "cities", version, 1, "w", version, "batch" if rows else "claim", table=CITIES)

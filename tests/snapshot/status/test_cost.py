@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from slackwater.cli import main
 from slackwater.common import instants
-from slackwater.snapshot.status.cost import hourly, recent, usage_since
+from slackwater.snapshot.status.cost import per_hour, recent_usage, usage_since
 from slackwater.store.objects.counting import CountingStore, Prices, Stats, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -97,7 +97,7 @@ def test_two_manifests_tell_what_all_between_them_took(what: list[int | str], da
     assert usage is not None
     later = [made for made in written.made[1:] if made.time_ms > since_ms]
     assert usage.versions == len(later)
-    assert usage.taken == sum((made.stats for made in later if made.stats), Stats())
+    assert usage.usage == sum((made.stats for made in later if made.stats), Stats())
     # Every SST that a version names, once.
     named = {sst.object: sst.bytes for made in written.made for sst in made.ssts}
     assert usage.sst_bytes == sum(named.values())
@@ -113,14 +113,14 @@ def test_it_takes_few_requests_however_long_the_history_is() -> None:
     assert usage_since(fresh, "shop", "customers", 1_500_000) is not None
     assert fresh.requests < 40
     fresh = CountingStore(written.store)
-    assert recent(fresh, written.head, 100) == (100, Stats(*(100 * number for number in astuple(A_BATCH))))
+    assert recent_usage(fresh, written.head, 100) == (100, Stats(*(100 * number for number in astuple(A_BATCH))))
     assert fresh.requests == 1
 
 
 def test_a_short_history_is_told_of_as_a_whole() -> None:
     written = Written(MemoryStore())
     written.batch()
-    assert recent(written.store, written.head, 100) == (2, written.head.totals)
+    assert recent_usage(written.store, written.head, 100) == (2, written.head.totals)
 
 
 def test_a_stage_that_nobody_counted_takes_nothing_and_stores_its_table() -> None:
@@ -128,7 +128,7 @@ def test_a_stage_that_nobody_counted_takes_nothing_and_stores_its_table() -> Non
     written.commit((written.sst(70, 0),), None)
     usage = usage_since(written.store, "shop", "customers", -1)
     assert usage is not None
-    assert (usage.taken, usage.table_bytes, usage.stored_bytes) == (Stats(), 70, 70)
+    assert (usage.usage, usage.table_bytes, usage.stored_bytes) == (Stats(), 70, 70)
     assert usage_since(written.store, "shop", "nobody", -1) is None
 
 
@@ -143,8 +143,8 @@ def test_a_clone_does_not_pay_for_what_it_shares() -> None:
 
 
 def test_rates_are_of_the_time_that_was_counted() -> None:
-    assert hourly(Stats(ms=60_000, gets=2, bytes_read=10)) == Stats(ms=HOUR_MS, gets=120, bytes_read=600)
-    assert hourly(Stats(gets=2)) is None
+    assert per_hour(Stats(ms=60_000, gets=2, bytes_read=10)) == Stats(ms=HOUR_MS, gets=120, bytes_read=600)
+    assert per_hour(Stats(gets=2)) is None
 
 
 def test_a_month_is_paid_for_by_requests_bytes_and_what_is_stored() -> None:

@@ -3,11 +3,11 @@
 import time
 
 import pytest
-from slackwater.cli.reporter import idle
+from slackwater.cli.reporter import idle_line
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.status.overview import InputLag, StageLag, input_lag, sink_lags, stages_at
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
-from slackwater.store.versions.published import Place
+from slackwater.store.versions.published import PublishedPosition
 
 NOW_MS = time.time_ns() // 1_000_000
 
@@ -68,7 +68,7 @@ def stage_lag(stage: str, records: int | None, *, running: bool = True) -> Stage
     ],
 )
 def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_s: float | None, line: str) -> None:
-    assert idle(stages, quiet_s) == line
+    assert idle_line(stages, quiet_s) == line
 
 
 def test_at_a_moment_of_the_past_it_is_known_what_a_sink_was_given() -> None:
@@ -81,8 +81,8 @@ def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:
     writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
     for place, expected in (
         (None, (None, 25, 5)),
-        (Place(6, 20, 15), (6, 10, 3)),
-        (Place(8, 30, 25), (8, 0, 0)),
+        (PublishedPosition(6, 20, 15), (6, 10, 3)),
+        (PublishedPosition(8, 30, 25), (8, 0, 0)),
     ):
         (lag,) = sink_lags(writer, {"alerts": place})
         assert (lag.name, lag.topic, lag.sent) == ("alerts", "a-s-alerts-sink", 25)

@@ -6,10 +6,16 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import Request, cancel, list_snapshots, open_requests, read_snapshot
+from slackwater.snapshot.cut.stored import (
+    SnapshotRequest,
+    list_snapshots,
+    open_requests,
+    read_snapshot,
+    withdraw_request,
+)
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import pin, remove, remove_or_withdraw
-from slackwater.snapshot.take.taking import answers, request, try_complete
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut, remove_or_withdraw
+from slackwater.snapshot.take.taking import read_answers, request_snapshot, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -29,12 +35,12 @@ def now(app: FlightsApp) -> Cut:
     return resolve(app.store, app.name, now_ms=app.clock.now_ms)
 
 
-def ask(app: FlightsApp, name: str = "good") -> Request:
-    return request(app.store, app.name, name, "ada@host")
+def ask(app: FlightsApp, name: str = "good") -> SnapshotRequest:
+    return request_snapshot(app.store, app.name, name, "ada@host")
 
 
-def recorded(app: FlightsApp, asked: Request) -> dict[str, int | None]:
-    return {stage: answer.version for stage, answer in answers(app.store, app.name, asked).items()}
+def recorded(app: FlightsApp, asked: SnapshotRequest) -> dict[str, int | None]:
+    return {stage: answer.version for stage, answer in read_answers(app.store, app.name, asked).items()}
 
 
 def test_a_snapshot_of_a_running_app_is_complete_when_every_stage_has_recorded(app: FlightsApp) -> None:
@@ -99,11 +105,11 @@ def test_a_stage_that_never_committed_holds_no_snapshot_up(app: FlightsApp) -> N
 
 def test_a_request_that_is_cancelled_never_completes(app: FlightsApp) -> None:
     asked = ask(app)
-    cancel(app.store, "flights", asked)
+    withdraw_request(app.store, "flights", asked)
     app.step_all()
     assert try_complete(app.store, "flights", asked) is None
     assert list_snapshots(app.store, "flights") == ()
-    cancel(app.store, "flights", asked)
+    withdraw_request(app.store, "flights", asked)
 
 
 def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
@@ -111,16 +117,16 @@ def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
     with pytest.raises(Refused, match="was already requested by ada@host"):
         ask(app, "asked")
     with pytest.raises(Refused, match="was already requested by ada@host"):
-        pin(app.store, now(app), "asked")
-    pin(app.store, now(app), "pinned")
+        pin_cut(app.store, now(app), "asked")
+    pin_cut(app.store, now(app), "pinned")
     with pytest.raises(Refused, match="exists already"):
         ask(app, "pinned")
 
 
 def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: FlightsApp) -> None:
-    other = pin(app.store, now(app), "other", by="bob@host")
+    other = pin_cut(app.store, now(app), "other", by="bob@host")
     asked = ask(app)
-    app.store.put(keys.note(keys.snapshots("flights"), "good"), codec.encode(replace(other, name="good")))
+    app.store.put(keys.json_object(keys.snapshots("flights"), "good"), codec.encode(replace(other, name="good")))
     app.step_all()
     with pytest.raises(Refused, match="taken by bob@host while this one was under way"):
         try_complete(app.store, "flights", asked)
@@ -132,15 +138,15 @@ def test_a_name_that_no_ref_could_name_is_refused(app: FlightsApp, name: str) ->
     with pytest.raises(Usage):
         ask(app, name)
     with pytest.raises(Usage):
-        pin(app.store, now(app), name)
+        pin_cut(app.store, now(app), name)
 
 
 def test_an_unknown_app_is_not_found_with_the_nearest(app: FlightsApp) -> None:
     for verb in (
-        lambda: request(app.store, "fligths", "good", "ada"),
+        lambda: request_snapshot(app.store, "fligths", "good", "ada"),
         lambda: list_snapshots(app.store, "fligths"),
         lambda: read_snapshot(app.store, "fligths", "good"),
-        lambda: remove(app.store, "fligths", "good"),
+        lambda: delete_snapshot(app.store, "fligths", "good"),
     ):
         with pytest.raises(NotFound, match="the nearest: flights"):
             verb()
@@ -155,34 +161,34 @@ def test_a_snapshot_under_way_is_told_apart_from_an_unknown_one(app: FlightsApp)
 
 def test_pinning_names_a_moment_after_the_fact(app: FlightsApp) -> None:
     at = resolve(app.store, "flights@~4", now_ms=0)
-    snapshot = pin(app.store, at, "then", by="ada@host")
+    snapshot = pin_cut(app.store, at, "then", by="ada@host")
     assert (snapshot.kind, snapshot.stages) == ("instant", at.versions)
     assert read_snapshot(app.store, "flights", "then") == snapshot
-    assert pin(app.store, at, "then", by="bob@host") == snapshot
+    assert pin_cut(app.store, at, "then", by="bob@host") == snapshot
     with pytest.raises(Refused, match="exists already"):
-        pin(app.store, now(app), "then")
+        pin_cut(app.store, now(app), "then")
 
 
 def test_what_is_torn_or_empty_is_not_pinned(app: FlightsApp) -> None:
     torn = Cut("flights", {"legs": app.version("legs", 2), "aircraft": app.version("aircraft", 4)})
     with pytest.raises(Refused, match="aircraft@v4 consumed legs@v4"):
-        pin(app.store, torn, "torn")
+        pin_cut(app.store, torn, "torn")
     with pytest.raises(Refused, match="no stage has a version"):
-        pin(app.store, Cut("flights", {}), "empty")
+        pin_cut(app.store, Cut("flights", {}), "empty")
 
 
 def test_snapshots_are_listed_oldest_first(app: FlightsApp) -> None:
     names = ["zebra", "ant", "middle"]
     for name in names:
-        pin(app.store, now(app), name)
+        pin_cut(app.store, now(app), name)
     listed = list_snapshots(app.store, "flights")
     assert [snapshot.completed_ms for snapshot in listed] == sorted(s.completed_ms for s in listed)
     assert {snapshot.name for snapshot in listed} == set(names)
 
 
 def test_a_removed_snapshot_is_gone_and_its_name_free(app: FlightsApp) -> None:
-    pinned = pin(app.store, now(app), "good")
-    assert remove(app.store, "flights", "good") == pinned
+    pinned = pin_cut(app.store, now(app), "good")
+    assert delete_snapshot(app.store, "flights", "good") == pinned
     with pytest.raises(NotFound):
         read_snapshot(app.store, "flights", "good")
     ask(app, "good")
@@ -192,7 +198,7 @@ def test_who_removes_a_snapshot_again_hears_when_it_was_removed(app: FlightsApp)
     def remove_it(*, dry_run: bool = False) -> object:
         return remove_or_withdraw(app.store, "flights", "good", by="ada@host", dry_run=dry_run)
 
-    pinned = pin(app.store, now(app), "good")
+    pinned = pin_cut(app.store, now(app), "good")
     assert remove_it(dry_run=True) == remove_it() == pinned
     (operation,) = audit_log.list_operations(app.store, "flights")
     assert (operation.verb, operation.detail) == ("snapshot rm", "good")
@@ -211,49 +217,49 @@ def clone_of(app: FlightsApp, store: ObjectStore, snapshot: str) -> AppInfo:
 
 
 def test_a_snapshot_that_a_clone_lives_from_is_kept(app: FlightsApp) -> None:
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging")
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
     clone_of(app, app.store, "clone-staging")
     with pytest.raises(Refused, match="'staging' is a clone that uses snapshot 'clone-staging'"):
-        remove(app.store, "flights", "clone-staging")
-    remove(app.store, "flights", "clone-staging", force=True)
+        delete_snapshot(app.store, "flights", "clone-staging")
+    delete_snapshot(app.store, "flights", "clone-staging", force=True)
 
 
 def test_a_snapshot_whose_clone_is_gone_or_lives_from_another_can_be_removed(app: FlightsApp) -> None:
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging")
-    remove(app.store, "flights", "clone-staging")
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging")
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
+    delete_snapshot(app.store, "flights", "clone-staging")
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging")
     clone_of(app, app.store, "clone-staging-2")
-    remove(app.store, "flights", "clone-staging")
+    delete_snapshot(app.store, "flights", "clone-staging")
 
 
 def test_a_clone_in_another_store_is_found_there(app: FlightsApp, tmp_path: Path) -> None:
     other = LocalStore(tmp_path / "other")
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
     clone_of(app, other, "clone-staging")
     with pytest.raises(Refused, match=f"'staging' under {other.url} is a clone"):
-        remove(app.store, "flights", "clone-staging")
+        delete_snapshot(app.store, "flights", "clone-staging")
 
 
 def test_a_clone_in_a_store_that_is_not_to_be_seen_from_here_is_taken_to_live(app: FlightsApp, tmp_path: Path) -> None:
     other = LocalStore(tmp_path / "other")
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
     clone_of(app, other, "clone-staging")
     (tmp_path / "other").rename(tmp_path / "unmounted")
     for _ in range(2):
         with pytest.raises(Refused, match=f"under {other.url}, which cannot be read from here") as caught:
-            remove(app.store, "flights", "clone-staging")
+            delete_snapshot(app.store, "flights", "clone-staging")
         assert "--force" in caught.value.hint
         # The place where the disk is mounted may be there all the same.
         (tmp_path / "other").mkdir(exist_ok=True)
     # Where other apps are seen, it would be seen too.
     apps.create_app(other, AppInfo("neighbour", START_MS))
-    remove(app.store, "flights", "clone-staging")
+    delete_snapshot(app.store, "flights", "clone-staging")
 
 
 def test_a_pin_of_a_clone_that_is_not_to_be_seen_from_here_can_be_forced_away(app: FlightsApp, tmp_path: Path) -> None:
     root = str(tmp_path / "other")
-    pin(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=root)
-    remove(app.store, "flights", "clone-staging", force=True)
+    pin_cut(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=root)
+    delete_snapshot(app.store, "flights", "clone-staging", force=True)
     assert list_snapshots(app.store, "flights") == ()
 
 
@@ -269,7 +275,7 @@ def requests_of_a_snapshot(num_keys: int) -> tuple[dict[str, int], int]:
     app.step_all()
     store.reset()
     assert try_complete(store, "flights", asked) is not None
-    pin(store, now(app), "pinned")
+    pin_cut(store, now(app), "pinned")
     total = {verb: counts.get(verb, 0) + store.counts.get(verb, 0) for verb in counts | store.counts}
     return total, store.bytes_read + store.bytes_written
 
@@ -284,7 +290,7 @@ def test_a_snapshot_takes_the_same_requests_at_any_size_of_the_state() -> None:
 def test_operations_are_listed_newest_first() -> None:
     store = MemoryStore()
     for verb in ("snapshot take", "clone", "snapshot rm"):
-        audit_log.record(store, "flights", verb, "good", audit_log.whoami())
+        audit_log.record_operation(store, "flights", verb, "good", audit_log.whoami())
     listed = audit_log.list_operations(store, "flights")
     assert sorted(done.verb for done in listed) == ["clone", "snapshot rm", "snapshot take"]
     assert [done.id for done in listed] == sorted((done.id for done in listed), reverse=True)

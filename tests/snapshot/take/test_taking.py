@@ -9,24 +9,31 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.cut.kafka_topics import Topics
-from slackwater.snapshot.cut.stored import SNAPSHOTS, Request, Snapshot, cancel, find_snapshot, open_requests
+from slackwater.snapshot.cut.kafka_topics import KafkaTopics
+from slackwater.snapshot.cut.stored import (
+    SNAPSHOTS,
+    Snapshot,
+    SnapshotRequest,
+    find_snapshot,
+    open_requests,
+    withdraw_request,
+)
 from slackwater.snapshot.take import capture
-from slackwater.snapshot.take.snapshots import remove
-from slackwater.snapshot.take.taking import answers, request, try_complete
+from slackwater.snapshot.take.snapshots import delete_snapshot
+from slackwater.snapshot.take.taking import read_answers, request_snapshot, try_complete
 from slackwater.store.versions import keys
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Span
+from slackwater.store.versions.manifest import VersionSpan
 from ulid import ULID
 
 from tests.support.diamonds import APP, STAGES, Diamond, Logs
 
 
-def ask(diamond: Diamond, name: str = "good") -> Request:
-    return request(diamond.store, APP, name, "ada@host")
+def ask(diamond: Diamond, name: str = "good") -> SnapshotRequest:
+    return request_snapshot(diamond.store, APP, name, "ada@host")
 
 
-def complete(diamond: Diamond, asked: Request, reader: Topics | None = None) -> Snapshot | None:
+def complete(diamond: Diamond, asked: SnapshotRequest, reader: KafkaTopics | None = None) -> Snapshot | None:
     return try_complete(diamond.store, APP, asked, reader or diamond.logs)
 
 
@@ -34,7 +41,7 @@ def objects(diamond: Diamond, name: str = "good") -> set[str]:
     return {info.key for info in diamond.store.list(keys.snapshot_objects(APP, name))}
 
 
-def lagging() -> tuple[Diamond, Request]:
+def lagging() -> tuple[Diamond, SnapshotRequest]:
     """A snapshot under way: `joined` has recorded at the marker of `even`, and `odd` sends 13 and 15 before its own."""
     diamond = Diamond()
     diamond.step_all(records=6)
@@ -50,7 +57,7 @@ def lagging() -> tuple[Diamond, Request]:
 
 
 @pytest.fixture
-def finished() -> tuple[Diamond, Request]:
+def finished() -> tuple[Diamond, SnapshotRequest]:
     """The same, once `joined` has come to the marker of `odd`."""
     diamond, asked = lagging()
     diamond.step("joined")
@@ -59,13 +66,13 @@ def finished() -> tuple[Diamond, Request]:
 
 def test_it_is_complete_only_when_no_stage_awaits_a_marker() -> None:
     diamond, asked = lagging()
-    assert {stage: answer.finished for stage, answer in answers(diamond.store, APP, asked).items()} == {
+    assert {stage: answer.finished for stage, answer in read_answers(diamond.store, APP, asked).items()} == {
         "moves": True,
         "evens": True,
         "odds": True,
         "joined": False,
     }
-    joined = answers(diamond.store, APP, asked)["joined"]
+    joined = read_answers(diamond.store, APP, asked)["joined"]
     assert (joined.version, joined.awaited) == (4, ("odd",))
     assert complete(diamond, asked) is None
     assert objects(diamond) == set()
@@ -91,7 +98,9 @@ def test_it_is_complete_only_when_every_stage_has_answered(last: str) -> None:
     assert complete(diamond, asked) is not None
 
 
-def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(finished: tuple[Diamond, Request]) -> None:
+def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(
+    finished: tuple[Diamond, SnapshotRequest],
+) -> None:
     diamond, asked = finished
     snapshot = complete(diamond, asked)
     assert snapshot is not None
@@ -110,7 +119,7 @@ def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(finished
     assert objects(diamond) == {written.key}
 
 
-def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond, Request]) -> None:
+def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     snapshot = complete(diamond, asked)
     assert snapshot is not None
@@ -120,14 +129,14 @@ def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond
     for damaged in (sound[:-9], sound[:40] + bytes([sound[40] ^ 1]) + sound[41:], b""):
         diamond.store.put(key, damaged)
         with pytest.raises(Corruption, match="is damaged"):
-            list(capture.read(diamond.store, kept))
+            list(capture.read_captured(diamond.store, kept))
     diamond.store.delete(key)
     with pytest.raises(Corruption, match="is missing: its in-flight records are lost"):
-        list(capture.read(diamond.store, kept))
+        list(capture.read_captured(diamond.store, kept))
 
 
 def test_many_records_are_kept_in_many_objects(
-    finished: tuple[Diamond, Request], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Diamond, SnapshotRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_OBJECT_BYTES", 1)
     diamond, asked = finished
@@ -135,10 +144,10 @@ def test_many_records_are_kept_in_many_objects(
     assert snapshot is not None
     (kept,) = snapshot.channels
     assert [one.rows for one in kept.objects] == [1, 1]
-    assert sorted(n for table in capture.read(diamond.store, kept) for n in table["n"].to_pylist()) == [13, 15]
+    assert sorted(n for table in capture.read_captured(diamond.store, kept) for n in table["n"].to_pylist()) == [13, 15]
 
 
-def test_without_a_reader_it_is_left_to_somebody_who_has_one(finished: tuple[Diamond, Request]) -> None:
+def test_without_a_reader_it_is_left_to_somebody_who_has_one(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     assert try_complete(diamond.store, APP, asked) is None
     assert open_requests(diamond.store, APP) == (asked,)
@@ -158,17 +167,17 @@ def test_where_all_markers_meet_in_one_commit_nothing_is_kept_and_no_reader_is_n
     ("said", "shown"),
     [
         (None, "nothing"),
-        (Span(2, 4), "versions 3 to 4"),
-        (Span(3, 5), "versions 4 to 5"),
-        (Span(3, 3), "versions 4 to 3"),
+        (VersionSpan(2, 4), "versions 3 to 4"),
+        (VersionSpan(3, 5), "versions 4 to 5"),
+        (VersionSpan(3, 3), "versions 4 to 3"),
     ],
 )
 def test_captures_that_are_not_what_the_cut_has_in_flight_are_corruption(
-    finished: tuple[Diamond, Request], said: Span | None, shown: str
+    finished: tuple[Diamond, SnapshotRequest], said: VersionSpan | None, shown: str
 ) -> None:
     diamond, asked = finished
     head = diamond.heads["joined"]
-    assert head.captured == {asked.id: {"odd": Span(3, 4)}}
+    assert head.captured == {asked.id: {"odd": VersionSpan(3, 4)}}
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=10**6)
     commit(diamond.store, replace(draft, captured={asked.id: {"odd": said}} if said else {}))
     with pytest.raises(Corruption, match=f"'joined' captured {shown} of channel 'odd'; the cut has versions 4 to 4"):
@@ -178,7 +187,7 @@ def test_captures_that_are_not_what_the_cut_has_in_flight_are_corruption(
 
 
 def test_fewer_records_than_the_manifests_say_are_corruption_and_leave_nothing_behind(
-    finished: tuple[Diamond, Request], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Diamond, SnapshotRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_OBJECT_BYTES", 1)  # so that objects are written before it shows
     diamond, asked = finished
@@ -202,7 +211,7 @@ class Misplaced(Logs):
             yield table.set_column(table.schema.get_field_index("_partition"), "_partition", zeros)
 
 
-def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond, Request]) -> None:
+def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     with pytest.raises(Corruption, match=r"holds \(2, 0\) records in flight by partition"):
         complete(diamond, asked, Misplaced(diamond.logs))
@@ -224,7 +233,7 @@ class Interrupted:
 
 
 def test_a_capture_that_fails_half_way_leaves_nothing_behind_and_can_be_tried_again(
-    finished: tuple[Diamond, Request], monkeypatch: pytest.MonkeyPatch
+    finished: tuple[Diamond, SnapshotRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "_OBJECT_BYTES", 1)
     diamond, asked = finished
@@ -242,21 +251,25 @@ def test_a_capture_that_fails_half_way_leaves_nothing_behind_and_can_be_tried_ag
     assert complete(diamond, asked) is not None
 
 
-def test_a_request_withdrawn_while_records_are_kept_leaves_no_object_behind(finished: tuple[Diamond, Request]) -> None:
+def test_a_request_withdrawn_while_records_are_kept_leaves_no_object_behind(
+    finished: tuple[Diamond, SnapshotRequest],
+) -> None:
     diamond, asked = finished
-    assert complete(diamond, asked, Interrupted(diamond.logs, lambda: cancel(diamond.store, APP, asked))) is None
+    assert (
+        complete(diamond, asked, Interrupted(diamond.logs, lambda: withdraw_request(diamond.store, APP, asked))) is None
+    )
     assert find_snapshot(diamond.store, APP, "good") is None
     assert objects(diamond) == set()
 
 
-def test_a_request_withdrawn_before_leaves_no_object_behind(finished: tuple[Diamond, Request]) -> None:
+def test_a_request_withdrawn_before_leaves_no_object_behind(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
-    cancel(diamond.store, APP, asked)
+    withdraw_request(diamond.store, APP, asked)
     assert complete(diamond, asked) is None
     assert objects(diamond) == set()
 
 
-def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tuple[Diamond, Request]) -> None:
+def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     first: list[Snapshot | None] = []
     second = complete(diamond, asked, Interrupted(diamond.logs, lambda: first.append(complete(diamond, asked))))
@@ -267,7 +280,7 @@ def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tu
 
 
 def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept(
-    finished: tuple[Diamond, Request],
+    finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
     first: list[Snapshot | None] = []
@@ -275,9 +288,9 @@ def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept
     def overtake() -> None:
         first.append(complete(diamond, asked))
         # The other has written the snapshot, and its withdrawal of the request is still on its way.
-        diamond.store.put(keys.note(keys.requests(APP), asked.id), requested)
+        diamond.store.put(keys.json_object(keys.requests(APP), asked.id), requested)
 
-    requested = diamond.store.get(keys.note(keys.requests(APP), asked.id))
+    requested = diamond.store.get(keys.json_object(keys.requests(APP), asked.id))
     second = complete(diamond, asked, Interrupted(diamond.logs, overtake))
     assert first == [second]
     assert second is not None
@@ -286,7 +299,7 @@ def test_a_completer_that_was_overtaken_at_the_last_moment_discards_what_it_kept
 
 
 def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
-    finished: tuple[Diamond, Request],
+    finished: tuple[Diamond, SnapshotRequest],
 ) -> None:
     diamond, asked = finished
     other = Snapshot("good", str(ULID()), APP, 0, 0, "instant", {"moves": 1}, "bob@host")
@@ -298,7 +311,7 @@ def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
     assert open_requests(diamond.store, APP) == ()
 
 
-def test_a_snapshot_is_forgotten_once_and_never_recorded_again(finished: tuple[Diamond, Request]) -> None:
+def test_a_snapshot_is_forgotten_once_and_never_recorded_again(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     complete(diamond, asked)
     for _ in range(4):
@@ -307,9 +320,9 @@ def test_a_snapshot_is_forgotten_once_and_never_recorded_again(finished: tuple[D
         assert not any(asked.id in head.recorded for head in diamond.heads.values())
 
 
-def test_a_removed_snapshot_takes_its_records_with_it(finished: tuple[Diamond, Request]) -> None:
+def test_a_removed_snapshot_takes_its_records_with_it(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     complete(diamond, asked)
     assert objects(diamond)
-    remove(diamond.store, APP, "good")
+    delete_snapshot(diamond.store, APP, "good")
     assert objects(diamond) == set()

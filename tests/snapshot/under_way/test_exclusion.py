@@ -15,7 +15,7 @@ from slackwater.errors import Refused
 from slackwater.operations.disaster_recovery.recover import recover
 from slackwater.operations.disaster_recovery.recover_plan import FailoverTerms
 from slackwater.operations.disaster_recovery.replicate import Replicator
-from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.maintenance.archive_fill import fill
 from slackwater.operations.maintenance.compact import AppCompactor
@@ -28,26 +28,35 @@ from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.change import stages
 from slackwater.snapshot.change.edit import edit
 from slackwater.snapshot.change.migrate import find_plan, finish_earlier, migrate
-from slackwater.snapshot.change.migration import finish_newest
+from slackwater.snapshot.change.migration import finish_newest_migration
 from slackwater.snapshot.change.stages import rescale, retire
-from slackwater.snapshot.change.switch import settled
+from slackwater.snapshot.change.switch import settle_promotion
 from slackwater.snapshot.cut.migrations import MIGRATIONS, MigratedStage, Migration
 from slackwater.snapshot.cut.moments import newest_cut
-from slackwater.snapshot.cut.refs import parse
-from slackwater.snapshot.cut.replicas import PREFIX, Recovery, Replica
-from slackwater.snapshot.cut.stored import REQUESTS, Request
+from slackwater.snapshot.cut.refs import parse_ref
+from slackwater.snapshot.cut.replicas import REPLICA_SNAPSHOT_PREFIX, Recovery, Replica
+from slackwater.snapshot.cut.stored import SNAPSHOT_REQUESTS, SnapshotRequest
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin, remove_or_withdraw
-from slackwater.snapshot.take.taking import request
-from slackwater.snapshot.under_way.exclusion import HERE, LAW, SIGNS, Does, Intent, UnderWay, check_exclusion, refusal
-from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat, EditRequest
+from slackwater.snapshot.take.snapshots import pin_cut, remove_or_withdraw
+from slackwater.snapshot.take.taking import request_snapshot
+from slackwater.snapshot.under_way.exclusion import (
+    DETECTORS,
+    RULES,
+    RUNS_ELSEWHERE,
+    AppCondition,
+    ExclusionRule,
+    Intent,
+    check_exclusion,
+    refusal_error,
+)
+from slackwater.snapshot.under_way.runners import EDITS, HEARTBEATS, EditRequest, Heartbeat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import exists
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten import Forgetting, begin
+from slackwater.store.versions.forgotten import ForgetJournal, begin_journal
 from slackwater.store.versions.manifest import AppInfo, Edit, Manifest, Promotion, SideTable
 from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS
 from ulid import ULID
@@ -111,7 +120,7 @@ def world_for(intent: Intent, cache: SstCache) -> World:
     store.clock_ms = instants.now_ms()
     made = World(FlightsApp(store, FailoverKafka(), clock=StoreClock(store, 1_000)), cache)
     made.app.run(flights(20))
-    pin(store, newest_cut(store, APP, STAGES), "kept", by=BY)
+    pin_cut(store, newest_cut(store, APP, STAGES), "kept", by=BY)
     made.app.run(flights(10))
     made.app.send(*flights(5))
     made.app.step("legs")
@@ -136,7 +145,7 @@ def world_for(intent: Intent, cache: SstCache) -> World:
     if intent is Intent.RECOVER:
         there = AgingStore()
         there.clock_ms = store.clock_ms
-        Replicator(store, there, APP, BY, made.kafka).round()
+        Replicator(store, there, APP, BY, made.kafka).run_round()
         made.app.store = there
     return made
 
@@ -145,12 +154,16 @@ def world_for(intent: Intent, cache: SstCache) -> World:
 
 
 def removal(world: World) -> None:
-    codec.put(world.store, keys.removing(world.subject), Removal(ID, world.subject, 1, BY, {}, ()))
+    codec.put(world.store, keys.removal_journal(world.subject), Removal(ID, world.subject, 1, BY, {}, ()))
 
 
 def making(world: World) -> None:
     info = apps.find_app(world.store, world.subject) or AppInfo(world.subject, 1)
-    codec.put(world.store, keys.cloning(world.subject), apps.Cloning(replace(info, origin=None), "", "", adopts="t"))
+    codec.put(
+        world.store,
+        keys.clone_journal(world.subject),
+        apps.CloneJournal(replace(info, origin=None), "", "", adopts="t"),
+    )
 
 
 def elsewhere(world: World, state: str) -> None:
@@ -161,12 +174,14 @@ def elsewhere(world: World, state: str) -> None:
 def runner(world: World) -> None:
     for app in (world.subject, *world.also_runs):
         epochs = {name: head.epoch for name, head in heads(world, app).items()}
-        RUNNERS.put(world.store, Beat(ID, "host:1", epochs), app)
+        HEARTBEATS.put(world.store, Heartbeat(ID, "host:1", epochs), app)
 
 
 def snapshot(world: World) -> None:
     ulid = ULID()
-    REQUESTS.put(world.store, Request(str(ulid), "tonight", ulid.milliseconds, "bob@host"), world.subject)
+    SNAPSHOT_REQUESTS.put(
+        world.store, SnapshotRequest(str(ulid), "tonight", ulid.milliseconds, "bob@host"), world.subject
+    )
 
 
 def asked_edit(world: World) -> None:
@@ -175,7 +190,7 @@ def asked_edit(world: World) -> None:
 
 
 def forgetting(world: World) -> None:
-    begin(world.store, world.subject, Forgetting(ID, world.subject, "bob@host", 1, "00", "00"))
+    begin_journal(world.store, world.subject, ForgetJournal(ID, world.subject, "bob@host", 1, "00", "00"))
 
 
 def change(world: World) -> None:
@@ -209,23 +224,25 @@ def clones(world: World) -> None:
 def recovery(world: World) -> None:
     if world.replica is None:
         elsewhere(world, "copy")
-    codec.put(world.replica or world.store, keys.recovery(world.subject), Recovery(world.subject, ID, "bob@host", 1))
+    codec.put(
+        world.replica or world.store, keys.recovery_journal(world.subject), Recovery(world.subject, ID, "bob@host", 1)
+    )
 
 
-BEGIN: dict[UnderWay, Callable[[World], None]] = {
-    UnderWay.REMOVAL: removal,
-    UnderWay.MAKING: making,
-    UnderWay.COPY: lambda world: elsewhere(world, "copy"),
-    UnderWay.LEFT: lambda world: elsewhere(world, "left"),
-    UnderWay.RUNNER: runner,
-    UnderWay.SNAPSHOT: snapshot,
-    UnderWay.EDIT: asked_edit,
-    UnderWay.FORGETTING: forgetting,
-    UnderWay.CHANGE: change,
-    UnderWay.PROMOTION: promotion,
-    UnderWay.CLONING: cloning,
-    UnderWay.CLONES: clones,
-    UnderWay.RECOVERY: recovery,
+BEGIN: dict[AppCondition, Callable[[World], None]] = {
+    AppCondition.REMOVAL: removal,
+    AppCondition.MAKING: making,
+    AppCondition.COPY: lambda world: elsewhere(world, "copy"),
+    AppCondition.LEFT: lambda world: elsewhere(world, "left"),
+    AppCondition.RUNNER: runner,
+    AppCondition.SNAPSHOT: snapshot,
+    AppCondition.EDIT: asked_edit,
+    AppCondition.FORGETTING: forgetting,
+    AppCondition.CHANGE: change,
+    AppCondition.PROMOTION: promotion,
+    AppCondition.CLONING: cloning,
+    AppCondition.CLONES: clones,
+    AppCondition.RECOVERY: recovery,
 }
 
 
@@ -237,8 +254,8 @@ def run(world: World) -> None:
     store = world.store
     found = {name: history.head(store, APP, name) for name in history.list_stages(store, APP)}
     check_exclusion(store, APP, Intent.RUN)
-    finish_newest(store, APP, now_ms=world.now_ms())
-    settled(store, filter(None, found.values()), by=BY, now_ms=world.now_ms(), claims=STAGES)
+    finish_newest_migration(store, APP, now_ms=world.now_ms())
+    settle_promotion(store, filter(None, found.values()), by=BY, now_ms=world.now_ms(), claims=STAGES)
     for stage in STAGES:
         world.app.claim(stage)
 
@@ -246,8 +263,8 @@ def run(world: World) -> None:
 def remove_snapshot(world: World) -> None:
     there = [info.key for info in world.store.list(f"{APP}/snapshots/")]
     of_clone = any("clone-third" in key for key in there)
-    is_elsewhere = SIGNS[UnderWay.COPY](world.store, APP) is not None
-    name = "clone-third" if of_clone else f"{PREFIX}1" if is_elsewhere else "kept"
+    is_elsewhere = DETECTORS[AppCondition.COPY](world.store, APP) is not None
+    name = "clone-third" if of_clone else f"{REPLICA_SNAPSHOT_PREFIX}1" if is_elsewhere else "kept"
     remove_or_withdraw(world.store, APP, name, by=BY)
 
 
@@ -257,12 +274,12 @@ def do_refresh(world: World) -> None:
 
 def do_edit(world: World, patience_s: float = 0) -> None:
     statement = "UPDATE aircraft SET flights = flights + 1, _squares = 0"
-    edit(world.store, world.cache, APP, "aircraft", statement, sql=statement, by=BY, patience_s=patience_s)
+    edit(world.store, world.cache, APP, "aircraft", statement, sql=statement, by=BY, timeout_s=patience_s)
 
 
 def do_migrate(world: World, *, dry_run: bool = False) -> None:
     if not dry_run:
-        check_exclusion(world.store, APP, Intent.MIGRATE, *HERE)
+        check_exclusion(world.store, APP, Intent.MIGRATE, *RUNS_ELSEWHERE)
         finish_earlier(world.store, APP, now_ms=world.now_ms())
     declared = program(world.app)
     # A stage that goes is one that a snapshot waits for.
@@ -273,19 +290,19 @@ def do_migrate(world: World, *, dry_run: bool = False) -> None:
 
 
 def do_rewind(world: World, *, dry_run: bool = False) -> None:
-    target, now_ms = parse(f"{APP}@kept", now_ms=0), world.now_ms()
+    target, now_ms = parse_ref(f"{APP}@kept", now_ms=0), world.now_ms()
     how = {"by": BY, "now_ms": now_ms, "cache": world.cache, "dry_run": dry_run, "reader": world.kafka}
     rewind(world.store, APP, target, world.kafka, **how)  # type: ignore[arg-type]
 
 
 def do_reset(world: World, *, dry_run: bool = False) -> None:
-    scenario, now_ms = Scenario.of(now_ms=1, to_earliest=True), world.now_ms()
+    scenario, now_ms = Scenario.from_options(now_ms=1, to_earliest=True), world.now_ms()
     reset(world.store, APP, {}, scenario, world.kafka, by=BY, now_ms=now_ms, dry_run=dry_run, reader=world.kafka)
 
 
 def do_replicate(world: World) -> None:
     assert world.replica is not None
-    Replicator(world.store, world.replica, APP, BY, world.kafka).round()
+    Replicator(world.store, world.replica, APP, BY, world.kafka).run_round()
 
 
 def do_recover(world: World) -> None:
@@ -315,13 +332,15 @@ def do_archive(world: World) -> None:
 def do_compact(world: World) -> None:
     now_ms, stop = world.now_ms, Event()
     compactor = AppCompactor(world.store, world.cache, APP, by=BY, threads=1, now_ms=now_ms, stop=stop)
-    compactor.once(full=True, on_version=lambda _done: None)
+    compactor.merge_once(full=True, on_version=lambda _done: None)
 
 
 ACT: dict[Intent, Callable[[World], object]] = {
     Intent.RUN: run,
-    Intent.SNAPSHOT: lambda world: request(world.store, APP, "mine", BY),
-    Intent.PIN: lambda world: pin(world.store, newest_cut(world.store, APP, STAGES), "mine", by=BY, reader=world.kafka),
+    Intent.SNAPSHOT: lambda world: request_snapshot(world.store, APP, "mine", BY),
+    Intent.PIN: lambda world: pin_cut(
+        world.store, newest_cut(world.store, APP, STAGES), "mine", by=BY, reader=world.kafka
+    ),
     Intent.REMOVE_SNAPSHOT: remove_snapshot,
     Intent.CLONE: lambda world: world.clone(APP, "other"),
     Intent.REFRESH: do_refresh,
@@ -334,7 +353,7 @@ ACT: dict[Intent, Callable[[World], object]] = {
     Intent.ARCHIVE: do_archive,
     Intent.EDIT: do_edit,
     Intent.FORGET: lambda world: forget(
-        world.store, world.cache, APP, KeysAsked.of(["aircraft=N003"]), by=BY, kafka=world.kafka
+        world.store, world.cache, APP, RequestedKeys.parse(["aircraft=N003"]), by=BY, kafka=world.kafka
     ),
     Intent.MIGRATE: do_migrate,
     Intent.REWIND: do_rewind,
@@ -352,7 +371,7 @@ DRY: dict[Intent, Callable[[World], object]] = {
     Intent.RESET: lambda world: do_reset(world, dry_run=True),
 }
 
-CELLS = [(intent, under_way) for intent in Intent for under_way in UnderWay]
+CELLS = [(intent, under_way) for intent in Intent for under_way in AppCondition]
 
 
 @pytest.fixture
@@ -360,14 +379,17 @@ def cache(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cache", 1 << 28)
 
 
-OTHERS = (Does.WAITS, Does.FENCES, Does.FINISHES, Does.WITHDRAWS)
+OTHERS = (ExclusionRule.WAITS, ExclusionRule.FENCES, ExclusionRule.FINISHES, ExclusionRule.WITHDRAWS)
 
 
 def rows_of_the_docs() -> Iterator[str]:
     """The table of docs/operating.md: what each thing under way refuses, and what else is done about it."""
-    for column in UnderWay:
-        told = {does: [intent.value for intent in Intent if LAW[intent][column] is does] for does in Does}
-        refused, free = told[Does.REFUSED], [each.value for each in Intent if each.value not in told[Does.REFUSED]]
+    for column in AppCondition:
+        told = {does: [intent.value for intent in Intent if RULES[intent][column] is does] for does in ExclusionRule}
+        refused, free = (
+            told[ExclusionRule.REFUSED],
+            [each.value for each in Intent if each.value not in told[ExclusionRule.REFUSED]],
+        )
         words = ", ".join(refused) if len(refused) <= len(free) else f"all but {', '.join(free)}"
         others = "; ".join(f"{does.value}: {', '.join(told[does])}" for does in OTHERS if told[does])
         yield f"| {column.value} | {words} | {others} |"
@@ -387,62 +409,62 @@ def contents(store: MemoryStore) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list("") if info.key not in NOT_COUNTED}
 
 
-def expected(intent: Intent, under_way: UnderWay, world: World) -> Refused:
+def expected(intent: Intent, under_way: AppCondition, world: World) -> Refused:
     """The sentence of a cell that refuses."""
-    if under_way is UnderWay.REMOVAL:
-        return apps.being_removed(world.subject)
-    if under_way is UnderWay.MAKING:
-        return apps.being_cloned(world.subject)
-    if under_way is UnderWay.RECOVERY and intent is not Intent.REPLICATE:
-        under_way = UnderWay.COPY  # it is one until then
-    replica = world.replica if under_way is UnderWay.RECOVERY else None
-    sign = SIGNS[under_way](replica or world.store, world.subject)
+    if under_way is AppCondition.REMOVAL:
+        return apps.removal_in_progress(world.subject)
+    if under_way is AppCondition.MAKING:
+        return apps.clone_in_progress(world.subject)
+    if under_way is AppCondition.RECOVERY and intent is not Intent.REPLICATE:
+        under_way = AppCondition.COPY  # it is one until then
+    replica = world.replica if under_way is AppCondition.RECOVERY else None
+    sign = DETECTORS[under_way](replica or world.store, world.subject)
     assert sign is not None
-    return refusal(intent, sign)
+    return refusal_error(intent, sign)
 
 
 @pytest.mark.parametrize(("intent", "under_way"), CELLS, ids=lambda one: one.name.lower())
-def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: UnderWay, cache: SstCache) -> None:
+def test_an_operation_does_what_its_cell_says(intent: Intent, under_way: AppCondition, cache: SstCache) -> None:
     world = world_for(intent, cache)
     BEGIN[under_way](world)
     before, epochs = contents(world.store), {name: head.epoch for name, head in heads(world, APP).items()}
 
     def is_there() -> bool:
-        if under_way is UnderWay.PROMOTION:
-            return apps.NAMES.find(world.store, 1, "other" if world.goes else APP) is None
-        if under_way is UnderWay.RECOVERY and world.replica is not None:
-            return SIGNS[under_way](world.replica, APP) is not None
-        if under_way in (UnderWay.REMOVAL, UnderWay.MAKING):
-            key = keys.removing if under_way is UnderWay.REMOVAL else keys.cloning
+        if under_way is AppCondition.PROMOTION:
+            return apps.PROMOTION_OUTCOMES.find(world.store, 1, "other" if world.goes else APP) is None
+        if under_way is AppCondition.RECOVERY and world.replica is not None:
+            return DETECTORS[under_way](world.replica, APP) is not None
+        if under_way in (AppCondition.REMOVAL, AppCondition.MAKING):
+            key = keys.removal_journal if under_way is AppCondition.REMOVAL else keys.clone_journal
             return exists(world.store, key(world.subject))
-        return SIGNS[under_way](world.store, world.subject) is not None
+        return DETECTORS[under_way](world.store, world.subject) is not None
 
     assert is_there()
-    match LAW[intent][under_way]:
-        case Does.REFUSED:
+    match RULES[intent][under_way]:
+        case ExclusionRule.REFUSED:
             error = expected(intent, under_way, world)
             with pytest.raises(Refused) as told:
                 ACT[intent](world)
-            if intent is Intent.REMOVE_SNAPSHOT and under_way in (UnderWay.CLONING, UnderWay.CLONES):
+            if intent is Intent.REMOVE_SNAPSHOT and under_way in (AppCondition.CLONING, AppCondition.CLONES):
                 assert "'third' is a clone that uses snapshot 'clone-third'" in told.value.message
             else:
                 assert (told.value.message, told.value.hint) == (error.message, error.hint)
             now = contents(world.store)
             assert {key for key in now.keys() | before.keys() if now.get(key) != before.get(key)} == set()
-        case Does.BESIDE:
+        case ExclusionRule.BESIDE:
             ACT[intent](world)
             # What is removed, or made of its replica, is not that app any more.
             assert is_there() or intent in (Intent.REMOVE, Intent.REFRESH, Intent.RECOVER)
-        case Does.FENCES:
+        case ExclusionRule.FENCES:
             ACT[intent](world)
             assert any(head.epoch > epochs[name] for name, head in heads(world, APP).items())
-        case Does.WAITS:
+        case ExclusionRule.WAITS:
             with pytest.raises(Refused, match=r"runner host:1 did not apply the edit of flights/aircraft within 0 s"):
                 ACT[intent](world)
-        case Does.WITHDRAWS:
+        case ExclusionRule.WITHDRAWS:
             ACT[intent](world)
             assert not is_there()
-        case Does.FINISHES:
+        case ExclusionRule.FINISHES:
             if intent in DRY:
                 with pytest.raises(Refused) as told:
                     DRY[intent](world)

@@ -54,4 +54,4 @@ def of_output(name: str, **fields: Any) -> Change:
 
 def put_snapshot(app: FanIn, snapshot: Snapshot) -> None:
     """Put another snapshot in the place of `good`, as it is: unchecked."""
-    app.store.put(keys.note(keys.snapshots("bank"), "good"), as_it_is(snapshot))
+    app.store.put(keys.json_object(keys.snapshots("bank"), "good"), as_it_is(snapshot))

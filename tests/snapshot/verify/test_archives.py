@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from slackwater.client.show.status import verified
+from slackwater.client.show.status import verification_blocks
 from slackwater.errors import Unavailable
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.archive import index
@@ -42,7 +42,7 @@ def test_an_archive_is_counted_and_its_gaps_are_named(app: FlightsApp, deep: boo
     (found,) = report.archives
     assert (found.topic, found.records, found.objects, found.gaps) == ("orders", 22, 2, ("[0]@10..20",))
     assert [each.checked for each in report.checks if each.check == "archives"] == [2]
-    shown = [str(line) for line in verified(report)]
+    shown = [str(line) for line in verification_blocks(report)]
     assert "it has a gap, orders[0]@10..20: reading it, for example in a replay, fails" in shown
 
 

@@ -11,7 +11,7 @@ import xxhash
 from msgspec.structs import replace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Captured, read_snapshot
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.versions import codec, keys
 
 from tests.snapshot.verify.damaging import only, put_snapshot, report
@@ -156,17 +156,19 @@ def test_a_snapshot_keeps_exactly_what_is_in_flight(app: FanIn, damage: str) -> 
 
 def test_a_pinned_moment_keeps_all_records_or_none(app: FanIn) -> None:
     cut = resolve(app.store, "bank", now_ms=10**15)
-    pin(app.store, cut, "bare")
-    pin(app.store, cut, "kept", reader=app.topics)
+    pin_cut(app.store, cut, "bare")
+    pin_cut(app.store, cut, "kept", reader=app.topics)
     assert report(app, "bank@bare").consistent
     assert report(app, "bank@kept", deep=True).consistent
     half = read_snapshot(app.store, "bank", "kept")
-    app.store.put(keys.note(keys.snapshots("bank"), "kept"), codec.encode(replace(half, channels=half.channels[:1])))
+    app.store.put(
+        keys.json_object(keys.snapshots("bank"), "kept"), codec.encode(replace(half, channels=half.channels[:1]))
+    )
     assert "by-right to join: 10 records of versions 6 to 6 are in flight, but it keeps none" in only(
         report(app, "bank@kept")
     )
 
 
 def test_a_snapshot_that_is_no_snapshot_is_named(app: FanIn) -> None:
-    app.store.put(keys.note(keys.snapshots("bank"), "good"), sealed({}))
-    assert keys.note(keys.snapshots("bank"), "good") in only(report(app))
+    app.store.put(keys.json_object(keys.snapshots("bank"), "good"), sealed({}))
+    assert keys.json_object(keys.snapshots("bank"), "good") in only(report(app))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from slackwater.snapshot.verify.version_chain import differences
+from slackwater.snapshot.verify.version_chain import version_faults
 from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import Column, EventTime, Manifest, SideTable, Sink, Table
 
@@ -222,7 +222,7 @@ def test_a_version_between_reader_and_sender_that_is_gone_is_found(app: FanIn) -
 )
 def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | None) -> None:
     before = batch(7, sinks={"alerts": Sink("alerts-internal", 5, 1, rows=1, sent=3)})
-    found = list(differences(before, batch(8, sinks={"alerts": later} if later else {})))
+    found = list(version_faults(before, batch(8, sinks={"alerts": later} if later else {})))
     assert found == [] if expected is None else expected in found[0]
 
 
@@ -238,7 +238,7 @@ def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | No
 )
 def test_rejected_records_are_counted(later: SideTable | None, expected: str | None) -> None:
     before = batch(7, side_tables={"rejected": SideTable(TABLE, rows=1, total=5, waiting=2)})
-    found = list(differences(before, batch(8, side_tables={"rejected": later} if later else {})))
+    found = list(version_faults(before, batch(8, side_tables={"rejected": later} if later else {})))
     assert found == [] if expected is None else expected in found[0]
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.operations.staging.clone import clone
-from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify.sst import check_sizes, placed, reread_sst, row_faults
+from slackwater.snapshot.take.taking import request_snapshot, try_complete
+from slackwater.snapshot.verify.sst import check_sizes, is_in_one_partition, reread_sst, row_faults
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -24,7 +24,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.schema import TOMBSTONE
-from slackwater.store.sst.writer import SstWriter, prepare
+from slackwater.store.sst.writer import SstWriter, prepare_rows
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
@@ -73,7 +73,7 @@ def history_in(store: ObjectStore) -> FlightsApp:
     app.run(flights(40, aircraft=30))
     app.delete(STAGE, "N003", "N004")
     app.compact(STAGE)
-    asked = request(store, "flights", "good", "ada@host")
+    asked = request_snapshot(store, "flights", "good", "ada@host")
     app.run(flights(20))
     app.delete("carriers", "C1")
     app.step_all()
@@ -310,7 +310,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
         store.put(f"a/sst/{number:04}.parquet", b"12345")
     expected = {"a/sst/0000.parquet": 5, "a/sst/0999.parquet": 5}
     store.reset()
-    assert [one.wrong for one in check_sizes(store, expected)] == [(), ()]
+    assert [one.faults for one in check_sizes(store, expected)] == [(), ()]
     assert store.counts == {"list": 1}
     expected = {"a/sst/0000.parquet": 5, "a/sst/3400.parquet": 5, "a/sst/3499.parquet": 4}
     expected |= {"a/sst/3498.parquet": 6, "a/sst/9.parquet": 5}
@@ -318,7 +318,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
     for key in [f"a/sst/x{number}" for number in range(1_000)]:
         store.put(key, b"1")
     store.reset()
-    wrong = [fault for one in check_sizes(store, expected) for fault in one.wrong]
+    wrong = [fault for one in check_sizes(store, expected) for fault in one.faults]
     assert wrong == [
         "object a/sst/3498.parquet has 5 bytes; expected 6",
         "object a/sst/3499.parquet has 5 bytes; expected 4",
@@ -328,7 +328,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
         store.put(f"b/sst/{number:04}.parquet", b"12345")
     expected = {"b/sst/0000.parquet": 5, "b/sst/4998.parquet": 4, "b/sst/4999.parquet": 6}
     store.reset()
-    assert [one.wrong for one in check_sizes(store, expected)] == [
+    assert [one.faults for one in check_sizes(store, expected)] == [
         (),
         ("object b/sst/4998.parquet has more than 4 bytes",),
         ("object b/sst/4999.parquet has fewer than 6 bytes",),
@@ -399,10 +399,10 @@ def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> No
 def test_what_an_sst_says_of_its_partition_does_not_matter_but_its_hashes_do() -> None:
     quarter = 1 << 62
     sst = Sst("x", 7, 0, 1, 1, "", -quarter, -1, 1, 1, 0, "", 0)
-    assert placed(sst, frozenset({2, 3}))
-    assert placed(sst, frozenset())
-    assert not placed(replace(sst, hash_max=quarter), frozenset({2, 4}))
-    assert placed(replace(sst, hash_max=quarter), frozenset({1, 4}))
+    assert is_in_one_partition(sst, frozenset({2, 3}))
+    assert is_in_one_partition(sst, frozenset())
+    assert not is_in_one_partition(replace(sst, hash_max=quarter), frozenset({2, 4}))
+    assert is_in_one_partition(replace(sst, hash_max=quarter), frozenset({1, 4}))
 
 
 NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1)
@@ -412,7 +412,7 @@ def numbers(values: list[int]) -> pa.Table:
     keyed = pa.table({"n": pa.array(values, pa.int64())})
     filled = np.ones(len(values), np.int64)
     ops = pa.array([TOMBSTONE if value % 3 == 0 else 0 for value in values], pa.int8())
-    return prepare(
+    return prepare_rows(
         pa.table({"_hash": hash_keys(keyed, ["n"]), "n": keyed["n"], "v": filled, "_seq": filled, "_op": ops}), NUMBERS
     )
 
@@ -454,7 +454,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     head = app.heads[STAGE]
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
-    assert [each.wrong for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
+    assert [each.faults for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
 
 
 @scaled(30, in_ci=300)

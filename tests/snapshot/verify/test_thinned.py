@@ -6,7 +6,7 @@ import pytest
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.versions import history, horizon, keys
 
@@ -24,7 +24,7 @@ def kept() -> FlightsApp:
     """An old snapshot, a rescale there and back while nobody looked, and a few versions that are left whole."""
     app = aging_app()
     app.run(flights(30))
-    pin(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")
+    pin_cut(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms), "old")
     app.rescale("aircraft", 5)
     app.run(flights(20, aircraft=20))
     app.rescale("aircraft", 2)
@@ -56,7 +56,7 @@ def message(found: Report) -> str:
 
 @pytest.mark.parametrize("ref", ["flights", "flights@old", "flights@~2"])
 def test_versions_that_were_collected_are_not_missing(app: FlightsApp, ref: str) -> None:
-    versions = history.versions(app.store, app.name, "aircraft")
+    versions = history.list_versions(app.store, app.name, "aircraft")
     assert len(versions) < versions[-1] - versions[0], "the history was to be thinned"
     assert deeply(app, ref).differences == ()
 
@@ -96,6 +96,6 @@ def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
 def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:
     limit = horizon.newest(app.store, app.name)
     assert limit is not None
-    key = keys.note(keys.boundaries(app.name), limit.number)
+    key = keys.json_object(keys.boundaries(app.name), limit.number)
     app.store.put(key, b"{")
     assert any(key in each.message for each in deeply(app, "flights@old").differences)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from slackwater.operations.staging.clone import clone
 from slackwater.state.event_time import BatchTimes, Due, TimeRules, Watermark
 from slackwater.state.kinds.kind import DueBy
-from slackwater.state.next_version import Outcome, TaskReport, Written, next_version
+from slackwater.state.next_version import BatchResult, ProtocolOutcome, TaskReport, next_version
 from slackwater.state.records import Position
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, commit, history
@@ -44,8 +44,8 @@ class Committing:
             next_version(
                 self.head,
                 ends,
-                Outcome((), {}, {}, {}, changed=False),
-                Written(results),
+                ProtocolOutcome((), {}, {}, {}, changed=False),
+                BatchResult(results),
                 (),
                 TimeRules(watermarks, set(ends), due_by, behind_ms),
                 BatchTimes(0, bound_ms or 0, due),

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.batch.task import MARK, StateTask
+from slackwater.pipeline.batch.task import IS_PROBE, StateTask
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.snapshot.change.migrate import find_plan, lines, migrate
-from slackwater.state.event_time import Lateness, Times, Watermark, due_after
+from slackwater.snapshot.change.migrate import describe_stage_change, find_plan, migrate
+from slackwater.state.event_time import EventTimeScan, Lateness, Watermark, due_span_after
 from slackwater.state.fits import Declared, DeclaredStage
 from slackwater.state.kinds.due import window_of
-from slackwater.state.kinds.kind import Bound, Kind
+from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.state.next_version import TaskReport
-from slackwater.state.step import Made, Step
+from slackwater.state.step import Step, StepResult
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -40,8 +40,8 @@ class Noting(Step):
 
     noted: list[dict[str, object]] = field(default_factory=list)
 
-    def made(self, *args: object) -> Made:  # type: ignore[override]
-        made_rows = super().made(*args)  # type: ignore[arg-type]
+    def apply(self, *args: object) -> StepResult:  # type: ignore[override]
+        made_rows = super().apply(*args)  # type: ignore[arg-type]
         self.noted.extend(row for table in made_rows.emitted for row in table.to_pylist())
         return made_rows
 
@@ -61,7 +61,7 @@ class InMemory(WorkerResources):
 class Stage(Committing):
     """A stage at work: batches as tasks make them, without Spark."""
 
-    bound: Bound
+    bound: BoundState
     key: tuple[str, ...]
     rows: pa.Schema
     state: Declaration = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Stage(Committing):
         self.resources = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
         self.begin(self.resources.memory, self.table)
 
-    def declared(self, bound: Bound, state: Declaration) -> Table:
+    def declared(self, bound: BoundState, state: Declaration) -> Table:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
         return Table(columns, values, 3, state, tasks=2)
@@ -86,23 +86,23 @@ class Stage(Committing):
         self.head = history.read(self.store, "a", "s", done.versions["s"])
         assert self.head.table is not None
         self.table = self.head.table
-        return tuple(line for change in found.changes for line in lines(change))
+        return tuple(line for change in found.changes for line in describe_stage_change(change))
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
         by = self.bound.due_by
-        falling = due_after(self.head.event_time, by, clock_ms) if by is not None else None
+        falling = due_span_after(self.head.event_time, by, clock_ms) if by is not None else None
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
         if falling is not None and falling.pending:
             count = self.table.ranges
             hashes = [
-                sorted_runs.bounds(number, count)[1] for number in sorted_runs.by_partition(self.head.ssts, count)
+                sorted_runs.hash_bounds(number, count)[1] for number in sorted_runs.by_partition(self.head.ssts, count)
             ]
             marks = pa.Table.from_pylist([{"_hash": hash_} for hash_ in hashes], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
-            made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
-        late_by = self.bound.late_by(window_of(self.rows))
+            made = pa.concat_tables([made, marks]).append_column(IS_PROBE, is_mark)
+        late_by = self.bound.lateness_columns(window_of(self.rows))
         late = Lateness(late_by, self.head.watermark_ms, 1 << 50) if late_by else None
         step = Noting(self.table, self.bound, self.head.version + 1, 0, late, falling)
         task = StateTask(
@@ -112,16 +112,16 @@ class Stage(Committing):
             (),
             step,
             self.head.ssts,
-            times=Times((WATERMARK,), 1 << 50),
+            times=EventTimeScan((WATERMARK,), 1 << 50),
         )
         results: list[TaskReport] = []
         if made.num_rows:
             self.jobs += 1
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.
-            results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
+            results = [replace(task._run(made, "w.1"), seen=task.times.scan(made))]
         self.batch_done(len(rows), results, WATERMARK, due_by=by, due=falling)
         return step.noted
 
     @property
     def owed(self) -> bool:
-        return self.head.event_time is not None and self.head.event_time.owed
+        return self.head.event_time is not None and self.head.event_time.has_unemitted_due_rows

@@ -9,7 +9,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
-from slackwater.state.kinds.due import BoundDue, Final
+from slackwater.state.kinds.due import BoundDue, FinalKind
 from slackwater.store.versions.manifest import EventTime
 
 from tests.models.profiles import scaled
@@ -97,7 +97,7 @@ def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list
 
 
 def check_final(schedule: list[list[Event] | str]) -> None:
-    bound = Final(sw.aggregate(n=sw.count(), mm=sw.sum("mm"))).bind([HOURLY], ("hour", "station"))
+    bound = FinalKind(sw.aggregate(n=sw.count(), mm=sw.sum("mm"))).bind([HOURLY], ("hour", "station"))
     assert isinstance(bound, BoundDue)
     stage = Stage(bound, ("hour", "station"), HOURLY)
     rows: Counter[tuple[int, str]] = Counter()
@@ -107,7 +107,7 @@ def check_final(schedule: list[list[Event] | str]) -> None:
         if isinstance(step, str):
             stage.restart()
             continue
-        watermark, handed_on = stage.head.watermark_ms, stage.head.handed_on_ms
+        watermark, handed_on = stage.head.watermark_ms, stage.head.downstream_watermark_ms
         batch: list[dict[str, object]] = []
         for station, minute, mm in step:
             start = minute // HOUR * HOUR
@@ -128,7 +128,7 @@ def check_final(schedule: list[list[Event] | str]) -> None:
             "each that has ended is emitted, with all that it got"
         )
     assert not stage.owed
-    assert stage.head.handed_on_ms == stage.head.watermark_ms
+    assert stage.head.downstream_watermark_ms == stage.head.watermark_ms
 
 
 @scaled(25, in_ci=250)
@@ -155,7 +155,11 @@ def test_by_the_clock_a_row_falls_due_though_no_event_comes() -> None:
     assert stage.batch([{"key": "c", "at": 60 * 60_000_000}], clock_ms=60 * MINUTE_MS) == []
     times = stage.head.event_time
     assert times is not None
-    assert (times.next_due_ms, times.owed, stage.head.handed_on_ms) == ((60 + WAIT) * MINUTE_MS, False, 50 * MINUTE_MS)
+    assert (times.next_due_ms, times.has_unemitted_due_rows, stage.head.downstream_watermark_ms) == (
+        (60 + WAIT) * MINUTE_MS,
+        False,
+        50 * MINUTE_MS,
+    )
     assert stage.batch([], clock_ms=(59 + WAIT) * MINUTE_MS) == []
     assert stage.jobs == 1, "nothing is due yet, so no job runs"
     assert stage.batch([], clock_ms=(60 + WAIT) * MINUTE_MS) == [{"key": "c", "n": 1}]
@@ -183,7 +187,9 @@ def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     assert stage.head.event_time == EventTime((210 - DELAY) * MINUTE_MS, due_ms=(210 - DELAY) * MINUTE_MS)
     assert stage.batch([at("b", 900)]) == []
     assert not stage.owed
-    assert stage.head.handed_on_ms == stage.head.watermark_ms == (900 - DELAY) * MINUTE_MS, "nothing holds it back"
+    assert stage.head.downstream_watermark_ms == stage.head.watermark_ms == (900 - DELAY) * MINUTE_MS, (
+        "nothing holds it back"
+    )
     stage.migrate(waiting)
     assert stage.batch([at("d", 901)]) == []
     assert stage.batch([at("z", 1000)]) == []
@@ -213,9 +219,9 @@ def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
             "int64; expected a timestamp",
         ),
         (lambda: sw.update(waits, state=EMITS.remove(0), due="n", due_by="sun"), Usage, "due_by is 'sun'"),  # type: ignore[arg-type]
-        (lambda: Final(sw.aggregate(n=sw.count())).bind([ROWS], ("key",)), Usage, "needs a window"),
+        (lambda: FinalKind(sw.aggregate(n=sw.count())).bind([ROWS], ("key",)), Usage, "needs a window"),
         (
-            lambda: Final(sw.update(waits, state=EMITS.remove(0))).bind([HOURLY], ("hour",)),
+            lambda: FinalKind(sw.update(waits, state=EMITS.remove(0))).bind([HOURLY], ("hour",)),
             Usage,
             "function decides what to emit",
         ),

@@ -15,14 +15,14 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from slackwater.errors import Refused
-from slackwater.operations.debugging.replay.compare import compare, sent_rows
+from slackwater.operations.debugging.replay.compare import compare, read_sent_rows
 from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.record import find_record
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -110,7 +110,7 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
 
     found = counted(ledger, "all-pairs")
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
-    versions = [one for one in history.after(store, name, "both", 0) if one.kind == "batch"]
+    versions = [one for one in history.iter_after(store, name, "both", 0) if one.kind == "batch"]
     assert {row[3] is None for row in found} == {True, False}
     if beside_spark:
         own = sparks_own(batches_of(versions, sent), tmp_path)
@@ -126,16 +126,16 @@ def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_t
     late = sum(one.event_time.late for one in versions if one.event_time)
     assert late == counted(ledger, "all-late").total() > 0
     _, _, o, _, p = last = max((row for row in found if row[4] is not None), key=lambda row: str(row[3]))
-    wrong = Where(f'FROM "all-pairs" WHERE o = {o} AND p = {p}')
+    wrong = SqlPredicate(f'FROM "all-pairs" WHERE o = {o} AND p = {p}')
     with open_program(app, store, cache, ledger.kafka) as program:
         # Those with the most to go by are late, or behind the last record.
         for version in versions if beside_spark else versions[-3:]:
-            replay = StageReplay.of(program, version)
-            assert compare(replay, sent_rows(replay)).same
+            replay = StageReplay.for_version(program, version)
+            assert compare(replay, read_sent_rows(replay)).same
         guilty = find_record(program, bisect(store, cache, name, wrong.sql), wrong)
-    assert guilty.message is not None, guilty.reason
+    assert guilty.source_record is not None, guilty.reason
     assert [hop.stage for hop in guilty.hops] == ["all-pairs", "both"]
-    record = json.loads(guilty.message.value or b"")
+    record = json.loads(guilty.source_record.value or b"")
     assert record["number"] == last[0]
     assert record.get("o", o) == o
     assert record.get("p", p) == p
@@ -220,10 +220,10 @@ def test_a_side_without_a_watermark_and_a_join_in_a_function_are_refused() -> No
     hourly = sw.join("orders", "payments", within="1 hour")
     app.stage(reads=(sw.topic("orders"), sw.topic("payments")), key="number", state=hourly)(one_timed)
     with pytest.raises(Refused, match="rows of 'payments' have no watermark"):
-        shapes(app, spark)
+        derive_schemas(app, spark)
 
     app = sw.App("app")
     short = sw.table(ttl="1 day")
     app.stage(reads=(sw.topic("orders"), sw.topic("payments")), key="number", state=hourly, table=short)(both)
     with pytest.raises(Refused, match="keeps rows that wait for a join"):
-        shapes(app, spark)
+        derive_schemas(app, spark)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.spark.worker_resources import WorkerResources
-from slackwater.state.event_time import Lateness, Times, Watermark
+from slackwater.state.event_time import EventTimeScan, Lateness, Watermark
 from slackwater.state.kinds.due import window_of
 from slackwater.state.step import Step
 from slackwater.store.objects.local import LocalStore
@@ -88,11 +88,11 @@ class Stage(Committing):
             (),
             Step(TABLE, BOUND, self.head.version + 1, 0, Lateness(("hour",), self.head.watermark_ms, bound_ms)),
             self.head.ssts,
-            times=Times((WATERMARK,), bound_ms),
+            times=EventTimeScan((WATERMARK,), bound_ms),
         )
         by_key = np.asarray(rows["_hash"]) % 2
         results = [
-            replace(task._run(part, f"w.{n}"), seen=task.times.seen(part))
+            replace(task._run(part, f"w.{n}"), seen=task.times.scan(part))
             for n in range(2)
             if (part := rows.filter(pa.array(by_key == n))).num_rows
         ]

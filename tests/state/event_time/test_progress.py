@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace
 from slackwater.state import event_time as progress
-from slackwater.state.event_time import BatchTimes, Seen, TimeRules, Times, Watermark
-from slackwater.state.next_version import Outcome, Written, next_version
+from slackwater.state.event_time import BatchTimes, EventTimeScan, SeenTimes, TimeRules, Watermark
+from slackwater.state.next_version import BatchResult, ProtocolOutcome, next_version
 from slackwater.state.records import Position
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.commit import commit
@@ -31,10 +31,10 @@ def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
     for number, (first, second, upstream) in enumerate(batches):
         if upstream is not None:
             at = inputs["c"]
-            inputs["c"] = Input("a-c", (0,), "up", watermark_ms=progress.later(at.watermark_ms, upstream))
+            inputs["c"] = Input("a-c", (0,), "up", watermark_ms=progress.later_time(at.watermark_ms, upstream))
         # Two tasks, which saw the same largest times or none.
-        inputs = progress.advanced(inputs, OWN, [Seen((first, second)), Seen((None, None))])
-        before, at_ms = at_ms, progress.watermark_ms(inputs, INPUTS, at_ms)
+        inputs = progress.advance_watermarks(inputs, OWN, [SeenTimes((first, second)), SeenTimes((None, None))])
+        before, at_ms = at_ms, progress.stage_watermark_ms(inputs, INPUTS, at_ms)
         seen = batches[: number + 1]
         largest = [max((batch[n] for batch in seen if batch[n] is not None), default=None) for n in range(3)]
         if None in largest:
@@ -45,19 +45,19 @@ def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
 
 
 def test_an_input_without_a_watermark_holds_nothing_up() -> None:
-    inputs = progress.advanced(INPUTS, OWN[:1], [Seen((100,))])
-    assert progress.watermark_ms(inputs, {"t"}, None) == 90
-    assert progress.watermark_ms(inputs, {"t", "c"}, None) is None
+    inputs = progress.advance_watermarks(INPUTS, OWN[:1], [SeenTimes((100,))])
+    assert progress.stage_watermark_ms(inputs, {"t"}, None) == 90
+    assert progress.stage_watermark_ms(inputs, {"t", "c"}, None) is None
 
 
 def test_a_watermark_stays_where_a_new_input_has_none_yet_or_the_program_says_none_any_more() -> None:
-    assert progress.watermark_ms(INPUTS, {"t"}, 70) == 70
-    assert progress.watermark_ms(INPUTS, set(), 70) == 70
-    assert progress.watermark_ms({"t": Input("t", (0,), watermark_ms=40)}, {"t"}, 70) == 70, "it never falls"
+    assert progress.stage_watermark_ms(INPUTS, {"t"}, 70) == 70
+    assert progress.stage_watermark_ms(INPUTS, set(), 70) == 70
+    assert progress.stage_watermark_ms({"t": Input("t", (0,), watermark_ms=40)}, {"t"}, 70) == 70, "it never falls"
 
 
 def test_a_time_before_all_that_manifests_can_hold_is_the_first_of_these() -> None:
-    moved = progress.advanced(INPUTS, OWN[:1], [Seen((YEAR_1_MS + 5,))])
+    moved = progress.advance_watermarks(INPUTS, OWN[:1], [SeenTimes((YEAR_1_MS + 5,))])
     assert moved["t"].watermark_ms == YEAR_1_MS
 
 
@@ -66,31 +66,31 @@ def test_what_is_too_far_ahead_of_the_clock_is_counted_and_moves_nothing() -> No
     year_55_840 = 1_700_000_000_000_000_000
     micros = [year_55_840, int(bound.timestamp()) * 1_000_000, 7_000, None]
     rows = pa.table({"at": pa.array(micros, pa.timestamp("us", "UTC")), "k": [1, 2, 3, 4]})
-    looked = Times((Watermark(("at",), 0, ("t",)),), int(bound.timestamp()) * 1000)
-    assert looked.seen(rows) == Seen((int(bound.timestamp()) * 1000,), 1)
-    assert looked.seen(rows.slice(0, 1)) == Seen((None,), 1)
-    assert looked.seen(rows.slice(3)) == Seen((None,), 0)
-    assert Times().seen(rows) == Seen()
+    looked = EventTimeScan((Watermark(("at",), 0, ("t",)),), int(bound.timestamp()) * 1000)
+    assert looked.scan(rows) == SeenTimes((int(bound.timestamp()) * 1000,), 1)
+    assert looked.scan(rows.slice(0, 1)) == SeenTimes((None,), 1)
+    assert looked.scan(rows.slice(3)) == SeenTimes((None,), 0)
+    assert EventTimeScan().scan(rows) == SeenTimes()
 
 
 def test_the_columns_of_one_watermark_count_together() -> None:
     rows = pa.table({"_0_at": pa.array([5_000], pa.timestamp("us")), "_1_at": pa.array([9_000], pa.timestamp("us"))})
-    assert Times((Watermark(("_0_at", "_1_at"), 0, ("t", "u")),), 100).seen(rows) == Seen((9,), 0)
+    assert EventTimeScan((Watermark(("_0_at", "_1_at"), 0, ("t", "u")),), 100).scan(rows) == SeenTimes((9,), 0)
 
 
 def test_rows_of_one_input_move_no_watermark_of_another_whose_event_time_is_the_same_key_column() -> None:
     rows = pa.table({"_input": [0, 0, 1, 1], "at": pa.array([1_000, 2_000, 7_000, 200_000], pa.timestamp("us", "UTC"))})
     slow, fast = (Watermark(("at",), 0, (name,), part) for part, name in enumerate(("slow", "fast")))
-    assert Times((slow, fast), 100).seen(rows) == Seen((2, 7), 1)
-    assert Times((slow,), 100).seen(rows) == Seen((2,), 0), "what fast brings is no business of slow"
-    assert set(Times((slow, fast)).names) == {"_input", "at"}
+    assert EventTimeScan((slow, fast), 100).scan(rows) == SeenTimes((2, 7), 1)
+    assert EventTimeScan((slow,), 100).scan(rows) == SeenTimes((2,), 0), "what fast brings is no business of slow"
+    assert set(EventTimeScan((slow, fast)).names) == {"_input", "at"}
 
 
 def test_counts_add_up_and_a_stage_without_event_time_says_nothing() -> None:
-    assert progress.after(None, None, [Seen()]) is None
-    first = progress.after(None, None, [Seen((None,), 2)])
+    assert progress.next_event_time(None, None, [SeenTimes()]) is None
+    first = progress.next_event_time(None, None, [SeenTimes((None,), 2)])
     assert first == EventTime(None, 2, 2)
-    assert progress.after(first, 5, [Seen((9,), 1), Seen((3,), 1)]) == EventTime(5, 2, 4)
+    assert progress.next_event_time(first, 5, [SeenTimes((9,), 1), SeenTimes((3,), 1)]) == EventTime(5, 2, 4)
 
 
 upstream_versions = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 40), st.booleans()), max_size=12)
@@ -105,7 +105,7 @@ def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_bat
     known: list[int | None] = [None]
     for rows, moved_ms, read in versions:
         # A version of rows, of a watermark, of both, or of neither, as a compaction.
-        sent, at_ms = sent + rows, progress.later(at_ms, moved_ms)
+        sent, at_ms = sent + rows, progress.later_time(at_ms, moved_ms)
         known.append(at_ms)
         output = Output("a-c", (sent,), (sent,), (), rows, "n long")
         event_time = EventTime(at_ms) if at_ms is not None else None
@@ -123,16 +123,16 @@ def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_bat
 def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manifest:
     """The version after a batch of a reader that was just started; the same where there is nothing to read."""
     at = head.inputs["c"]
-    start = Position("c", at.offsets, at.version, at.passed, (), at.watermark_ms)
-    end = ChannelPlanner(store, "a", "up", "c", Pace(0), max_records).latest(start)
+    start = Position("c", at.offsets, at.version, at.rows_passed, (), at.watermark_ms)
+    end = ChannelPlanner(store, "a", "up", "c", Pace(0), max_records).plan_end(start)
     if end == start:
         return head
     assert end.version > start.version
     return next_version(
         head,
         {"c": end},
-        Outcome((), {}, {}, {}, changed=False),
-        Written(),
+        ProtocolOutcome((), {}, {}, {}, changed=False),
+        BatchResult(),
         (),
         TimeRules(timed={"c"}),
         BatchTimes(0, 0),
@@ -144,5 +144,5 @@ def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manife
 
 def test_rows_that_stand_for_several_bring_the_count_of_those_too_far_ahead() -> None:
     rows = pa.table({"_slackwater_at": pa.array([5_000, None], pa.timestamp("us")), "_slackwater_ahead": [2, 1]})
-    assert Times((Watermark(("_slackwater_at",), 0, ("t",)),), 100).seen(rows) == Seen((5,), 3)
-    assert Times((), 100).seen(rows.slice(0, 0)) == Seen((), 0)
+    assert EventTimeScan((Watermark(("_slackwater_at",), 0, ("t",)),), 100).scan(rows) == SeenTimes((5,), 3)
+    assert EventTimeScan((), 100).scan(rows.slice(0, 0)) == SeenTimes((), 0)

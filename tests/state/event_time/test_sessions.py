@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import BadRecord, Refused, Usage
 from slackwater.state.fits import evolve
-from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.kind import Groups, Kind, key_of_table
 from slackwater.state.kinds.session import BoundSessions, Sessions
 from slackwater.store.read.multi_get import multi_get
@@ -48,7 +48,7 @@ schedules = st.lists(steps | st.sampled_from(["restart", "clone"]), min_size=1, 
 
 
 def bound(state: Kind = EVERY, key: tuple[str, ...] = ("session", "user")) -> BoundSessions:
-    return Sessions(Final(state), "session").bind([ROWS], key)
+    return Sessions(FinalKind(state), "session").bind([ROWS], key)
 
 
 @dataclass
@@ -126,7 +126,7 @@ def check(schedule: list[Step | str]) -> None:
         if isinstance(step, str):
             getattr(stage, step)()
             continue
-        watermark_ms, handed_on = stage.head.watermark_ms, stage.head.handed_on_ms
+        watermark_ms, handed_on = stage.head.watermark_ms, stage.head.downstream_watermark_ms
         watermark = None if watermark_ms is None else watermark_ms // MINUTE_MS
         expected = brute.end(watermark)
         batch: list[dict[str, object]] = []
@@ -150,7 +150,7 @@ def check(schedule: list[Step | str]) -> None:
         assert stored(stage) == in_order(row for row, _ in brute.sessions()), "the table has those that are open"
         assert (stage.head.event_time.late_total if stage.head.event_time else 0) == brute.late
     assert not stage.owed
-    assert stage.head.handed_on_ms == stage.head.watermark_ms
+    assert stage.head.downstream_watermark_ms == stage.head.watermark_ms
 
 
 @scaled(20, in_ci=200)
@@ -226,17 +226,17 @@ def test_the_table_has_the_key_without_the_session() -> None:
     made = bound()
     assert key_of_table(("session", "user"), made.values.names) == ("user",)
     assert made.values.names == ["session", "_partials", "_due_at"]
-    assert made.emits[0].names[:2] == ["session", "user"]
+    assert made.emitted_schemas[0].names[:2] == ["session", "user"]
     assert bound(sw.aggregate(n=sw.count())).values.names == ["session", "_due_at"]
 
 
 def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refused() -> None:
     values = [Column(one.name, from_arrow(one.type)) for one in bound().values]
-    said = Sessions(Final(EVERY), "session").stored
+    said = Sessions(FinalKind(EVERY), "session").stored
     stored = Table((Column("user", "string"),), tuple(values), 3, said)
     renamed = replace(stored, values=(replace(values[0], name="visit"), *values[1:]))
     after, _ = evolve("visits", stored, renamed, {"session": "visit"})
-    assert [(column.name, number) for column, number in zip(after.columns, after.ids, strict=True)] == [
+    assert [(column.name, number) for column, number in zip(after.columns, after.column_ids, strict=True)] == [
         ("user", 1),
         ("visit", 2),
         ("_partials", 3),
@@ -245,7 +245,7 @@ def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refuse
     with pytest.raises(Refused, match=r"its sessions are now 'visit', but open ones .* 'session'") as refused:
         evolve("visits", stored, renamed, {})
     assert "--rename session=visit" in refused.value.hint
-    more = Sessions(Final(sw.aggregate(clicks=sw.count())), "session").stored
+    more = Sessions(FinalKind(sw.aggregate(clicks=sw.count())), "session").stored
     with pytest.raises(Refused, match="its state is now sessions"):
         evolve("visits", stored, replace(stored, state=more), {})
 

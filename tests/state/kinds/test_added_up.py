@@ -11,8 +11,8 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import BadRecord
-from slackwater.state.kinds.aggregate import ROWS, TASKS, num_partials, num_rows, part
-from slackwater.state.kinds.kind import Bound, Groups
+from slackwater.state.kinds.aggregate import ROWS_COLUMN, TASKS_COLUMN, num_partials, num_rows, partial_column
+from slackwater.state.kinds.kind import BoundState, Groups
 
 from tests.models.profiles import scaled
 
@@ -45,22 +45,25 @@ def added_up(key: int, batch: Sequence[Row]) -> dict[str, Any]:
     v, x = ([row[name] for row in batch if row[name] is not None] for name in "vx")
     dated = [row for row in batch if row["t"] is not None]
     times = [row["t"] for row in dated]
-    found: dict[str, Any] = {"k": key, ROWS: len(batch), part("count", "n"): len(batch)}
-    found |= {part("count", name): len(v) for name in ("n_v", "average")}
+    found: dict[str, Any] = {"k": key, ROWS_COLUMN: len(batch), partial_column("count", "n"): len(batch)}
+    found |= {partial_column("count", name): len(v) for name in ("n_v", "average")}
     for name in ("total", "average"):
-        found[part("sum", name)] = sum(one >> 32 for one in v) if v else None
-        found[part("low", name)] = sum(one & 0xFFFFFFFF for one in v) if v else None
-    found |= {part("sum", "weight"): sum(x) if x else None}
-    found |= {part("value", "low"): min(v, default=None), part("value", "high"): max(x, default=None)}
+        found[partial_column("sum", name)] = sum(one >> 32 for one in v) if v else None
+        found[partial_column("low", name)] = sum(one & 0xFFFFFFFF for one in v) if v else None
+    found |= {partial_column("sum", "weight"): sum(x) if x else None}
+    found |= {
+        partial_column("value", "low"): min(v, default=None),
+        partial_column("value", "high"): max(x, default=None),
+    }
     for name, at in (("oldest", min(times, default=None)), ("newest", max(times, default=None))):
         ties = [row["v"] for row in dated if row["t"] == at]
         # The larger of equals, as in the table; null comes last.
-        found[part("value", name)] = max((one for one in ties if one is not None), default=None)
-        found[part("by", name)] = at
+        found[partial_column("value", name)] = max((one for one in ties if one is not None), default=None)
+        found[partial_column("by", name)] = at
     return found
 
 
-def merged(state: Bound, table: pa.Table) -> list[Any]:
+def merged(state: BoundState, table: pa.Table) -> list[Any]:
     keys = sorted(set(table["k"].to_pylist()))
     ids = np.searchsorted(keys, table["k"].to_numpy()).astype(np.int32)
     groups = Groups(ids, np.flatnonzero(np.diff(ids, prepend=-1)))
@@ -81,7 +84,7 @@ def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row
     everything = [row for task in tasks for row in task]
     parts = [added_up(key, each) for task in tasks for key, each in by_key(task).items()]
     kinds = {name: pa.int64() for name in parts[0]}
-    kinds |= dict.fromkeys((part("sum", "weight"), part("value", "high")), pa.float64())
+    kinds |= dict.fromkeys((partial_column("sum", "weight"), partial_column("value", "high")), pa.float64())
     partials = pa.Table.from_pylist(parts, schema=pa.schema(list(kinds.items()))).sort_by("k")
     plain = pa.Table.from_pylist([dict(row) for row in everything], schema=SCHEMA).sort_by("k")
     totals = [sum(row["v"] or 0 for row in each) for each in by_key(everything).values()]
@@ -95,6 +98,6 @@ def test_what_tasks_have_added_up_makes_what_the_rows_would(tasks: list[list[Row
 
 
 def test_rows_that_crossed_the_shuffle_are_counted_by_the_tasks_that_made_them() -> None:
-    assert num_rows(pa.table({ROWS: pa.array([], pa.int64())})) == 0
-    assert num_partials(pa.table({TASKS: pa.array([0b101, None, 1 << 62], pa.int64())})) == 3
+    assert num_rows(pa.table({ROWS_COLUMN: pa.array([], pa.int64())})) == 0
+    assert num_partials(pa.table({TASKS_COLUMN: pa.array([0b101, None, 1 << 62], pa.int64())})) == 3
     assert num_partials(pa.table({"k": [1, 2]})) == 0

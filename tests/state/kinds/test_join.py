@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.pipeline.batch.task import MARK, StateTask
-from slackwater.state.event_time import Lateness, Times, Watermark, due_after
-from slackwater.state.kinds.due import Final
-from slackwater.state.kinds.join import BoundJoin, How, Waiting, pairs
-from slackwater.state.kinds.kind import Groups, of_input
-from slackwater.state.multi_input import TAG
+from slackwater.pipeline.batch.task import IS_PROBE, StateTask
+from slackwater.state.event_time import EventTimeScan, Lateness, Watermark, due_span_after
+from slackwater.state.kinds.due import FinalKind
+from slackwater.state.kinds.join import BoundJoin, How, WaitingRows, find_pairs
+from slackwater.state.kinds.kind import Groups, with_input_metadata
+from slackwater.state.multi_input import INPUT_COLUMN
 from slackwater.state.next_version import TaskReport
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
@@ -33,8 +33,8 @@ from tests.state.event_time.falling import InMemory, Noting
 
 MINUTE_MS = 60_000
 TIME = pa.timestamp("us", "UTC")
-ORDERS = of_input(pa.schema([("number", pa.string()), ("at", TIME), ("o", pa.int64())]), "orders", "at")
-PAYMENTS = of_input(
+ORDERS = with_input_metadata(pa.schema([("number", pa.string()), ("at", TIME), ("o", pa.int64())]), "orders", "at")
+PAYMENTS = with_input_metadata(
     pa.schema([("paid", TIME), pa.field("lines", pa.list_(pa.int64())), ("p", pa.int64()), ("number", pa.string())]),
     "payments",
     "paid",
@@ -73,18 +73,20 @@ class Stage(Committing):
 
     def batch(self, batch: list[Row]) -> list[tuple[int, int | None]]:
         """Commit a version, and give the pairs that it emits, by number."""
-        falling = due_after(self.head.event_time, self.bound.due_by, None)
-        fields = [pa.field(TAG, pa.int32()), pa.field("number", pa.string()), pa.field("_0_at", TIME)]
+        falling = due_span_after(self.head.event_time, self.bound.due_by, None)
+        fields = [pa.field(INPUT_COLUMN, pa.int32()), pa.field("number", pa.string()), pa.field("_0_at", TIME)]
         more = [("_0_o", pa.int64()), ("_1_paid", TIME), ("_1_lines", pa.list_(pa.int64())), ("_1_p", pa.int64())]
         made = pa.Table.from_pylist([self._row(*one) for one in batch], schema=pa.schema([*fields, *more]))
         made = made.append_column("_hash", pa.array(hash_keys(made, ["number"])))
         if falling.pending:
-            places = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
+            places = [sorted_runs.hash_bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
             marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
-            made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
-        lateness = None if self.keeps_late else Lateness(self.bound.late_by(None), self.head.watermark_ms, 1 << 50)
-        times = Times(WATERMARKS, 1 << 50)
+            made = pa.concat_tables([made, marks]).append_column(IS_PROBE, is_mark)
+        lateness = (
+            None if self.keeps_late else Lateness(self.bound.lateness_columns(None), self.head.watermark_ms, 1 << 50)
+        )
+        times = EventTimeScan(WATERMARKS, 1 << 50)
         version = self.head.version + 1
         step = Noting(self.table, self.bound, version, 0, lateness, falling)
         task = StateTask(
@@ -98,7 +100,7 @@ class Stage(Committing):
         )
         results: list[TaskReport] = []
         if made.num_rows:
-            results = [replace(task._run(made, "w.1"), seen=times.seen(made))]
+            results = [replace(task._run(made, "w.1"), seen=times.scan(made))]
         behind_ms = self.bound.behind_ms
         self.batch_done(
             len(batch), results, *WATERMARKS, due_by=self.bound.due_by, due=falling, behind_ms=behind_ms, bound_ms=1
@@ -112,8 +114,8 @@ class Stage(Committing):
         self.of[self.sent] = (side, key, minute)
         at = None if minute is None else minute * 60_000_000
         if side == "orders":
-            return {TAG: 0, "number": key, "_0_at": at, "_0_o": self.sent}
-        return {TAG: 1, "number": key, "_1_paid": at, "_1_p": self.sent, "_1_lines": [self.sent]}
+            return {INPUT_COLUMN: 0, "number": key, "_0_at": at, "_0_o": self.sent}
+        return {INPUT_COLUMN: 1, "number": key, "_1_paid": at, "_1_p": self.sent, "_1_lines": [self.sent]}
 
     def waiting(self, key: str) -> set[int] | None:
         """The numbers of a key's rows that wait; None where there is no such key."""
@@ -152,7 +154,7 @@ def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
         if isinstance(step, str):
             getattr(stage, step)()
             continue
-        handed_on = stage.head.handed_on_ms
+        handed_on = stage.head.downstream_watermark_ms
         first = stage.sent + 1
         emitted = stage.batch(step)
         for number, (side, key, minute) in enumerate(step, first):
@@ -178,7 +180,7 @@ def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
             now = min(reached[side] - DELAYS[side] for side in SIDES)
             watermark = now if watermark is None else max(now, watermark)
         assert stage.head.watermark_ms == (None if watermark is None else watermark * MINUTE_MS)
-    assert stage.head.event_time is None or not stage.head.event_time.owed
+    assert stage.head.event_time is None or not stage.head.event_time.has_unemitted_due_rows
     for key in "ab":
         rows = {n: at for side in SIDES for n, (one, at) in taken[side].items() if one == key and at is not None}
         open_ = {n for n, at in rows.items() if watermark is None or at + within >= watermark}
@@ -217,7 +219,7 @@ def test_what_a_batch_gives_does_not_follow_the_order_of_its_rows() -> None:
     join = bound(20, "left")
     rows = pa.table(
         {
-            TAG: pa.array([0, 0, 0, 1, 1, 1], pa.int32()),
+            INPUT_COLUMN: pa.array([0, 0, 0, 1, 1, 1], pa.int32()),
             "number": ["a"] * 6,
             "_0_at": pa.array([5, 5, 1, None, None, None], TIME),
             "_0_o": [1, 2, 3, None, None, None],
@@ -238,7 +240,7 @@ def test_what_a_batch_gives_does_not_follow_the_order_of_its_rows() -> None:
 
 
 def on(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
-    return of_input(rows, name, time)
+    return with_input_metadata(rows, name, time)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def on(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
             Refused,
             "both have a column 'O'",
         ),
-        (lambda: Final(HOURLY).bind([ORDERS, PAYMENTS], KEY), Usage, "emits each pair only once"),
+        (lambda: FinalKind(HOURLY).bind([ORDERS, PAYMENTS], KEY), Usage, "emits each pair only once"),
         (
             lambda: sw.App("a").stage(
                 reads=sw.topic("t"), key="k", state=HOURLY, event_time=sw.event_time(late="table"), name="s"
@@ -277,18 +279,18 @@ def test_the_sides_are_named_whatever_the_order_in_which_they_are_read() -> None
     join = sw.join("payments", "orders", within="1 hour", how="left").bind([ORDERS, PAYMENTS], KEY)
     assert isinstance(join, BoundJoin)
     assert join.values.names == ["payments", "orders", "_matched", "_due_at"]
-    assert join.emits[0].names == ["number", "paid", "lines", "p", "at", "o"]
-    assert join.late_by(None) == ("_1_paid", "_0_at")
+    assert join.emitted_schemas[0].names == ["number", "paid", "lines", "p", "at", "o"]
+    assert join.lateness_columns(None) == ("_1_paid", "_0_at")
     assert str(HOURLY) == "join(orders, payments, within=1h, how=inner)"
 
 
 @pytest.mark.parametrize(("apart", "number"), [(60, 1), (61, 0), (-60, 1), (-61, 0)])
 def test_rows_meet_up_to_the_very_span_and_wait_to_the_millisecond_after_it(apart: int, number: int) -> None:
-    def side(at_us: int) -> Waiting:
+    def side(at_us: int) -> WaitingRows:
         one = np.zeros(1, np.int64)
-        return Waiting(pa.table({"n": [0]}), one, one, np.array([at_us]), np.ones(1, bool), np.zeros(1, bool))
+        return WaitingRows(pa.table({"n": [0]}), one, one, np.array([at_us]), np.ones(1, bool), np.zeros(1, bool))
 
-    lefts, rights = pairs(side(1_000), side(1_000 + apart), 60)
+    lefts, rights = find_pairs(side(1_000), side(1_000 + apart), 60)
     assert (len(lefts), len(rights)) == (number, number)
     # A watermark has whole milliseconds: what happened within one is passed by the next.
     assert [side(at_us).due_ms(5).tolist() for at_us in (1_000, 1_001, 1_999, -1)] == [[7], [8], [8], [6]]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import BadRecord, NotFound, Refused, Usage
 from slackwater.pipeline.spark.user_errors import as_user_error
-from slackwater.state.kinds.kind import Bound, Groups, Merged
+from slackwater.state.kinds.kind import BoundState, Groups, MergeResult
 
 from tests.models.profiles import scaled
 
@@ -36,14 +36,14 @@ batches = st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=
 
 
 class Model:
-    """A table as a dict from key to value row, driven through `Bound.merge`."""
+    """A table as a dict from key to value row, driven through `BoundState.merge`."""
 
-    def __init__(self, state: Bound, schema: pa.Schema = ROWS) -> None:
+    def __init__(self, state: BoundState, schema: pa.Schema = ROWS) -> None:
         self.state = state
         self.schema = schema
         self.rows: dict[int, dict[str, object]] = {}
 
-    def merge(self, batch: Sequence[dict[str, object]]) -> Merged:
+    def merge(self, batch: Sequence[dict[str, object]]) -> MergeResult:
         rows = pa.Table.from_pylist(list(batch), schema=self.schema).sort_by("k")
         keys = sorted({int(one["k"]) for one in batch})  # type: ignore[call-overload]
         ids = np.searchsorted(keys, rows["k"].to_numpy()).astype(np.int32)

@@ -8,8 +8,8 @@ import pyarrow as pa
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.state.kinds.kind import of_input
-from slackwater.store.compaction.merge import merged_rows
+from slackwater.state.kinds.kind import with_input_metadata
+from slackwater.store.compaction.merge import iter_visible_rows
 
 from tests.models.profiles import scaled
 from tests.state.event_time.falling import DELAY, MINUTE_MS, Stage
@@ -46,7 +46,7 @@ timeouts = st.sampled_from(["NoTimeout", "ProcessingTimeTimeout", "EventTimeTime
 
 def stage_of(processor: Commanded, time_mode: str, *, in_pandas: bool = False) -> Stage:
     state = sw.processor(processor, OUTPUT, time_mode=time_mode, in_pandas=in_pandas)
-    return Stage(state.bind([of_input(ROWS, "t", "at")], ("k",)), ("k",), ROWS, state.stored)
+    return Stage(state.bind([with_input_metadata(ROWS, "t", "at")], ("k",)), ("k",), ROWS, state.stored)
 
 
 def by_key(given: list[Any]) -> dict[str, list[tuple[Any, ...]]]:
@@ -61,7 +61,7 @@ def rows_of(stage: Stage) -> list[dict[str, Any]]:
     parts = [
         rows
         for partition in range(stage.table.partitions)
-        for rows in merged_rows(stage.store, stage.resources.kept, stage.head.ssts, stage.table, partition, 0)
+        for rows in iter_visible_rows(stage.store, stage.resources.kept, stage.head.ssts, stage.table, partition, 0)
     ]
     return [row for part in parts for row in part.to_pylist()]
 
@@ -111,7 +111,7 @@ def test_a_class_gives_the_rows_that_spark_documents(
 def test_a_function_gives_the_rows_that_spark_documents(schedule: list[Any], timeout: Any) -> None:
     function, plain = CommandedFunction(timeout), PlainPandasState(timeout, DELAY * MINUTE_MS)
     state = sw.pandas_state(function, OUTPUT, STATE, timeout)
-    stage = Stage(state.bind([of_input(ROWS, "t", "at")], ("k",)), ("k",), ROWS, state.stored)
+    stage = Stage(state.bind([with_input_metadata(ROWS, "t", "at")], ("k",)), ("k",), ROWS, state.stored)
     for batch, now_ms in batches(schedule, stage):
         expected = plain.batch(function, batch, now_ms)
         found = stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch], now_ms)

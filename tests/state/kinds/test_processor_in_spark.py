@@ -16,8 +16,8 @@ import slackwater as sw
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.batch.schemas import shapes
-from slackwater.state.kinds.kind import Kind, of_input
+from slackwater.pipeline.batch.schemas import derive_schemas
+from slackwater.state.kinds.kind import Kind, with_input_metadata
 
 from tests.state.event_time.falling import DELAY, Stage
 from tests.state.kinds import spark_model
@@ -140,7 +140,7 @@ def schedule(seed: int, ops: Sequence[str], *, steps: int, soon_ms: int) -> list
 
 def same(kind: Kind, batches: Sequence[Batch]) -> None:
     """The same batches here give the same rows, at the same watermarks."""
-    stage = Stage(kind.bind([of_input(ROWS, "t", "at")], ("k",)), ("k",), ROWS, kind.stored)
+    stage = Stage(kind.bind([with_input_metadata(ROWS, "t", "at")], ("k",)), ("k",), ROWS, kind.stored)
     for number, batch in enumerate(batches):
         assert (stage.head.watermark_ms or 0) == batch.watermark_ms
         ours = by_key(stage.batch([{**row, "at": row["at_ms"] * 1_000} for row in batch.rows], batch.wall_ms))
@@ -215,8 +215,8 @@ def test_a_stage_of_two_inputs_has_what_its_keys_begin_with_in_the_second() -> N
         )
 
     app.stage(reads=seen, state=sw.aggregate(n=sw.count()), name="counts")(lambda rows: rows)
-    shape = shapes(app, spark)["events"]
-    assert shape.late_by == ("_0_at",)
-    assert shape.timed == {"events"}
+    shape = derive_schemas(app, spark)["events"]
+    assert shape.lateness_columns == ("_0_at",)
+    assert shape.inputs_with_watermark == {"events"}
     assert shape.table is not None
     assert [column.name for column in shape.table.values][-2:] == ["timers", "_due_at"]

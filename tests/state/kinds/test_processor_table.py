@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, TimestampType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.state.kinds.kind import of_input
+from slackwater.state.kinds.kind import with_input_metadata
 
 from tests.state.event_time.falling import Stage
 from tests.state.kinds.spark_model import OUTPUT, struct
@@ -59,7 +59,7 @@ def count(made: Scripted, _key: Any, rows: list[Any]) -> Any:
 
 def stage_of(made: StatefulProcessor, **more: Any) -> Stage:
     state = sw.processor(made, OUTPUT, **more)
-    return Stage(state.bind([of_input(ROWS, "t", None)], ("k",)), ("k",), ROWS, state.stored)
+    return Stage(state.bind([with_input_metadata(ROWS, "t", None)], ("k",)), ("k",), ROWS, state.stored)
 
 
 def row(k: str, n: int = 1) -> dict[str, object]:
@@ -187,11 +187,18 @@ def test_values_of_numpy_and_pandas_are_kept_as_pythons_own_and_what_is_read_may
 
 def test_what_keys_begin_with_comes_by_an_input_of_its_own() -> None:
     state = sw.processor(Scripted(value(), count), OUTPUT, initial_state="old")
-    schemas = [of_input(ROWS, "t", None), of_input(pa.schema([("k", pa.string()), ("n", pa.int64())]), "old", None)]
+    schemas = [
+        with_input_metadata(ROWS, "t", None),
+        with_input_metadata(pa.schema([("k", pa.string()), ("n", pa.int64())]), "old", None),
+    ]
     bound = state.bind(schemas, ("k",))
     times = ROWS.field("at")  # that of the stage's watermark
     tagged = pa.schema(
-        [("k", pa.string()), times, *((name, pa.int64() if name == "_1_n" else kind(name)) for name in bound.needs)]
+        [
+            ("k", pa.string()),
+            times,
+            *((name, pa.int64() if name == "_1_n" else kind(name)) for name in bound.needed_columns),
+        ]
     )
     stage = Stage(bound, ("k",), tagged, state.stored)
     found = stage.batch(

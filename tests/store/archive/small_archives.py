@@ -37,7 +37,7 @@ def write(
     writer = ArchiveWriter()
     for each in rows:
         writer.append(each)
-    made, data = writer.finish(index.new_object(archive), extents, read_ms)
+    made, data = writer.finish(index.new_object_key(archive), extents, read_ms)
     store.put(made.object, data)
     return made
 
@@ -62,6 +62,8 @@ def append(
     store: ObjectStore, app: str, *extents: Extent, topic: str = TOPIC, read_ms: int = 1, **of: int
 ) -> ArchiveIndex:
     """Append these offsets to an archive, as one object."""
-    archive = index.newest(store, app, topic) or index.empty(app, topic)
+    archive = index.newest(store, app, topic) or index.empty_index(app, topic)
     one = put(store, archive, *extents, read_ms=read_ms, **of)
-    return index.change(store, index.empty(app, topic), index.appended((one,), extents), by=BY, now_ms=read_ms)
+    return index.change(
+        store, index.empty_index(app, topic), index.append_update((one,), extents), by=BY, now_ms=read_ms
+    )

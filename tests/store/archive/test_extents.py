@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.archive.extents import Extent, common, count, gaps, minus, union, wrong
+from slackwater.store.archive.extents import Extent, count_offsets, extent_violations, gaps, intersect, subtract, union
 
 offsets = st.integers(0, 12)
 some = st.lists(st.builds(Extent, st.integers(0, 1), offsets, offsets), max_size=6)
@@ -16,14 +16,14 @@ def single(extents: object) -> set[tuple[int, int]]:
 def test_they_are_what_sets_of_single_offsets_are(one: list[Extent], other: list[Extent]) -> None:
     for found, expected in (
         (union(one, other), single(one) | single(other)),
-        (minus(one, other), single(one) - single(other)),
-        (common(one, other), single(one) & single(other)),
+        (subtract(one, other), single(one) - single(other)),
+        (intersect(one, other), single(one) & single(other)),
     ):
         assert single(found) == expected
-        assert count(found) == len(expected)
+        assert count_offsets(found) == len(expected)
         # There is one way to write each.
         assert union(found) == found
-        assert not tuple(wrong("covered", found))
+        assert not tuple(extent_violations("covered", found))
 
 
 @given(some)
@@ -38,6 +38,6 @@ def test_a_gap_lies_between_what_is_there(extents: list[Extent]) -> None:
 
 
 def test_what_is_no_set_is_named() -> None:
-    found = wrong("covered", (Extent(0, 0, 5), Extent(0, 5, 9)))
+    found = extent_violations("covered", (Extent(0, 0, 5), Extent(0, 5, 9)))
     assert [(each.field, each.actual) for each in found] == [("covered[1]", "[0]@5..9")]
-    assert next(wrong("covered", (Extent(0, 4, 4),))).field == "covered[0]"
+    assert next(extent_violations("covered", (Extent(0, 4, 4),))).field == "covered[0]"

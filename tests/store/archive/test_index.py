@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, ObjectExists, Unstorable
 from slackwater.store.archive import index
-from slackwater.store.archive.extents import Extent, minus, union
+from slackwater.store.archive.extents import Extent, subtract, union
 from slackwater.store.archive.index import ArchiveIndex
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import horizon, keys
@@ -19,7 +19,7 @@ PREFIX = "shop/input/orders/"
 
 
 def change(store: MemoryStore, update: index.Update) -> ArchiveIndex:
-    return index.change(store, index.empty(APP, TOPIC), update, by=BY, now_ms=5)
+    return index.change(store, index.empty_index(APP, TOPIC), update, by=BY, now_ms=5)
 
 
 def test_each_change_is_one_more_index_and_the_newest_counts() -> None:
@@ -31,29 +31,29 @@ def test_each_change_is_one_more_index_and_the_newest_counts() -> None:
     assert index.newest(store, APP, TOPIC) == second
     assert second.covered == (Extent(0, 0, 15), Extent(1, 0, 3))
     assert second.rows == 18
-    assert index.topics(store, APP) == {TOPIC: 1}
-    assert tuple(index.all_of(store, APP)) == (second,)
+    assert index.newest_incarnations(store, APP) == {TOPIC: 1}
+    assert tuple(index.iter_archives(store, APP)) == (second,)
 
 
 def test_nothing_is_appended_twice() -> None:
     store = MemoryStore()
     head = append(store, APP, Extent(0, 0, 10))
     assert append(store, APP, Extent(0, 9, 12)) == head
-    assert change(store, index.appended((), (Extent(0, 9, 12),))) == head
+    assert change(store, index.append_update((), (Extent(0, 9, 12),))) == head
 
 
 def test_the_loser_of_a_race_builds_on_the_winner() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
 
-    one = put(store, index.empty(APP, TOPIC), Extent(0, 10, 12))
+    one = put(store, index.empty_index(APP, TOPIC), Extent(0, 10, 12))
     seen: list[int] = []
 
     def overtaken(head: ArchiveIndex) -> ArchiveIndex | None:
         seen.append(head.number)
         if len(seen) == 1:
             append(store, APP, Extent(1, 0, 4))
-        return index.appended((one,), (Extent(0, 10, 12),))(head)
+        return index.append_update((one,), (Extent(0, 10, 12),))(head)
 
     made = change(store, overtaken)
     assert (seen, made.number) == ([1, 2], 3)
@@ -67,10 +67,12 @@ def test_whatever_storage_does_an_archive_has_each_offset_once(wanted: list[tupl
     asked, told = set[Extent](), set[Extent]()
     for partition, first, size in wanted:
         extent = Extent(partition, first, first + size)
-        one = put(inner, index.empty(APP, TOPIC), extent)
+        one = put(inner, index.empty_index(APP, TOPIC), extent)
         for _ in range(20):
             try:
-                head = index.change(faulty, index.empty(APP, TOPIC), index.appended((one,), (extent,)), by=BY, now_ms=1)
+                head = index.change(
+                    faulty, index.empty_index(APP, TOPIC), index.append_update((one,), (extent,)), by=BY, now_ms=1
+                )
             except (OSError, ObjectExists):
                 continue
             told.update(head.covered)
@@ -78,8 +80,8 @@ def test_whatever_storage_does_an_archive_has_each_offset_once(wanted: list[tupl
         asked.add(extent)
     faulty.settle()
     # Decoding it holds it to the rest: no two objects have one offset, and all of theirs are covered.
-    found = index.newest(inner, APP, TOPIC) or index.empty(APP, TOPIC)
-    assert minus(found.covered, asked) == minus(told, found.covered) == ()
+    found = index.newest(inner, APP, TOPIC) or index.empty_index(APP, TOPIC)
+    assert subtract(found.covered, asked) == subtract(told, found.covered) == ()
     assert union(*(each.extents for each in found.objects)) == found.covered
 
 
@@ -98,7 +100,7 @@ def test_who_slept_over_a_sweep_does_not_take_a_number_once_more(monkeypatch: py
             append(store, APP, Extent(0, 4, 5))
             for info in (*listed, *index.INDEXES.listed(store, PREFIX)[:-1]):
                 store.delete(info.key)
-        return index.appended((), (Extent(1, 0, 9),))(head)
+        return index.append_update((), (Extent(1, 0, 9),))(head)
 
     slept: list[bool] = []
     made = change(store, asleep)
@@ -113,11 +115,11 @@ def test_what_retention_lets_go_is_no_gap() -> None:
     append(store, APP, Extent(0, 20, 30), read_ms=200)
     head = append(store, APP, Extent(0, 30, 40), read_ms=300)
     assert head.gaps == (Extent(0, 10, 20),)
-    thin = change(store, index.thinned(201))
+    thin = change(store, index.thin_update(201))
     assert thin.covered == (Extent(0, 30, 40),)
     assert thin.thinned == (Extent(0, 0, 10), Extent(0, 20, 30))
     assert thin.gaps == (Extent(0, 10, 20),)
-    assert change(store, index.thinned(201)) == thin
+    assert change(store, index.thin_update(201)) == thin
     assert append(store, APP, Extent(0, 10, 30)).thinned == (Extent(0, 0, 10),)
 
 
@@ -127,31 +129,31 @@ def test_an_object_is_exchanged_where_it_is_still_there() -> None:
     head = append(store, APP, Extent(0, 10, 20))
     old, kept = head.objects
     new = put(store, head, Extent(0, 0, 10), gaps=frozenset({4}))
-    made = change(store, index.exchanged({old.object: new}))
+    made = change(store, index.replace_update({old.object: new}))
     assert made.objects == (new, kept)
     assert made.covered == head.covered
-    assert change(store, index.exchanged({old.object: None})) == made
-    assert change(store, index.exchanged({new.object: None})).objects == (kept,)
+    assert change(store, index.replace_update({old.object: None})) == made
+    assert change(store, index.replace_update({new.object: None})).objects == (kept,)
 
 
 def test_lives_of_a_topic_are_archives_of_their_own() -> None:
     store = MemoryStore()
     append(store, APP, Extent(0, 0, 10))
     second = index.change(
-        store, index.empty(APP, TOPIC, 2, "abc"), index.appended((), (Extent(0, 0, 3),)), by=BY, now_ms=1
+        store, index.empty_index(APP, TOPIC, 2, "abc"), index.append_update((), (Extent(0, 0, 3),)), by=BY, now_ms=1
     )
     assert second.folder == "orders@2"
     assert second.topic_id == "abc"
-    assert index.topics(store, APP) == {TOPIC: 2}
-    assert [each.life for each in index.all_of(store, APP)] == [1, 2]
+    assert index.newest_incarnations(store, APP) == {TOPIC: 2}
+    assert [each.life for each in index.iter_archives(store, APP)] == [1, 2]
 
 
 def test_an_endless_race_is_given_up() -> None:
     store = MemoryStore()
 
     def overtaken(head: ArchiveIndex) -> ArchiveIndex | None:
-        change(store, index.appended((), (Extent(0, head.number, head.number + 1),)))
-        return index.appended((), (Extent(1, 0, 1),))(head)
+        change(store, index.append_update((), (Extent(0, head.number, head.number + 1),)))
+        return index.append_update((), (Extent(1, 0, 1),))(head)
 
     with pytest.raises(CommitConflict, match="could not be changed: other processes"):
         change(store, overtaken)

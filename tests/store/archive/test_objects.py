@@ -15,13 +15,13 @@ from slackwater.store.objects.memory import MemoryStore
 from tests.store.archive.small_archives import BY, append, put, records, write
 
 APP, TOPIC = "shop", "orders"
-EMPTY = index.empty(APP, TOPIC)
+EMPTY = index.empty_index(APP, TOPIC)
 
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_ROW_GROUP_ROWS", 7)
-    monkeypatch.setattr(objects, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", 0)
 
 
 @given(
@@ -35,15 +35,17 @@ def test_a_range_has_the_records_of_whatever_objects_they_are_in(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(objects, "_ROW_GROUP_ROWS", 7)
-        patch.setattr(objects, "_WHOLE_BYTES", 0)
+        patch.setattr(objects, "_SMALL_OBJECT_BYTES", 0)
         store, head, ends = MemoryStore(), EMPTY, [0, 0, 0]
         for partition, size in sizes:
             extent = Extent(partition, ends[partition], ends[partition] + size)
             there = set(range(extent.first, extent.end)) - gaps
             some = (put(store, EMPTY, extent, gaps=gaps),) if there else ()
-            head = index.change(store, index.empty(APP, TOPIC), index.appended(some, (extent,)), by=BY, now_ms=1)
+            head = index.change(
+                store, index.empty_index(APP, TOPIC), index.append_update(some, (extent,)), by=BY, now_ms=1
+            )
             ends[partition] += size
-        if is_merged and (inputs := merge.pick(head, whole=True)):
+        if is_merged and (inputs := merge.pick_inputs(head, all_sizes=True)):
             head = merge.merge(store, head, inputs, by=BY, now_ms=2)
             assert len(head.objects) < len(inputs)
         partition, first, end = wanted
@@ -52,7 +54,7 @@ def test_a_range_has_the_records_of_whatever_objects_they_are_in(
         assert found.equals(records(partition, expected))
         lacking = [
             at
-            for each in TopicArchives((Archive(store, head),)).lacks(partition, first, end)
+            for each in TopicArchives((Archive(store, head),)).uncovered(partition, first, end)
             for at in range(each.first, each.end)
         ]
         assert lacking == [at for at in range(first, end) if at >= ends[partition]]
@@ -109,7 +111,7 @@ def test_records_out_of_order_are_no_object() -> None:
 def test_what_is_damaged_is_named_and_nothing_of_it_is_given(
     how: str, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "_WHOLE_BYTES", whole)
+    monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", whole)
     store = MemoryStore()
     head = append(store, APP, Extent(0, 0, 500))
     (one,) = head.objects
@@ -130,22 +132,24 @@ def test_similar_objects_are_merged_and_days_stay_apart() -> None:
     store, day = MemoryStore(), 86_400_000
     for number in range(15):
         head = append(store, APP, Extent(0, number, number + 1), read_ms=day * (number // 10))
-    assert [each.extents for each in merge.pick(head)] == [(Extent(0, n, n + 1),) for n in range(10)]
-    head = merge.merge(store, head, merge.pick(head), by=BY, now_ms=1)
+    assert [each.extents for each in merge.pick_inputs(head)] == [(Extent(0, n, n + 1),) for n in range(10)]
+    head = merge.merge(store, head, merge.pick_inputs(head), by=BY, now_ms=1)
     assert len(head.objects) == 6
     assert head.objects[0].extents == (Extent(0, 0, 10),)
-    assert merge.pick(head) == ()
-    head = merge.merge(store, head, merge.pick(head, whole=True), by=BY, now_ms=1)
+    assert merge.pick_inputs(head) == ()
+    head = merge.merge(store, head, merge.pick_inputs(head, all_sizes=True), by=BY, now_ms=1)
     assert [each.extents for each in head.objects] == [(Extent(0, 0, 10),), (Extent(0, 10, 15),)]
-    assert merge.pick(head, whole=True) == ()
+    assert merge.pick_inputs(head, all_sizes=True) == ()
 
 
 def test_a_merge_that_comes_too_late_leaves_nothing() -> None:
     store = MemoryStore()
     for number in range(3):
         head = append(store, APP, Extent(0, number, number + 1))
-    inputs = merge.pick(head, whole=True)
-    thin = index.change(store, index.empty(APP, TOPIC), index.exchanged({inputs[1].object: None}), by=BY, now_ms=1)
+    inputs = merge.pick_inputs(head, all_sizes=True)
+    thin = index.change(
+        store, index.empty_index(APP, TOPIC), index.replace_update({inputs[1].object: None}), by=BY, now_ms=1
+    )
     before = {each.key for each in store.list("")}
     assert merge.merge(store, head, inputs, by=BY, now_ms=1) == thin
     assert {each.key for each in store.list("")} == before

@@ -1,7 +1,7 @@
 """Runs that only say how large they are and where, and merges of them."""
 
-from slackwater.store.compaction.plan import Compaction, Done
-from slackwater.store.sst.sorted_runs import bounds
+from slackwater.store.compaction.plan import Compaction, CompactionResult
+from slackwater.store.sst.sorted_runs import hash_bounds
 from slackwater.store.versions.manifest import Sst
 
 PARTITIONS = 4
@@ -11,7 +11,7 @@ PARTITIONS = 4
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
     """A run that only says how large it is, and where."""
     name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
-    return Sst(name, partition, 0, size, size, "", *bounds(partition, partitions), seq_min, seq_max, 0, "", 0)
+    return Sst(name, partition, 0, size, size, "", *hash_bounds(partition, partitions), seq_min, seq_max, 0, "", 0)
 
 
 def compaction_of(
@@ -26,8 +26,8 @@ def runs_of(*sizes: int) -> tuple[Sst, ...]:
     return tuple(a_run(count - i, count - i, size) for i, size in enumerate(sizes))
 
 
-def merged(done: Compaction, size: int | None = None) -> Done:
+def merged(done: Compaction, size: int | None = None) -> CompactionResult:
     """As if it had been carried out."""
     inputs = done.inputs
     size = sum(entry.bytes for entry in inputs) if size is None else size
-    return Done(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))
+    return CompactionResult(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))

@@ -10,14 +10,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick, pick_all
-from slackwater.store.compaction.plan import Compaction, Done, apply
+from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sorted_runs import bounds, by_partition, depth
+from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, max_overlap
 from slackwater.store.versions.manifest import Policy, Sst
 
 from tests.models.profiles import scaled
@@ -30,7 +30,7 @@ def an_sst(
     level: int, size: int, seqs: tuple[int, int], eighths: tuple[int, int] = (0, 8), tombstones: int = 0, name: str = ""
 ) -> Sst:
     """An SST that covers these eighths of all hashes, `eighths[1]` excluded."""
-    low, high = bounds(eighths[0], 8)[0], bounds(eighths[1] - 1, 8)[1]
+    low, high = hash_bounds(eighths[0], 8)[0], hash_bounds(eighths[1] - 1, 8)[1]
     name = name or f"{level}/{eighths}/{seqs}"
     return Sst(name, 0, level, size, size, "", low, high, *seqs, 0, "", 0, tombstones)
 
@@ -50,8 +50,8 @@ def test_level_0_goes_down_as_a_whole_into_what_it_meets_of_level_1() -> None:
     last = an_sst(2, 500, (1, 3))
     (one,) = picked(*new, *upper, last)
     assert one.inputs == (*new, *upper)
-    assert (one.output_level, one.drops_tombstones, one.moves) == (1, False, False)
-    assert one.hashes == bounds(0, 1)
+    assert (one.output_level, one.drops_tombstones, one.is_trivial_move) == (1, False, False)
+    assert one.hash_range == hash_bounds(0, 1)
 
 
 def test_of_a_level_that_is_too_large_the_ssts_go_down_that_meet_least_below() -> None:
@@ -59,7 +59,7 @@ def test_of_a_level_that_is_too_large_the_ssts_go_down_that_meet_least_below() -
     lower = (an_sst(2, 500, (1, 3), (0, 4)), an_sst(2, 50, (1, 3), (4, 6)), an_sst(2, 50, (1, 3), (6, 8)))
     (one,) = picked(*upper, *lower)
     assert set(one.inputs) == {upper[1], *lower[1:]}
-    assert (one.output_level, one.drops_tombstones, one.hashes) == (2, True, bounds(1, 2))
+    assert (one.output_level, one.drops_tombstones, one.hash_range) == (2, True, hash_bounds(1, 2))
     # What exceeds the level's size is 60: one SST is enough. Of 140, two are needed, in two merges.
     more = tuple(replace(sst, bytes=120) for sst in upper)
     assert [set(one.inputs) for one in picked(*more, *lower)] == [{more[1], *lower[1:]}, {more[0], lower[0]}]
@@ -69,14 +69,14 @@ def test_an_sst_with_nothing_below_it_moves_without_being_read() -> None:
     upper = tuple(an_sst(1, 80, (8, 9), (n, n + 4)) for n in (0, 4))
     lower = an_sst(2, 500, (1, 3), (0, 4))
     (one,) = picked(*upper, lower)
-    assert (one.inputs, one.moves, one.input_bytes) == ((upper[1],), True, 0)
+    assert (one.inputs, one.is_trivial_move, one.input_bytes) == ((upper[1],), True, 0)
     store, cache = MemoryStore(), SstCache(Path("/nowhere"), 0)
-    done = run(store, cache, "a", "s", ROUTES, one)
+    done = run_compaction(store, cache, "a", "s", ROUTES, one)
     assert done.outputs == (replace(upper[1], level=2),)
-    assert apply((*upper, lower), [done]) == (upper[0], *done.outputs, lower)
+    assert apply_results((*upper, lower), [done]) == (upper[0], *done.outputs, lower)
     # Tombstones are dropped on that occasion, so it is read.
     (one,) = picked(upper[0], replace(upper[1], tombstones=1), lower)
-    assert (one.moves, one.drops_tombstones) == (False, True)
+    assert (one.is_trivial_move, one.drops_tombstones) == (False, True)
 
 
 def test_what_lies_under_other_levels_is_kept_apart_from_what_does_not() -> None:
@@ -86,7 +86,7 @@ def test_what_lies_under_other_levels_is_kept_apart_from_what_does_not() -> None
     (one,) = picked(upper, lower, last)
     assert (one.inputs, one.output_level, one.drops_tombstones) == ((upper, lower), 2, False)
     assert one.slots == 32, "1000 bytes in SSTs of 50 are 20 slots, and so 32"
-    assert one.guards == {bounds(slot, 32)[0] for slot in range(5)}
+    assert one.guards == {hash_bounds(slot, 32)[0] for slot in range(5)}
 
 
 def test_too_much_between_level_0_and_the_last_is_merged_with_it() -> None:
@@ -157,34 +157,34 @@ def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(hist
     try:
         for era in history:
             table = replace(table, partitions=era.partitions)
-            waiting: list[tuple[int, Done]] = []
+            waiting: list[tuple[int, CompactionResult]] = []
             for changes in era.batches:
                 seq += 1
                 rows = {(str(k), "x"): None if v is None else (v, None, None) for k, v in changes.items()}
                 ssts = (*write_version(store, cache, table, rows, seq), *ssts)
                 model |= changes
-                ssts = apply(ssts, [done for at, done in waiting if at <= seq])
+                ssts = apply_results(ssts, [done for at, done in waiting if at <= seq])
                 waiting = [(at, done) for at, done in waiting if at > seq]
                 busy = {sst for _, done in waiting for sst in done.compaction.inputs}
                 for one in pick(ssts, table.partitions, policy):
                     if busy.isdisjoint(one.inputs):
-                        waiting.append((seq + era.late, run(store, cache, "app", "stage", table, one)))
-                ssts = apply(ssts, [done for at, done in waiting if at <= seq])
+                        waiting.append((seq + era.late, run_compaction(store, cache, "app", "stage", table, one)))
+                ssts = apply_results(ssts, [done for at, done in waiting if at <= seq])
                 waiting = [(at, done) for at, done in waiting if at > seq]
                 check_levels(ssts)
                 check_reads(store, cache, ssts, model)
-            ssts = apply(ssts, [done for _, done in waiting])
+            ssts = apply_results(ssts, [done for _, done in waiting])
         for _ in range(100):
             due = pick(ssts, table.partitions, policy)
             if not due:
                 break
-            ssts = apply(ssts, [run(store, cache, "app", "stage", table, one) for one in due])
+            ssts = apply_results(ssts, [run_compaction(store, cache, "app", "stage", table, one) for one in due])
             check_levels(ssts)
         assert not pick(ssts, table.partitions, policy), "merging does not end"
         check_reads(store, cache, ssts, model)
         for mine in by_partition(ssts, table.partitions).values():
-            assert depth(sst for sst in mine if not sst.level) < policy.l0_trigger
-            assert depth(mine) < policy.l0_trigger + max(sst.level for sst in mine)
+            assert max_overlap(sst for sst in mine if not sst.level) < policy.l0_trigger
+            assert max_overlap(mine) < policy.l0_trigger + max(sst.level for sst in mine)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

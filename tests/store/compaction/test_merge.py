@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from slackwater.errors import Refused
 from slackwater.store.compaction import merge
-from slackwater.store.compaction.merge import Stopped, run
+from slackwater.store.compaction.merge import MergeStopped, run_compaction
 from slackwater.store.compaction.plan import Compaction, newest_first
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -19,7 +19,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sorted_runs import bounds, by_partition, sorted_runs, touched
+from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, overlapped_partitions, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1)
@@ -32,7 +32,7 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
     rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
     rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.int8)))
-    return writer.write(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
+    return writer.write_sst(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:
@@ -77,7 +77,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     for _ in range(3):  # threads that other tests have left can add to what is measured, and take nothing off it
         before = store.counts["put"]
         with peak_bytes() as peak:
-            done = run(store, cache, "a", "s", TABLE, whole((base, *news), 1 << 19))
+            done = run_compaction(store, cache, "a", "s", TABLE, whole((base, *news), 1 << 19))
         if peak[0] < decoded / 3:
             break
     assert peak[0] < decoded / 3
@@ -91,7 +91,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
 def test_the_ssts_of_a_result_lie_side_by_side_and_are_one_run(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     inputs = tuple(written(store, cache, np.arange(seq, 60_000, 3), seq) for seq in range(1, 4))
-    done = run(store, cache, "a", "s", TABLE, whole(inputs, 200_000))
+    done = run_compaction(store, cache, "a", "s", TABLE, whole(inputs, 200_000))
     assert len(done.outputs) > 4
     assert all(one.level == 1 for one in done.outputs)
     for one, other in pairwise(done.outputs):
@@ -112,9 +112,12 @@ def test_an_sst_holds_whole_slots_or_a_part_of_one_and_ends_at_a_guard(tmp_path:
             drops_tombstones=True,
             target_file_bytes=target_file_bytes,
             slots=slots,
-            guards=frozenset(bounds(slot, slots)[0] for slot in guarded),
+            guards=frozenset(hash_bounds(slot, slots)[0] for slot in guarded),
         )
-        return [set(touched(made, slots)) for made in run(store, cache, "a", "s", TABLE, one).outputs]
+        return [
+            set(overlapped_partitions(made, slots))
+            for made in run_compaction(store, cache, "a", "s", TABLE, one).outputs
+        ]
 
     size = inputs[0].bytes
     assert cut(2 * size, 8) == [set(range(8))]
@@ -134,7 +137,7 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     size = sum(one.bytes for one in inputs)
     monkeypatch.setattr(merge, "_READ_BYTES", size // 2)
     store.reset()
-    done = run(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole(inputs, 1 << 30))
+    done = run_compaction(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole(inputs, 1 << 30))
     assert done.outputs[0].rows == 199_999
     assert 2 * (1 + 2) <= store.counts["get_range"] <= 2 * (1 + 3), "of each SST the footer, and its rows in few pieces"
     assert store.counts == {"get_range": store.counts["get_range"], "put": 1}
@@ -144,12 +147,12 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
 def test_what_lies_beyond_the_partition_is_cut_into_ssts_of_their_own_level(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     old = written(store, cache, np.arange(40_000), 1, level=3)
-    done = run(store, cache, "a", "s", TABLE, whole((old,), 100_000, partitions=4))
+    done = run_compaction(store, cache, "a", "s", TABLE, whole((old,), 100_000, partitions=4))
     mine = by_partition(done.outputs, 4)
     assert sorted(mine) == [0, 1, 2, 3]
     assert {one.level for one in mine[0]} == {4}
     assert {one.level for p in (1, 2, 3) for one in mine[p]} == {3}
-    assert all(len(touched(one, 4)) == 1 for one in done.outputs)
+    assert all(len(overlapped_partitions(one, 4)) == 1 for one in done.outputs)
     assert min(map(len, mine.values())) > 1
 
 
@@ -158,9 +161,9 @@ def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_t
 ) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
     one = whole((written(store, cache, np.arange(10), 1),), 1 << 20)
-    with pytest.raises(Stopped):
-        run(store, cache, "a", "s", TABLE, one, stop=lambda: True)
-    monkeypatch.setattr(merge, "_LONGEST_S", -1.0)
+    with pytest.raises(MergeStopped):
+        run_compaction(store, cache, "a", "s", TABLE, one, should_stop=lambda: True)
+    monkeypatch.setattr(merge, "_MAX_MERGE_S", -1.0)
     with pytest.raises(Refused, match="state partition 0 takes more than") as refused:
-        run(store, cache, "a", "s", TABLE, one)
+        run_compaction(store, cache, "a", "s", TABLE, one)
     assert "rescale" in refused.value.hint

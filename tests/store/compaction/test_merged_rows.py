@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.store.compaction import merge
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.writer import prepare
+from slackwater.store.sst.writer import prepare_rows
 from slackwater.store.versions.manifest import Sst
 
 from tests.models.profiles import scaled
@@ -42,10 +42,10 @@ def test_the_newest_row_of_each_key_is_kept(store: CountingStore, cache: SstCach
     old = write_version(store, None, ROUTES, {("a", "x"): (1, None, None), ("b", "x"): (1, None, None)}, 1)
     new = write_version(store, cache, ROUTES, {("a", "x"): (2, None, None), ("c", "x"): (2, None, None)}, 2)
     before = store.counts["put"]
-    done = run(store, cache, "app", "stage", ROUTES, whole((*new, *old), drops_tombstones=True))
+    done = run_compaction(store, cache, "app", "stage", ROUTES, whole((*new, *old), drops_tombstones=True))
     (output,) = done.outputs
     assert store.counts["put"] == before + 1
-    kept = cache.peek(output, ROUTES)
+    kept = cache.cached_rows(output, ROUTES)
     assert kept is not None
     found = {row["origin"]: (row["flights"], row["_seq"]) for row in kept.stored.to_pylist()}
     assert found == {"a": (2, 2), "b": (1, 1), "c": (2, 2)}
@@ -56,18 +56,20 @@ def test_the_newest_row_of_each_key_is_kept(store: CountingStore, cache: SstCach
 def test_tombstones_stay_while_an_older_run_may_have_the_key(store: CountingStore, cache: SstCache) -> None:
     mid = write_version(store, cache, ROUTES, {("a", "x"): (1, None, None), ("b", "x"): None}, 2)
     new = write_version(store, cache, ROUTES, {("a", "x"): None}, 3)
-    done = run(store, cache, "app", "stage", ROUTES, whole((*new, *mid), drops_tombstones=False))
+    done = run_compaction(store, cache, "app", "stage", ROUTES, whole((*new, *mid), drops_tombstones=False))
     (output,) = done.outputs
     assert (output.rows, output.tombstones) == (2, 2)
-    gone = run(store, cache, "app", "stage", ROUTES, whole((output,), drops_tombstones=True))
+    gone = run_compaction(store, cache, "app", "stage", ROUTES, whole((output,), drops_tombstones=True))
     assert gone.outputs == ()
-    assert apply((output,), [gone]) == ()
+    assert apply_results((output,), [gone]) == ()
 
 
 def test_the_level_is_one_more_than_the_highest_input(store: CountingStore, cache: SstCache) -> None:
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, None, None)}, 1)[0]
     new = write_version(store, cache, ROUTES, {("b", "x"): (1, None, None)}, 2)[0]
-    done = run(store, cache, "app", "stage", ROUTES, whole((new, replace(old, level=4)), drops_tombstones=True))
+    done = run_compaction(
+        store, cache, "app", "stage", ROUTES, whole((new, replace(old, level=4)), drops_tombstones=True)
+    )
     (output,) = done.outputs
     assert output.level == 5
 
@@ -77,7 +79,7 @@ def test_a_damaged_input_is_told_and_nothing_is_written(store: CountingStore, ca
     store.put(old.object, b"")
     before = store.counts["put"]
     with pytest.raises(Corruption):
-        run(store, cache, "app", "stage", ROUTES, whole((old,), drops_tombstones=True))
+        run_compaction(store, cache, "app", "stage", ROUTES, whole((old,), drops_tombstones=True))
     assert store.counts["put"] == before
 
 
@@ -109,7 +111,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge, "_SLICE_ROWS", slice_rows)
         patch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 7)
-        done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
+        done = run_compaction(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:
         assert not expected
         return
@@ -125,4 +127,4 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     assert found == expected
     assert output.rows == len(expected)
     # In the order of an SST, which preparing it again would not change.
-    assert prepare(table, ROUTES) == table
+    assert prepare_rows(table, ROUTES) == table

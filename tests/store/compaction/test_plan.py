@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.compaction.plan import CompactionResult, apply_results
 
 from tests.store.compaction.runs import a_run, compaction_of, merged, runs_of
 
@@ -17,9 +17,9 @@ def test_a_result_lands_the_same_whether_newer_runs_came_before_or_after_it(
     end = data.draw(st.integers(start + 2, len(ssts)))
     done = merged(compaction_of(ssts[start:end], drops_tombstones=end == len(ssts)))
     if data.draw(st.booleans()):
-        done = Done(done.compaction, ())
+        done = CompactionResult(done.compaction, ())
     newer = tuple(a_run(len(ssts) + i, len(ssts) + i, 7) for i in range(num_newer, 0, -1))
-    assert apply((*newer, *ssts, *other), [done]) == (*newer, *apply((*ssts, *other), [done]))
+    assert apply_results((*newer, *ssts, *other), [done]) == (*newer, *apply_results((*ssts, *other), [done]))
 
 
 def test_results_of_several_partitions_land_together() -> None:
@@ -28,26 +28,26 @@ def test_results_of_several_partitions_land_together() -> None:
         merged(compaction_of(left, drops_tombstones=True)),
         merged(compaction_of(right, drops_tombstones=True, partition=1)),
     ]
-    assert apply((*left, *right), done) == (*done[0].outputs, *done[1].outputs)
+    assert apply_results((*left, *right), done) == (*done[0].outputs, *done[1].outputs)
 
 
 def test_a_result_whose_inputs_are_gone_is_left_out() -> None:
     ssts = runs_of(1, 1, 1, 1)
     first = merged(compaction_of(ssts[1:3], drops_tombstones=False))
     second = merged(compaction_of(ssts[:2], drops_tombstones=False))
-    after = apply(ssts, [first])
-    assert apply(after, [second]) == after
-    assert apply((), [first]) == ()
+    after = apply_results(ssts, [first])
+    assert apply_results(after, [second]) == after
+    assert apply_results((), [first]) == ()
 
 
 def test_a_result_between_whose_inputs_a_run_lies_now_is_left_out() -> None:
     newest, between, oldest = runs_of(1, 1, 1)
     done = merged(compaction_of((newest, oldest), drops_tombstones=True))
-    assert apply((newest, between, oldest), [done]) == (newest, between, oldest)
+    assert apply_results((newest, between, oldest), [done]) == (newest, between, oldest)
 
 
 def test_a_result_without_tombstones_is_left_out_when_there_is_an_older_run() -> None:
     newest, older, oldest = runs_of(1, 1, 1)
     done = merged(compaction_of((newest, older), drops_tombstones=True))
-    assert apply((newest, older, oldest), [done]) == (newest, older, oldest)
-    assert apply((newest, older), [done]) == done.outputs
+    assert apply_results((newest, older, oldest), [done]) == (newest, older, oldest)
+    assert apply_results((newest, older), [done]) == done.outputs

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.plan import Compaction, Done, apply, rebase
-from slackwater.store.sst.sorted_runs import bounds
+from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results, rebase
+from slackwater.store.sst.sorted_runs import hash_bounds
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import Column, Input, Manifest, Sst, Table
@@ -34,14 +34,16 @@ class Runs:
         name = f"sst-{len(self.rows)}"
         self.rows[name] = rows
         seqs = rows.values()
-        return Sst(name, partition, level, len(rows), 10, "", *bounds(partition, 2), min(seqs), max(seqs), 0, "", 0)
+        return Sst(
+            name, partition, level, len(rows), 10, "", *hash_bounds(partition, 2), min(seqs), max(seqs), 0, "", 0
+        )
 
     def written(self, keys: frozenset[int], seq: int) -> tuple[Sst, ...]:
         """What a batch that writes these keys adds."""
         parts = ({key: seq for key in keys if key % 2 == partition} for partition in range(2))
         return tuple(self.sst(partition, rows, 0) for partition, rows in enumerate(parts) if rows)
 
-    def merged(self, ssts: tuple[Sst, ...], where: Slice) -> Done | None:
+    def merged(self, ssts: tuple[Sst, ...], where: Slice) -> CompactionResult | None:
         """The merge of this slice, if there is something to merge."""
         partition, start, end = where
         runs = sorted((sst for sst in ssts if sst.partition == partition), key=lambda sst: -sst.seq_max)
@@ -51,7 +53,7 @@ class Runs:
         rows = self.table(inputs)
         made = self.sst(partition, rows, 1 + max(sst.level for sst in inputs))
         made = replace(made, seq_min=inputs[-1].seq_min, seq_max=inputs[0].seq_max)
-        return Done(Compaction(partition, 2, inputs, drops_tombstones=end >= len(runs)), (made,))
+        return CompactionResult(Compaction(partition, 2, inputs, drops_tombstones=end >= len(runs)), (made,))
 
     def table(self, ssts: tuple[Sst, ...]) -> Rows:
         """The newest row of each key."""
@@ -80,13 +82,13 @@ slices = st.lists(
 )
 
 
-def merges(runs: Runs, head: Manifest, wanted: list[Slice]) -> tuple[Done, ...]:
+def merges(runs: Runs, head: Manifest, wanted: list[Slice]) -> tuple[CompactionResult, ...]:
     return tuple(done for where in wanted if (done := runs.merged(head.ssts, where)) is not None)
 
 
 def compacted(runs: Runs, head: Manifest, wanted: list[Slice]) -> Manifest:
     """The head after a compaction in another process."""
-    return after(head, apply(head.ssts, merges(runs, head, wanted)), kind="compaction")
+    return after(head, apply_results(head.ssts, merges(runs, head, wanted)), kind="compaction")
 
 
 @given(batches, st.frozensets(st.sampled_from(KEYS)), slices, st.lists(slices, min_size=1, max_size=3))
@@ -97,7 +99,7 @@ def test_what_the_batch_added_stays_added_and_what_was_merged_stays_merged(
     before = begun(runs, history)
     mine = merges(runs, before, own)
     added = runs.written(keys, before.version + 1)
-    batch = after(before, apply((*added, *before.ssts), mine))
+    batch = after(before, apply_results((*added, *before.ssts), mine))
     onto = reduce(lambda head, wanted: compacted(runs, head, wanted), others, before)
     found = rebase(before, batch, onto, mine)
     # No row is lost or older than it was.
@@ -126,7 +128,7 @@ def test_versions_that_wait_behind_one_another_are_rebased_one_after_the_other(
         mine = merges(runs, before, own)
         added = runs.written(keys, before.version + 1)
         recorded = recorded | {f"snapshot-{before.version + 1}": before.version + 1}
-        batch = after(before, apply((*added, *before.ssts), mine), recorded=recorded)
+        batch = after(before, apply_results((*added, *before.ssts), mine), recorded=recorded)
         found = rebase(before, batch, onto, mine)
         assert runs.table(found.ssts) == runs.table(batch.ssts)
         assert (found.version, found.row_seq, found.time_ms > onto.time_ms) == (onto.version + 1, batch.version, True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction import picker
-from slackwater.store.compaction.plan import Compaction, Done, apply
-from slackwater.store.sst.sorted_runs import bounds, by_partition, depth, sorted_runs, touched
+from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results
+from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, max_overlap, overlapped_partitions, sorted_runs
 from slackwater.store.versions.manifest import Policy, Sst
 
 from tests.store.compaction.runs import PARTITIONS, a_run, compaction_of, merged, runs_of
@@ -19,23 +19,23 @@ def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> t
     return picker.pick(ssts, partitions, Policy(**knobs))
 
 
-def cut(one: Compaction) -> Done:
+def cut(one: Compaction) -> CompactionResult:
     """As if it had been carried out, with keys everywhere."""
     count = one.partitions
-    pieces = [(entry, p) for entry in one.inputs for p in touched(entry, count) if p != one.partition]
+    pieces = [(entry, p) for entry in one.inputs for p in overlapped_partitions(entry, count) if p != one.partition]
     oldest, newest = min(entry.seq_min for entry in one.inputs), max(entry.seq_max for entry in one.inputs)
     size = sum(entry.bytes for entry in one.inputs)
     outputs = [a_run(oldest, newest, size, one.partition, count)]
     for number, (piece, p) in enumerate(pieces):
-        low, high = bounds(p, count)
+        low, high = hash_bounds(p, count)
         low, high = max(low, piece.hash_min), min(high, piece.hash_max)
         outputs.append(replace(piece, object=f"{piece.object}/{number}", partition=p, hash_min=low, hash_max=high))
-    return Done(one, tuple(outputs))
+    return CompactionResult(one, tuple(outputs))
 
 
 def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
     """In how many SSTs of each state partition a key can be."""
-    return {p: sum(map(depth, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
+    return {p: sum(map(max_overlap, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
 
 
 def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
@@ -76,7 +76,7 @@ def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
         while picked := pick(ssts, partitions, l0_trigger=trigger):
             inputs = [sst for one in picked for sst in one.inputs]
             assert len(inputs) == len(set(inputs))
-            ssts = apply(ssts, [cut(one) for one in picked])
+            ssts = apply_results(ssts, [cut(one) for one in picked])
             fewer = runs_by_partition(ssts, partitions)
             assert all(fewer[p] <= counts[p] for p in counts)
             assert all(fewer[one.partition] < counts[one.partition] for one in picked)
@@ -140,7 +140,7 @@ def test_what_is_picked_are_neighbours_and_brings_the_runs_below_the_trigger(
         assert len(one.inputs) >= 2
         assert one.inputs == ssts[start : start + len(one.inputs)]
         assert one.drops_tombstones == (one.inputs[-1] == ssts[-1])
-        ssts = apply(ssts, [merged(one)])
+        ssts = apply_results(ssts, [merged(one)])
     assert len(ssts) < trigger
 
 
@@ -160,7 +160,7 @@ def test_each_byte_is_rewritten_a_logarithmic_number_of_times(base: int, grows: 
                 size = min(size, max(base, 100) * batch)
             written += size
             largest_rewrites += one.drops_tombstones
-            ssts = apply(ssts, [merged(one, size)])
+            ssts = apply_results(ssts, [merged(one, size)])
         assert len(ssts) < 8
     state = max(base, batches if grows else 100)
     assert written / (batches * batch) <= 1 + math.log2(state)

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 from slackwater.errors import ObjectExists, Unavailable
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 
 T = TypeVar("T")
 
 
-class FaultyStore(Wrapper):
+class FaultyStore(StoreWrapper):
     """Another store, whose requests fail in the ways that real ones do.
 
     With one thread, the same seed and the same requests give the same faults. The faults of a write:
@@ -65,7 +65,7 @@ class FaultyStore(Wrapper):
                 with suppress(ObjectExists):  # its sender has long stopped listening
                     self._under_way.pop(0)()
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         is_write = method in ("put", "put_if_absent", "delete")
         fault = self._choose("refused", *(("lost", "late") if is_write else ()), "echoed" * (method == "put_if_absent"))
         if fault == "late":

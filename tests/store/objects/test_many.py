@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.objects.many import many
+from slackwater.store.objects.many import map_concurrently
 
 
 @given(things=st.lists(st.integers(), max_size=40), workers=st.integers(1, 4), ahead=st.integers(0, 8))
@@ -17,13 +17,15 @@ def test_answers_come_in_order_and_only_so_many_wait_to_be_taken(things: list[in
             assert number - len(taken) <= ahead + 1
             yield thing
 
-    for thing, answer in zip(things, many(lambda thing: thing + 1, asked(), workers, ahead=ahead), strict=True):
+    for thing, answer in zip(
+        things, map_concurrently(lambda thing: thing + 1, asked(), workers, max_unread=ahead), strict=True
+    ):
         assert answer == thing + 1
         taken.append(answer)
 
 
 def test_what_fails_is_raised_in_its_place() -> None:
-    answers = many(lambda thing: 6 // thing, [1, 2, 0, 3])
+    answers = map_concurrently(lambda thing: 6 // thing, [1, 2, 0, 3])
     assert [next(answers), next(answers)] == [6, 3]
     with pytest.raises(ZeroDivisionError):
         next(answers)

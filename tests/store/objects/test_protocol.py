@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slackwater.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.protocol import Leftover, Leftovers, ObjectStore
+from slackwater.store.objects.protocol import HasUnfinishedWrites, ObjectStore, UnfinishedWrite
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore
@@ -51,9 +51,9 @@ def test_a_write_that_has_ended_leaves_nothing_behind(store: ObjectStore) -> Non
     store.put_if_absent("b", b"")
     with pytest.raises(ObjectExists):
         store.put_if_absent("b", b"")
-    if isinstance(store, Leftovers):
-        assert list(store.leftovers("")) == []
-        store.discard(Leftover("a", "ended-long-ago", 0))
+    if isinstance(store, HasUnfinishedWrites):
+        assert list(store.unfinished_writes("")) == []
+        store.discard(UnfinishedWrite("a", "ended-long-ago", 0))
 
 
 def test_a_put_overwrites(store: ObjectStore) -> None:

@@ -81,7 +81,7 @@ def test_a_server_that_has_come_back_is_believed_at_once() -> None:
 def test_an_overloaded_server_gets_little_more_than_it_is_asked_for() -> None:
     crowd = Crowd()
     server = Server(crowd, per_s=10)
-    budget = RetryBudget(at_once=20, per_s=1, clock=crowd.clock)
+    budget = RetryBudget(max_burst=20, retries_per_s=1, clock=crowd.clock)
 
     def worker(retry: Retry) -> None:
         for _ in range(30):
@@ -100,16 +100,16 @@ def test_a_full_bucket_holds_no_more() -> None:
     budget = RetryBudget(3, 1, clock=crowd.clock)
     crowd.now_s = 1000
     for _ in range(100):
-        budget.answered(repeated=False)
-    assert [budget.take() for _ in range(4)] == [True, True, True, False]
+        budget.refill(repeated=False)
+    assert [budget.take_token() for _ in range(4)] == [True, True, True, False]
 
 
 def test_a_repetition_that_was_answered_gives_its_token_back_and_ten_answers_make_one() -> None:
     budget = RetryBudget(2, 0.001, clock=lambda: 0.0)
-    assert [budget.take() for _ in range(3)] == [True, True, False]
-    budget.answered(repeated=True)
-    assert [budget.take() for _ in range(2)] == [True, False]
+    assert [budget.take_token() for _ in range(3)] == [True, True, False]
+    budget.refill(repeated=True)
+    assert [budget.take_token() for _ in range(2)] == [True, False]
     for _ in range(10):
-        assert not budget.take()
-        budget.answered(repeated=False)
-    assert [budget.take() for _ in range(2)] == [True, False]
+        assert not budget.take_token()
+        budget.refill(repeated=False)
+    assert [budget.take_token() for _ in range(2)] == [True, False]

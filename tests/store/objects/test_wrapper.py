@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Unavailable, Usage
-from slackwater.store.objects.counting import CountingStore, Reads, Stats
+from slackwater.store.objects.counting import CountingStore, ReadCounters, Stats
 from slackwater.store.objects.local import LocalStore, SpooledStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -47,9 +47,9 @@ def test_requests_to_another_root_are_counted(
     assert store.at(other.url) is store.at(other.url)
     assert store.at(other.url).url == other.url
     theirs = Sst("x", 0, 0, 1, 4, "c", 0, 1, 1, 1, 0, "", 0, root=other.url)
-    assert RangeReader(store, theirs, Reads()).one(1, 3) == b"23"
+    assert RangeReader(store, theirs, ReadCounters()).read_counted(1, 3) == b"23"
     assert store.at(other.url).get("x") == b"1234"
-    assert counting.take() == Stats(gets=2, bytes_read=6)
+    assert counting.take_stats() == Stats(gets=2, bytes_read=6)
     counting.put("y", b"7")
     assert counting.counts == {"get": 1, "get_range": 1, "put": 1}
 

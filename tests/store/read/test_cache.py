@@ -48,7 +48,7 @@ def folder_bytes(folder: Path) -> int:
 
 def expected_rows(number: int = 0) -> pa.Table:
     changes = {(str(number), str(i)): (i, i / 2, None) for i in range(100)}
-    return writer.prepare(state_rows(ROUTES, changes, number + 1), ROUTES)
+    return writer.prepare_rows(state_rows(ROUTES, changes, number + 1), ROUTES)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_what_was_just_written_need_not_be_fetched(folder: Path) -> None:
     assert SstCache(folder, LARGE).open(store, written, ROUTES).stored == expected_rows()
     encoded = put(store, None, 1)
     cache.add_encoded(encoded, ROUTES, store.get(encoded.object))
-    mapped = cache.peek(encoded, ROUTES)
+    mapped = cache.cached_rows(encoded, ROUTES)
     assert mapped is not None
     assert mapped.stored == expected_rows(1)
     assert dict(store.counts) == {"put": 2, "get": 1}
@@ -90,7 +90,7 @@ def test_hashes_are_numpys_view_of_the_mapped_file(folder: Path) -> None:
 def test_peek_asks_no_store(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     written = put(store)
-    assert SstCache(folder, LARGE).peek(written, ROUTES) is None
+    assert SstCache(folder, LARGE).cached_rows(written, ROUTES) is None
     assert dict(store.counts) == {"put": 1}
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_file_is_fetched_again(tmp_path_factory: pytest.TempPathFactor
     cache = SstCache(folder, LARGE)
     assert cache.open(store, written, ROUTES).stored == expected_rows()
     assert store.counts["get"] == 1
-    assert SstCache(folder, LARGE).peek(written, ROUTES) is not None
+    assert SstCache(folder, LARGE).cached_rows(written, ROUTES) is not None
 
 
 def test_damage_in_the_store_is_told_with_the_object(folder: Path) -> None:
@@ -145,11 +145,11 @@ def test_the_folder_stays_within_its_bytes_and_keeps_what_was_used_last(folder: 
         for path in folder.iterdir():
             os.utime(path, ns=(old_ns, old_ns))
         # Whoever opens a file uses it.
-        assert SstCache(folder, limit).peek(first, ROUTES) is not None
+        assert SstCache(folder, limit).cached_rows(first, ROUTES) is not None
         put(store, cache, number)
         assert folder_bytes(folder) <= limit
     assert len(files(folder)) >= 3
-    assert SstCache(folder, limit).peek(first, ROUTES) is not None
+    assert SstCache(folder, limit).cached_rows(first, ROUTES) is not None
 
 
 def test_an_evicted_file_stays_readable_for_those_who_have_it_open(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_memory_is_bounded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     for entry in written:
         cache.open(store, entry, ROUTES)
     assert store.counts["get"] == before + 4
-    assert [cache.peek(entry, ROUTES) is not None for entry in written] == [False, False, True, True]
+    assert [cache.cached_rows(entry, ROUTES) is not None for entry in written] == [False, False, True, True]
 
 
 def test_a_folder_of_no_use_makes_it_slower_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

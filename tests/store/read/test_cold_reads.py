@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from cachetools import LRUCache
 from slackwater.errors import Corruption
-from slackwater.store.objects.counting import CountingStore, Reads
+from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read import fetch, footers
@@ -36,7 +36,7 @@ def put(store: CountingStore, numbers: np.ndarray, seq: int) -> Sst:
         .append_column("_seq", pa.array(np.full(len(numbers), seq)))
         .append_column("_op", pa.array(np.zeros(len(numbers), np.int8)))
     )
-    return writer.write(store, None, app="a", stage="s", table=NUMBERED, partition=0, rows=rows)
+    return writer.write_sst(store, None, app="a", stage="s", table=NUMBERED, partition=0, rows=rows)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def look_up(
     cache: SstCache,
     ssts: tuple[Sst, ...],
     numbers: np.ndarray,
-    reads: Reads,
+    reads: ReadCounters,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> list[int | None]:
     keys = pa.table({"k": numbers})
@@ -81,7 +81,7 @@ def test_a_cold_look_up_reads_hardly_more_than_the_row_groups_its_keys_fall_in(
 ) -> None:
     store, ssts = table
     numbers = np.random.default_rng(num).integers(BASE_ROWS, size=num)
-    reads, before = Reads(), store.bytes_read
+    reads, before = ReadCounters(), store.bytes_read
     found = look_up(store, SstCache(tmp_path / "cache", LARGE), ssts, numbers, reads)
     assert [value // 10 for value in found if value is not None] == numbers.tolist()
     assert reads.bytes == store.bytes_read - before
@@ -92,7 +92,7 @@ def test_absent_keys_cost_a_part_of_a_filter_and_no_page(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
-    reads = Reads()
+    reads = ReadCounters()
     numbers = BASE_ROWS + np.arange(20)
     assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts, numbers, reads) == [None] * 20
     # Of 100 keys that are not there, 3 pass a filter.
@@ -109,7 +109,7 @@ def test_a_key_costs_three_round_trips_and_a_page_of_each_column(
     store, ssts = table
     for number in range(7, 27):
         nothing_is_known()
-        reads, before = Reads(), store.bytes_read
+        reads, before = ReadCounters(), store.bytes_read
         (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads)
         assert found is not None
         assert found // 10 == number
@@ -122,10 +122,10 @@ def test_in_haste_the_index_comes_with_the_footer_and_of_few_ssts_no_filter_is_a
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, unfiltered: int, trips: int
 ) -> None:
     store, ssts = table
-    read_ahead = ReadAhead(index_bytes=1 << 20, unfiltered=unfiltered)
+    read_ahead = ReadAhead(index_bytes=1 << 20, max_unfiltered_probes=unfiltered)
     for number in [*range(7, 17), BASE_ROWS + 5]:
         nothing_is_known()
-        reads, before = Reads(), store.bytes_read
+        reads, before = ReadCounters(), store.bytes_read
         (found,) = look_up(store, SstCache(tmp_path / str(number), LARGE), ssts, np.array([number]), reads, read_ahead)
         assert (None if found is None else found // 10) == (number if number < BASE_ROWS else None)
         assert reads.round_trips == trips - (unfiltered == 3 and found is None)
@@ -136,8 +136,8 @@ def test_an_index_that_is_larger_than_one_is_hasty_for_is_read_by_itself(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path
 ) -> None:
     store, ssts = table
-    reads = Reads()
-    read_ahead = ReadAhead(index_bytes=1_000, unfiltered=1)
+    reads = ReadCounters()
+    read_ahead = ReadAhead(index_bytes=1_000, max_unfiltered_probes=1)
     assert look_up(store, SstCache(tmp_path / "cache", LARGE), ssts[:1], np.array([7]), reads, read_ahead) == [71]
     assert reads.round_trips == 3
 
@@ -149,7 +149,9 @@ def test_a_damaged_index_that_came_with_the_footer_is_seen(tmp_path: Path) -> No
     data[sst.bytes - sst.footer_bytes - 600] ^= 1
     store.put(sst.object, bytes(data))
     with pytest.raises(Corruption, match="page index of row group 0"):
-        look_up(store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), Reads(), ReadAhead(0, 1 << 20, 1))
+        look_up(
+            store, SstCache(tmp_path / "cache", LARGE), (sst,), np.array([7]), ReadCounters(), ReadAhead(0, 1 << 20, 1)
+        )
 
 
 def test_a_hundred_keys_cost_less_than_their_row_groups(
@@ -157,7 +159,7 @@ def test_a_hundred_keys_cost_less_than_their_row_groups(
 ) -> None:
     store, ssts = table
     numbers = np.random.default_rng(5).integers(BASE_ROWS, size=100)
-    reads, before = Reads(), store.bytes_read
+    reads, before = ReadCounters(), store.bytes_read
     found = look_up(store, SstCache(tmp_path / "cache", LARGE), ssts, numbers, reads)
     assert [value // 10 for value in found if value is not None] == numbers.tolist()
     assert reads.round_trips <= 6
@@ -170,7 +172,7 @@ def test_pages_come_from_a_real_s3(each_s3: str) -> None:
     store = CountingStore(open_store(f"s3://{BUCKET}/{uuid4().hex}"))
     ssts = (put(store, np.arange(200_000), 1), put(store, np.arange(0, 200_000, 10), 2))
     keys = pa.table({"k": [20, 77_777, 200_001]})
-    reads = Reads()
+    reads = ReadCounters()
     values, _ = multi_get(store, None, ssts, NUMBERED, hash_keys(keys, ["k"]), keys, reads)
     assert values["v"].to_pylist() == [202, 777_771, None]
     assert "get" not in store.counts
@@ -192,7 +194,7 @@ def test_the_tails_of_all_runs_come_at_once(
         return data
 
     monkeypatch.setattr(CountingStore, "get_range", meet)
-    reads = Reads()
+    reads = ReadCounters()
     look_up(store, SstCache(tmp_path / "cache", LARGE), ssts, np.array([BASE_ROWS + 1]), reads)
     assert reads.requests >= len(ssts)
 
@@ -215,7 +217,7 @@ def test_small_runs_come_at_the_same_time_as_the_footer_of_a_large_one(
 
     for name in ("get", "get_range"):
         monkeypatch.setattr(CountingStore, name, meet(getattr(CountingStore, name)))
-    reads = Reads()
+    reads = ReadCounters()
     assert look_up(store, SstCache(tmp_path / "cache", LARGE), (*small, base), np.array([99_999]), reads) == [999_991]
     assert reads.round_trips == 3
 
@@ -223,10 +225,10 @@ def test_small_runs_come_at_the_same_time_as_the_footer_of_a_large_one(
 def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
     data = store.get(base.object)
-    reads = Reads()
+    reads = ReadCounters()
     before = store.counts["get_range"]
     ranges = [(0, 400_000), (600_000, 649_900), (650_000, 900_000), (1_500_000, 1_500_100), (1_504_000, 1_504_100)]
-    found = fetch.read_all([(fetch.RangeReader(store, base, reads), ranges)])[0].ranges
+    found = fetch.read_ranges([(fetch.RangeReader(store, base, reads), ranges)])[0].ranges
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 4_100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 704_100)
@@ -237,9 +239,9 @@ def test_a_long_range_is_read_in_parts(
     table: tuple[CountingStore, tuple[Sst, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
-    monkeypatch.setattr(fetch, "_LARGEST_BYTES", 100_000)
-    reads = Reads()
-    (found,) = fetch.read_all([(fetch.RangeReader(store, base, reads), [(5, 350_005)])])
+    monkeypatch.setattr(fetch, "_MAX_REQUEST_BYTES", 100_000)
+    reads = ReadCounters()
+    (found,) = fetch.read_ranges([(fetch.RangeReader(store, base, reads), [(5, 350_005)])])
     ((start, data),) = found.ranges
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
@@ -247,16 +249,16 @@ def test_a_long_range_is_read_in_parts(
 
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
-    reader = fetch.RangeReader(store, base, Reads())
+    reader = fetch.RangeReader(store, base, ReadCounters())
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        fetch.read_all([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
+        fetch.read_ranges([(reader, [(0, 100), (base.bytes - 100, base.bytes + 100)])])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
     starts = list(range(0, 1_000_000, 10_000))
-    stretches = list(fetch._joined([(start, start + 5_000) for start in starts]))
+    stretches = list(fetch._join_ranges([(start, start + 5_000) for start in starts]))
     assert len(stretches) == 100
-    near = list(fetch._joined([(start, start + 9_990) for start in starts]))
+    near = list(fetch._join_ranges([(start, start + 9_990) for start in starts]))
     assert near == [(0, 999_990)]
 
 
@@ -269,10 +271,10 @@ def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_
     monkeypatch.setattr("slackwater.store.read.cache._MEMORY_BYTES", 4 << 20)
     cache = SstCache(blocked / "cache", LARGE)
     numbers = np.arange(0, BASE_ROWS, 100)
-    expected = look_up(store, SstCache(tmp_path / "good", LARGE), ssts, numbers, Reads())
-    assert look_up(store, cache, ssts, numbers, Reads()) == expected
+    expected = look_up(store, SstCache(tmp_path / "good", LARGE), ssts, numbers, ReadCounters())
+    assert look_up(store, cache, ssts, numbers, ReadCounters()) == expected
     before = store.counts.get("get", 0)
-    reads = Reads()
+    reads = ReadCounters()
     assert look_up(store, cache, ssts, numbers, reads) == expected
     # The small ones fit into its memory; the base does not, and nobody tried again to keep it.
     assert (reads.cache_hits, reads.cache_misses) == (3, 1)
@@ -285,7 +287,7 @@ def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
-    monkeypatch.setattr("slackwater.store.read.cache._WHOLE_BYTES", 100_000)
+    monkeypatch.setattr("slackwater.store.read.cache._MAX_WHOLE_FETCH_BYTES", 100_000)
     cache = SstCache(tmp_path / "cache", LARGE)
     before = store.counts.get("get", 0)
     assert cache.open(store, base, NUMBERED).stored.num_rows == BASE_ROWS

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.plan import Compaction
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
@@ -45,7 +45,7 @@ class Made:
 
     def rows(self, ssts: tuple[Sst, ...], store: ObjectStore | None = None) -> list[dict[str, int]]:
         with closing(duckdb.connect()) as con:
-            register(con, "t", store or self.store, self.cache, manifest_of(TABLE, ssts))
+            register_table(con, "t", store or self.store, self.cache, manifest_of(TABLE, ssts))
             found: list[dict[str, int]] = con.sql("FROM t ORDER BY ALL").to_arrow_table().to_pylist()
             return found
 
@@ -90,7 +90,7 @@ def points(found: Made) -> list[int]:
 
 def merge(found: Made) -> list[int]:
     compaction = Compaction(0, 1, found.ssts, drops_tombstones=True)
-    done = run(found.store, found.cache, "app", "stage", TABLE, compaction)
+    done = run_compaction(found.store, found.cache, "app", "stage", TABLE, compaction)
     return look_up(Made(found.store, done.outputs, found.cache))[::7]
 
 

@@ -70,7 +70,7 @@ def test_each_row_is_there_once_for_each_version_that_shows_it(
 
 def at(store: MemoryStore, cache: SstCache, manifest: Manifest) -> list[tuple[object, ...]]:
     with duckdb.connect() as con:
-        duckdb_view.register(con, "one", store, cache, manifest)
+        duckdb_view.register_table(con, "one", store, cache, manifest)
         return con.sql("FROM one").fetchall()
 
 

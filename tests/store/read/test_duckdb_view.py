@@ -12,7 +12,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
@@ -62,13 +62,13 @@ def test_only_the_newest_row_of_each_key_is_seen_and_deleted_ones_are_not(
     for seq, (changes, rows) in enumerate(zip(history, expected, strict=True), start=1):
         ssts = (*write_version(store, cache, ROUTES, changes, seq), *ssts)
         # Registered again and again: the later one takes the name.
-        register(con, "t", store, cache, manifest_of(ROUTES, ssts, seq))
+        register_table(con, "t", store, cache, manifest_of(ROUTES, ssts, seq))
         assert rows_of(con) == rows
 
 
 def test_internal_columns_are_hidden(con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 4)
-    register(con, "t", store, cache, manifest_of(ROUTES, ssts))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
     assert con.sql("FROM t").columns == ["origin", "dest", "flights", "delay"]
 
 
@@ -76,12 +76,12 @@ def test_no_runs_are_an_empty_table_with_the_same_columns(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
-    register(con, "t", store, cache, manifest_of(ROUTES, ssts))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
     described = rows_of(con, "DESCRIBE t")
-    register(con, "t", store, cache, manifest_of(ROUTES, ()))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, ()))
     assert rows_of(con, "DESCRIBE t") == described
     assert rows_of(con) == []
-    register(con, "t", store, cache, manifest_of(ROUTES, ssts))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
     assert len(rows_of(con)) == 1
 
 
@@ -91,7 +91,7 @@ def test_one_run_in_each_partition_is_a_plain_scan(
     table = replace(ROUTES, partitions=4)
     ssts = write_version(store, cache, table, {(str(i), "x"): (i, None, None) for i in range(100)}, 1)
     assert len(ssts) == 4
-    register(con, "t", store, cache, manifest_of(table, ssts))
+    register_table(con, "t", store, cache, manifest_of(table, ssts))
     assert "JOIN" not in str(rows_of(con, "EXPLAIN FROM t")).upper()
     assert rows_of(con, "SELECT count(*), sum(flights) FROM t") == [(100, 4950)]
 
@@ -103,7 +103,7 @@ def test_keys_with_one_hash_do_not_shadow_each_other(
     old = write_version(store, cache, ROUTES, {("a", None): (1, 0.0, None), (None, "x"): (1, 0.0, None)}, 1, one)
     mid = write_version(store, cache, ROUTES, {("b", None): (2, 0.0, None), ("a", None): (2, 0.0, None)}, 2, one)
     new = write_version(store, cache, ROUTES, {("c", None): None, ("b", None): None}, 3, one)
-    register(con, "t", store, cache, manifest_of(ROUTES, (*new, *mid, *old)))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, (*new, *mid, *old)))
     assert rows_of(con) == [("a", None, 2, 0.0), (None, "x", 1, 0.0)]
 
 
@@ -114,7 +114,7 @@ def test_null_and_nan_keys_are_shadowed_like_any_other(
     keys: list[Key] = [(s, x) for s in (None, "", "a") for x in (None, float("nan"), 0.0)]
     old = write_version(store, cache, table, dict.fromkeys(keys, (1,)), 1)
     new = write_version(store, cache, table, {(s, -x if x == 0 else x): (2,) for s, x in keys}, 2)  # type: ignore[operator]
-    register(con, "t", store, cache, manifest_of(table, (*new, *old)))
+    register_table(con, "t", store, cache, manifest_of(table, (*new, *old)))
     assert rows_of(con, "SELECT count(*), min(v), max(v) FROM t") == [(9, 2, 2)]
 
 
@@ -139,7 +139,7 @@ def test_every_type_arrives_in_duckdb_as_it_was_written(
     }
     table = Table((Column("k", "string"),), tuple(Column(f"v{i}", name) for i, name in enumerate(values)), 1)
     ssts = write_version(store, cache, table, {("a",): tuple(values.values())}, 1)
-    register(con, "t", store, cache, manifest_of(table, ssts))
+    register_table(con, "t", store, cache, manifest_of(table, ssts))
     con.execute("SET TimeZone = 'UTC'")
     found = con.sql("SELECT * EXCLUDE (k) FROM t").to_arrow_table()
     assert found.schema.types == [to_arrow(name) for name in values]
@@ -161,7 +161,7 @@ def test_mapped_ssts_and_files_make_one_table(
             declared = before if seq < 3 else table
             ssts = (*write_version(store, keeps, declared, changes, seq, clock_ms=seq), *ssts)
         for clock_ms, gone in ((0, ""), (103, "c"), (104, "cdef")):
-            files = register(con, "t", store, cache, manifest_of(table, ssts, clock_ms=clock_ms))
+            files = register_table(con, "t", store, cache, manifest_of(table, ssts, clock_ms=clock_ms))
             assert len(files) == 2
             shown = [(origin, flights) for origin, _, flights, _ in rows_of(con)]
             newest = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 4, "f": 4}
@@ -173,7 +173,7 @@ def test_a_cursor_sees_all_rows_or_says_that_it_does_not(
 ) -> None:
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None)}, 1)
     new = write_version(store, cache, ROUTES, {("b", "x"): (2, 2.0, None)}, 2)
-    register(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
+    register_table(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
     if cache.max_bytes:
         assert rows_of(con.cursor()) == rows_of(con)
     else:
@@ -188,7 +188,7 @@ def test_tables_and_columns_may_have_any_name(
     table = Table((Column(name, "string"),), (Column(f"{name} 2", "int64"),), 1)
     old = write_version(store, cache, table, {("a",): (1,)}, 1)
     new = write_version(store, cache, table, {("a",): (2,)}, 2)
-    register(con, name, store, cache, manifest_of(table, (*new, *old)))
+    register_table(con, name, store, cache, manifest_of(table, (*new, *old)))
     quoted = name.replace('"', '""')
     assert rows_of(con, f'SELECT "{quoted} 2" FROM "{quoted}" WHERE "{quoted}" = \'a\'') == [(2,)]
 
@@ -201,7 +201,7 @@ def test_the_store_may_lie_in_a_folder_of_any_name(
     decoy = open_store(str(tmp_path / "what"))
     ssts = write_version(local, cache, ROUTES, {("a", "x"): (1, None, None)}, 1)
     decoy.put(ssts[0].object, b"not Parquet")
-    register(con, "t", local, cache, manifest_of(ROUTES, ssts))
+    register_table(con, "t", local, cache, manifest_of(ROUTES, ssts))
     assert rows_of(con) == [("a", "x", 1, None)]
 
 
@@ -210,7 +210,7 @@ def test_the_files_behind_the_view_are_all_it_needs(
 ) -> None:
     old = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)
     new = write_version(store, None, ROUTES, {("b", "x"): None}, 2)
-    files = register(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
+    files = register_table(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
     con.execute("SET allowed_paths = $paths", {"paths": sorted(map(str, files))})
     con.execute("SET enable_external_access = false")
     asked = store.counts
@@ -224,11 +224,11 @@ def test_a_damaged_sst_is_told_before_any_query(
     ssts = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)
     store.put(ssts[0].object, bytes(ssts[0].bytes))
     with pytest.raises(Corruption, match=ssts[0].object):
-        register(con, "t", store, cache, manifest_of(ROUTES, ssts))
+        register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
 
 
 def test_a_stage_without_state_has_no_table(
     con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
 ) -> None:
     with pytest.raises(Usage, match="'stage' keeps no state"):
-        register(con, "t", store, cache, replace(manifest_of(ROUTES, ()), table=None))
+        register_table(con, "t", store, cache, replace(manifest_of(ROUTES, ()), table=None))

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from slackwater.store.objects.counting import Reads
+from slackwater.store.objects.counting import ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.multi_get import DueRows, LookUps
+from slackwater.store.read.multi_get import DueRows, TableLookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.schema import DUE
@@ -33,7 +33,7 @@ def write(
     op = np.zeros(len(keys), np.int8)
     rows = rows.append_column("_hash", pa.array(hashes)).append_column("_seq", pa.array(np.full(len(keys), seq)))
     rows = rows.append_column("_op", pa.array(op)).select(["key", *(each.name for each in table.values), *_OWN])
-    return writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    return writer.write_sst(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
 
 
 def keys_by_hash() -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -50,9 +50,9 @@ def due_rows(
     span: tuple[int, int],
     hashes: tuple[int, int],
     clock_ms: int,
-    reads: Reads,
+    reads: ReadCounters,
 ) -> DueRows:
-    return LookUps(store, cache, table, ssts, clock_ms, reads).due(span, hashes)
+    return TableLookUps(store, cache, table, ssts, clock_ms, reads).get_due_rows(span, hashes)
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -62,7 +62,7 @@ def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_pa
     old = write(store, keys, list(range(ROWS)), 1)
     touched = keys[100:120]
     new = write(store, touched, [None] * 10 + [70_000] * 10, 2)
-    cache, reads = SstCache(tmp_path / "cache", 1 << 30 if warm else 0), Reads()
+    cache, reads = SstCache(tmp_path / "cache", 1 << 30 if warm else 0), ReadCounters()
     if warm:
         cache.open(store, old, TABLE)
     found = due_rows(store, cache, (old, new), TABLE, span=(95, 129), hashes=EVERY, clock_ms=0, reads=reads)
@@ -73,7 +73,9 @@ def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_pa
     if not warm:
         assert reads.row_groups <= 2, "one for the times, and the same once more for the rows"
         assert reads.bytes < old.bytes
-    none = due_rows(store, cache, (old, new), TABLE, span=(ROWS, EVERY[1]), hashes=EVERY, clock_ms=0, reads=Reads())
+    none = due_rows(
+        store, cache, (old, new), TABLE, span=(ROWS, EVERY[1]), hashes=EVERY, clock_ms=0, reads=ReadCounters()
+    )
     assert (none.keys.num_rows, none.next_ms) == (0, None)
 
 
@@ -84,10 +86,12 @@ def test_an_sst_of_before_the_table_had_times_is_not_read(tmp_path: Path) -> Non
     old = write(store, keys, [None] * ROWS, 1, replace(TABLE, values=TABLE.values[:1]))
     none = write(store, keys[:100], [None] * 100, 2, now)
     for cache in (SstCache(tmp_path / "none", 0), SstCache(tmp_path / "cache", 1 << 30)):
-        found = due_rows(store, cache, (old,), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=(reads := Reads()))
+        found = due_rows(
+            store, cache, (old,), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=(reads := ReadCounters())
+        )
         assert (found.keys.num_rows, found.next_ms, reads.row_groups) == (0, None, 0)
         cache.open(store, old, now)
-        found = due_rows(store, cache, (old, none), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=Reads())
+        found = due_rows(store, cache, (old, none), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=ReadCounters())
         assert (found.keys.num_rows, found.next_ms) == (0, None)
 
 
@@ -95,7 +99,7 @@ def test_where_no_row_has_a_time_none_is_next(tmp_path: Path) -> None:
     store = MemoryStore()
     sst = write(store, keys_by_hash(), [None] * ROWS, 1)
     cache = SstCache(tmp_path / "cache", 0)
-    found = due_rows(store, cache, (sst,), TABLE, span=(0, 99), hashes=EVERY, clock_ms=0, reads=Reads())
+    found = due_rows(store, cache, (sst,), TABLE, span=(0, 99), hashes=EVERY, clock_ms=0, reads=ReadCounters())
     assert (found.keys.num_rows, found.next_ms) == (0, None)
 
 
@@ -104,7 +108,7 @@ def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:
     sst = write(store, keys, [5] * 100, 1)
     cache = SstCache(tmp_path / "cache", 1 << 30)
     halves = [
-        due_rows(store, cache, (sst,), TABLE, span=(0, 9), hashes=hashes, clock_ms=0, reads=Reads())
+        due_rows(store, cache, (sst,), TABLE, span=(0, 9), hashes=hashes, clock_ms=0, reads=ReadCounters())
         for hashes in ((EVERY[0], -1), (0, EVERY[1]))
     ]
     found = [key for half in halves for key in half.keys["key"].to_pylist()]
@@ -119,5 +123,5 @@ def test_rows_of_one_row_group_that_fall_due_later_are_not_forgotten(tmp_path: P
     cache = SstCache(tmp_path / "cache", 1 << 30 if warm else 0)
     if warm:
         cache.open(store, sst, TABLE)
-    found = due_rows(store, cache, (sst,), TABLE, span=(0, 50), hashes=EVERY, clock_ms=0, reads=Reads())
+    found = due_rows(store, cache, (sst,), TABLE, span=(0, 50), hashes=EVERY, clock_ms=0, reads=ReadCounters())
     assert (found.keys.num_rows, found.next_ms) == (4_352, 1_000)

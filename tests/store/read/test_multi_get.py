@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.objects.counting import CountingStore, Reads
+from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import Block
@@ -123,7 +123,7 @@ def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], li
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROW_GROUP_ROWS", GROUP_ROWS)
-        written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+        written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     return (written,), [(str(i), "x") for i in order.tolist()], order
 
 
@@ -174,7 +174,7 @@ def test_a_point_look_up_reads_pages_of_each_run_that_may_have_the_key(store: Co
     (base,), keys, numbers = wide_sst(store, 10)
     newer = write_version(store, None, ROUTES, {("other", "x"): (7, None, None), keys[0]: None}, 2)
     asked = columns(ROUTES.key, [keys[9]])
-    reads = Reads()
+    reads = ReadCounters()
     values, present = multi_get(store, None, (base, *newer), ROUTES, AS_ALWAYS.of(ROUTES, asked), asked, reads)
     assert present.tolist() == [True]
     assert values["flights"].to_pylist() == [int(numbers[9])]
@@ -191,13 +191,13 @@ def test_reads_count_what_a_look_up_took(store: CountingStore, cache: SstCache) 
     new = write_version(store, None, ROUTES, {(str(i), "x"): (i, None, None) for i in range(20)}, 2)
     asked = columns(ROUTES.key, [(str(i), "x") for i in range(30)])
     hashes = AS_ALWAYS.of(ROUTES, asked)
-    before, reads = store.bytes_read, Reads()
+    before, reads = store.bytes_read, ReadCounters()
     multi_get(store, cache, (*old, *new), ROUTES, hashes, asked, reads)
     assert (reads.keys, reads.cache_hits, reads.cache_misses) == (30, 1, 1)
     assert (reads.requests, reads.bytes) == (store.counts["get"], store.bytes_read - before)
     inside = ((hashes >= new[0].hash_min) & (hashes <= new[0].hash_max)).sum()
     assert inside <= reads.searched <= inside + 30
-    both = Reads(keys=1)
+    both = ReadCounters(keys=1)
     both.add(reads)
     both.add(reads)
     assert (both.keys, both.bytes) == (61, 2 * reads.bytes)
@@ -258,7 +258,7 @@ def test_look_ups_equal_a_dictionary(
 def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random: Random) -> None:
     hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))
     asked = np.sort(np.array([random.randrange(-values - 5, values + 5) for _ in range(200)], np.int64))
-    block = Block.of(pa.record_batch({"_hash": hashes}))
+    block = Block.from_rows(pa.record_batch({"_hash": hashes}))
     large = Block(block.stored, block.hashes, block.hashes[::64][1:].copy())
     expected = np.searchsorted(hashes, asked)
     assert block.find(asked).tolist() == expected.tolist()

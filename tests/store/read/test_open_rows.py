@@ -13,7 +13,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.arrow_types import python_rows
-from slackwater.store.sst.hashing import PLAIN, hash_key, hash_keys
+from slackwater.store.sst.hashing import FAST_KEY_TYPES, hash_key, hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 from tests.models.profiles import scaled
@@ -80,7 +80,7 @@ def test_rows_of_what_is_open_equal_those_of_any_look_up(
     cache.close()
 
 
-TYPES = sorted(PLAIN)
+TYPES = sorted(FAST_KEY_TYPES)
 
 
 @given(st.data(), st.lists(st.sampled_from(TYPES), min_size=1, max_size=3))

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from slackwater.store.objects.counting import Reads
+from slackwater.store.objects.counting import ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.remote_sst import Part, RangedSst
+from slackwater.store.read.remote_sst import PageSelection, RangedSst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.schema import sst_schema
 from slackwater.store.sst.writer import SstWriter
@@ -58,7 +58,7 @@ def test_each_key_has_its_own_values(name: str) -> None:
     # One by one: for many keys, whole row groups are read.
     for key in np.random.default_rng(7).choice(len(values), 40, replace=False).tolist():
         keys = pa.table({"k": [key]})
-        reads = Reads()
+        reads = ReadCounters()
         found, _ = multi_get(store, None, (sst,), table, hash_keys(keys, ["k"]), keys, reads)
         assert found["v"].to_pylist() == [values[key]]
         assert reads.bytes < sst.bytes / 2
@@ -68,8 +68,8 @@ def test_each_key_has_its_own_values(name: str) -> None:
 def test_a_row_group_is_read_whole(name: str, tmp_path: Path) -> None:
     kind, values, piece = CASES[name]
     store, sst, table, rows = written(kind, list(values), piece)
-    ranged = RangedSst(store, sst, table, Reads())
-    (group, *_) = ranged.having("_hash", -(1 << 63), (1 << 63) - 1)
-    blocks = list(ranged.read([Part(group.group, None)]))
+    ranged = RangedSst(store, sst, table, ReadCounters())
+    (group, *_) = ranged.find_values("_hash", -(1 << 63), (1 << 63) - 1)
+    blocks = list(ranged.read([PageSelection(group.group, None)]))
     read = pa.concat_tables(pa.Table.from_batches([block.stored]) for block in blocks)
     assert read["v"].to_pylist() == rows["v"].slice(0, read.num_rows).to_pylist()

@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
 from slackwater.operations.staging.clone import clone
 from slackwater.pipeline.batch.committer import Committer, PendingVersion, StageMeter
-from slackwater.store.objects.counting import CountingStore, Reads, SharedCounts, Stats, looked_up, shared_stats
+from slackwater.store.objects.counting import (
+    CountingStore,
+    ReadCounters,
+    SharedCounts,
+    Stats,
+    look_up_stats,
+    sum_shared_counts,
+)
 from slackwater.store.objects.local import SpooledStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history
@@ -54,10 +61,10 @@ def test_each_request_is_taken_once() -> None:
         store.get("a/z")
     assert len([*store.list("a/"), *store.list_folders("a/")]) == 2
     store.delete("a/x")
-    assert store.take() == Stats(gets=3, puts=2, lists=2, deletes=1, bytes_read=5, bytes_written=5)
-    assert store.take() == Stats()
+    assert store.take_stats() == Stats(gets=3, puts=2, lists=2, deletes=1, bytes_read=5, bytes_written=5)
+    assert store.take_stats() == Stats()
     store.delete("a/y")
-    assert store.take() == Stats(deletes=1)
+    assert store.take_stats() == Stats(deletes=1)
 
 
 def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path) -> None:
@@ -72,15 +79,15 @@ def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path)
     SharedCounts(tmp_path / "mine").add("delete", 0, 0)
     (tmp_path / "just made").touch()
     expected = Stats(gets=1, puts=1, lists=1, deletes=1, bytes_read=1 << 40, bytes_written=7)
-    assert shared_stats(tmp_path) == expected
-    assert shared_stats(tmp_path / "nothing") == Stats()
+    assert sum_shared_counts(tmp_path) == expected
+    assert sum_shared_counts(tmp_path / "nothing") == Stats()
 
 
 def test_threads_count_every_request(tmp_path: Path) -> None:
     store = CountingStore(MemoryStore(), SharedCounts(tmp_path / "1").add)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.put(f"{number}", b"x"), range(2_000)))
-    assert store.take() == shared_stats(tmp_path) == Stats(puts=2_000, bytes_written=2_000)
+    assert store.take_stats() == sum_shared_counts(tmp_path) == Stats(puts=2_000, bytes_written=2_000)
 
 
 @given(st.lists(st.sampled_from(["driver", "app", "planner", "task", "put", "take"]), max_size=40))
@@ -104,7 +111,7 @@ def test_versions_together_say_all_that_was_counted(
             case "task":
                 tasks.append(Stats(gets=2, keys=10, searched=13))
             case "put":
-                meter.put(0.25)
+                meter.record_put(0.25)
             case _:
                 head, tasks = with_stats(head, successor(head, **NEXT), meter.take() + sum(tasks, Stats())), []
     came = Counter(what_happens)
@@ -140,8 +147,10 @@ def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:
 
 
 def test_look_ups_are_counted_without_their_requests() -> None:
-    reads = Reads(requests=9, bytes=9, row_groups=1, keys=2, searched=3, filtered=4, cache_hits=5, cache_misses=6)
-    assert looked_up(reads) == Stats(row_groups=1, keys=2, searched=3, filtered=4, cache_hits=5, cache_misses=6)
+    reads = ReadCounters(
+        requests=9, bytes=9, row_groups=1, keys=2, searched=3, filtered=4, cache_hits=5, cache_misses=6
+    )
+    assert look_up_stats(reads) == Stats(row_groups=1, keys=2, searched=3, filtered=4, cache_hits=5, cache_misses=6)
 
 
 def test_a_clone_counts_from_zero() -> None:
@@ -184,7 +193,7 @@ class Writer:
 
     def told(self) -> Stats:
         """The sum of what the versions tell, which is what the newest one says."""
-        made = list(history.after(self.inner, "app", "stage", 0))
+        made = list(history.iter_after(self.inner, "app", "stage", 0))
         summed = sum((version.stats for version in made if version.stats), Stats())
         assert made[-1].totals == summed
         return summed
@@ -214,7 +223,7 @@ def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp
     # All but the put of the newest, and with what the other process says.
     assert told.puts == store.counts["put"] + store.counts["put_if_absent"] - 1 + 2
     assert told.gets == store.counts["get_range"] + 7
-    assert store.take().puts == 1
+    assert store.take_stats().puts == 1
 
 
 def test_versions_that_run_ahead_of_the_store_tell_what_their_flush_took(tmp_path: Path) -> None:
@@ -225,7 +234,7 @@ def test_versions_that_run_ahead_of_the_store_tell_what_their_flush_took(tmp_pat
     assert writer.committer.drain(30)
     told = writer.told()
     assert (told.keys, told.flushed_bytes, told.commits) == (60, 30, 5)
-    asked = store.take()
+    asked = store.take_stats()
     # The put of the newest version is all that is left to tell.
     assert asked.puts == 1
     assert told.puts == store.counts["put"] + store.counts["put_if_absent"] - 1

@@ -13,7 +13,7 @@ from slackwater.store.read import decode, duckdb_view, visible_rows
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import BLOCK_ROWS
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.visible_rows import hidden_rows
+from slackwater.store.read.visible_rows import find_hidden_rows
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 from tests.models.profiles import scaled
@@ -66,7 +66,7 @@ def test_a_view_and_look_ups_equal_a_dictionary(
                 model.pop(k, None)
                 if v is not None:
                     model[k] = str(v)
-            duckdb_view.register(con, "t", store, cache, manifest_of(table, ssts, seq))
+            duckdb_view.register_table(con, "t", store, cache, manifest_of(table, ssts, seq))
             assert con.execute("FROM t ORDER BY k").fetchall() == sorted(model.items())
             assert con.execute("SELECT count(*) FROM t WHERE k >= 10").fetchall() == [(sum(k >= 10 for k in model),)]
             found, there = multi_get(store, cache, ssts, table, hashes.of(table, every), every)
@@ -85,7 +85,7 @@ def test_keys_are_hidden_behind_a_block_that_shares_none(tmp_path: Path, monkeyp
     old = write_version(store, None, NUMBERED, {(of_hash[k],): ("old",) for k in (0, 63)}, 1)
     new = write_version(store, None, NUMBERED, {(k,): None for k in of_hash[1:]}, 2)
     with duckdb.connect() as con:
-        duckdb_view.register(con, "t", store, cache, manifest_of(NUMBERED, (*new, *old)))
+        duckdb_view.register_table(con, "t", store, cache, manifest_of(NUMBERED, (*new, *old)))
         assert con.execute("FROM t").fetchall() == [(of_hash[0], "old")]
     cache.close()
 
@@ -94,19 +94,19 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     ssts: tuple[Sst, ...] = ()
     looked: list[tuple[str, str]] = []
-    in_block = visible_rows._in_block
+    in_block = visible_rows._hidden_in_block
 
     def count(source, block, newer):  # type: ignore[no-untyped-def]
         looked.append((str(block.stored.num_rows), newer.object if newer else ""))
         return in_block(source, block, newer)
 
-    monkeypatch.setattr(visible_rows, "_in_block", count)
+    monkeypatch.setattr(visible_rows, "_hidden_in_block", count)
     for seq in range(1, 4):
         ssts += write_version(store, cache, ROUTES, {("a", "x"): (seq, None, None), (str(seq), "x"): None}, seq)
-        hidden_rows(store, cache, ssts, ROUTES)
+        find_hidden_rows(store, cache, ssts, ROUTES)
     # Three pairs, and each SST's own tombstones.
     assert len(looked) == 6
-    found = hidden_rows(store, cache, ssts, ROUTES)
+    found = find_hidden_rows(store, cache, ssts, ROUTES)
     assert len(looked) == 6
     assert {sst.seq_max: sorted(set(positions.tolist())) for sst, positions in found.items()} == {
         1: [0, 1],
@@ -121,7 +121,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(50)}
     ssts = tuple(one for seq in (1, 2, 3) for one in write_version(store, cache, ROUTES, changes, seq))
-    found = hidden_rows(store, cache, ssts, ROUTES)
+    found = find_hidden_rows(store, cache, ssts, ROUTES)
     assert {sst.seq_max: len(set(positions.tolist())) for sst, positions in found.items()} == {1: 50, 2: 50}
     # Two pairs have 50 positions of eight bytes, and one has none: names count, too.
     assert len(visible_rows._cached) == (0 if max_bytes == 100 else 1)
@@ -134,7 +134,7 @@ def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, mo
     old = write_version(store, cache, table, {(k,): (str(k),) for k in range(200)}, 1)
     new = write_version(store, cache, table, {(k,): None if k % 2 else ("new",) for k in range(0, 200, 3)}, 2)
     with duckdb.connect() as con:
-        duckdb_view.register(con, "t", store, cache, manifest_of(table, (*new, *old)))
+        duckdb_view.register_table(con, "t", store, cache, manifest_of(table, (*new, *old)))
         expected = [(k, "new" if k % 3 == 0 else str(k)) for k in range(200) if k % 3 or not k % 2]
         assert con.execute("FROM t ORDER BY k").fetchall() == expected
         assert con.execute("SELECT count(*) FROM t").fetchall() == [(len(expected),)]
@@ -152,7 +152,7 @@ def test_positions_are_right_where_filters_skip_row_groups(tmp_path: Path, monke
     old = write_version(store, None, table, {(k,): (str(k), at[k]) for k in range(500)}, 1)
     new = write_version(store, None, table, {(k,): ("new", at[k]) for k in range(0, 500, 2)}, 2)
     with duckdb.connect() as con:
-        duckdb_view.register(con, "t", store, cache, manifest_of(table, (*new, *old), clock_ms=5_000))
+        duckdb_view.register_table(con, "t", store, cache, manifest_of(table, (*new, *old), clock_ms=5_000))
         expected = [(k, str(k) if k % 2 else "new") for k in range(500) if k not in expired]
         assert con.execute("SELECT k, v FROM t ORDER BY k").fetchall() == expected
     cache.close()
@@ -163,7 +163,7 @@ def test_a_view_needs_no_column_that_is_not_asked_for(tmp_path: Path) -> None:
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None)}, 1)
     new = write_version(store, cache, ROUTES, {("b", "x"): None}, 2)
     with duckdb.connect() as con:
-        duckdb_view.register(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
+        duckdb_view.register_table(con, "t", store, cache, manifest_of(ROUTES, (*new, *old)))
         plan = str(con.execute("EXPLAIN SELECT sum(flights) FROM t").fetchall())
         assert "JOIN" not in plan.upper()
         assert "origin" not in plan

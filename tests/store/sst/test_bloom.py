@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.snapshot.verify.sst import reread_sst
-from slackwater.store.objects.counting import CountingStore, Reads
+from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
@@ -15,11 +15,11 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.parquet_index import (
     CHUNK_BYTES,
     FileMetaData,
-    chunks_in,
-    chunks_of,
-    decoded,
+    decode_struct,
     index_ranges,
-    may_have,
+    probe_filter,
+    probed_chunks,
+    split_filter,
 )
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -38,7 +38,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
             "_op": np.zeros(len(hashes), np.int8),
         }
     )
-    return writer.write(store, None, app="a", stage="s", table=KEYED, partition=0, rows=rows)
+    return writer.write_sst(store, None, app="a", stage="s", table=KEYED, partition=0, rows=rows)
 
 
 def filters_of(data: bytes) -> list[dict[int, bytes]]:
@@ -46,7 +46,7 @@ def filters_of(data: bytes) -> list[dict[int, bytes]]:
     metadata = pq.read_metadata(pa.BufferReader(data))
     places = [metadata.row_group(i).column(0) for i in range(metadata.num_row_groups)]
     return [
-        chunks_in(data[place.bloom_filter_offset : place.bloom_filter_offset + place.bloom_filter_length])
+        split_filter(data[place.bloom_filter_offset : place.bloom_filter_offset + place.bloom_filter_length])
         for place in places
     ]
 
@@ -64,7 +64,7 @@ def test_what_is_there_always_passes(hashes: list[int]) -> None:
     store = CountingStore(MemoryStore())
     written = put(store, np.array(hashes))
     (found,) = filters_of(store.get(written.object))
-    assert may_have(found, np.array(hashes), size_of(found)).all()
+    assert probe_filter(found, np.array(hashes), size_of(found)).all()
 
 
 @pytest.mark.parametrize(("num", "at_most"), [(1_000, 0.04), (writer.ROW_GROUP_ROWS, 0.04), (40_000, 0.04)])
@@ -73,7 +73,7 @@ def test_of_what_is_not_there_few_pass_for_a_byte_a_row(num: int, at_most: float
     written = put(store, random_hashes(1, num))
     others = random_hashes(2, 50_000)
     for one in filters_of(store.get(written.object)):
-        assert may_have(one, others, size_of(one)).mean() < at_most
+        assert probe_filter(one, others, size_of(one)).mean() < at_most
     assert written.filter_bytes < 2.2 * num
 
 
@@ -117,24 +117,24 @@ def test_duckdb_asks_the_filters_too(tmp_path_factory: pytest.TempPathFactory) -
 )
 def test_another_kind_of_filter_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="split-block Bloom filter"):
-        chunks_in(data)
+        split_filter(data)
 
 
 def test_a_key_that_is_not_there_costs_a_page_index_and_a_part_of_a_filter() -> None:
     store = CountingStore(MemoryStore())
     hashes = np.sort(random_hashes(7, 3 * writer.ROW_GROUP_ROWS))
     written = put(store, hashes)
-    reads = Reads()
+    reads = ReadCounters()
     opened = RangedSst(store, written, KEYED, reads)
     assert (reads.requests, reads.bytes) == (1, written.footer_bytes)
     absent = hashes[[10, 20, 2 * writer.ROW_GROUP_ROWS]] + 1
-    passing, parts = opened.find(absent)
+    passing, parts = opened.find_hashes(absent)
     assert (passing.sum(), len(parts)) == (0, 0)
     # Of two row groups of three, each with 61 pages of six columns; a filter has 131,072 bytes.
     assert reads.bytes < written.footer_bytes + 2 * 13_000
     # Kept for the next look-up.
     before = reads.requests
-    RangedSst(store, written, KEYED, reads).find(absent)
+    RangedSst(store, written, KEYED, reads).find_hashes(absent)
     assert reads.requests == before
 
 
@@ -150,9 +150,9 @@ def test_some_chunks_of_a_filter_say_what_all_of_it_does(num: int, asked: list[i
     both = np.concatenate([hashes[:50], np.array(asked)])
     chunks = {
         number: bits[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-        for number in np.unique(chunks_of(both, len(bits))).tolist()
+        for number in np.unique(probed_chunks(both, len(bits))).tolist()
     }
-    assert may_have(chunks, both, len(bits)).tolist() == may_have(whole, both, len(bits)).tolist()
+    assert probe_filter(chunks, both, len(bits)).tolist() == probe_filter(whole, both, len(bits)).tolist()
 
 
 @pytest.mark.parametrize("rows", [500, 200_000])
@@ -167,7 +167,7 @@ def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None
     data[at + 20 : at + lost] = bytes(lost - 20)
     store.put(written.object, bytes(data))
     with pytest.raises(Corruption, match="the filter of row group 0 does not match its checksum") as error:
-        RangedSst(store, written, KEYED, Reads()).find(hashes[:3])
+        RangedSst(store, written, KEYED, ReadCounters()).find_hashes(hashes[:3])
     assert error.value.object_key == written.object
 
 
@@ -181,7 +181,7 @@ def test_an_sst_without_a_page_index_is_told(monkeypatch: pytest.MonkeyPatch) ->
         store = CountingStore(MemoryStore())
         foreign = put(store, np.sort(random_hashes(9, 50_000)))
     with pytest.raises(Corruption, match="it has no page index") as error:
-        RangedSst(store, foreign, KEYED, Reads())
+        RangedSst(store, foreign, KEYED, ReadCounters())
     assert error.value.object_key == foreign.object
 
 
@@ -193,7 +193,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
     store = CountingStore(MemoryStore())
     keys = pa.table({"k": np.arange(1_000)})
     written = put(store, hash_keys(keys, ["k"]))
-    assert not [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
+    assert not [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
     with_checksums = writer._with_checksums
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
@@ -205,7 +205,7 @@ def test_verify_finds_a_filter_that_hides_rows(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hash_keys(keys, ["k"]))
-    (fault,) = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
+    (fault,) = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
     assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault
 
 
@@ -215,7 +215,7 @@ def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pyt
 
     def forged(data: pa.Buffer) -> tuple[bytes, int, int]:
         whole = data.to_pybytes()
-        footer = decoded(FileMetaData, whole[-footer_bytes(data) : -8])
+        footer = decode_struct(FileMetaData, whole[-footer_bytes(data) : -8])
         at = index_ranges(footer.row_groups[0])[0][0]
         least = int(hashes.min()).to_bytes(8, "little", signed=True)
         changed = whole[at:].replace(least, (int(hashes.min()) + 1).to_bytes(8, "little", signed=True), 1)
@@ -224,5 +224,5 @@ def test_verify_finds_a_page_index_that_is_not_that_of_the_rows(monkeypatch: pyt
     hashes = random_hashes(11, 1_000)
     monkeypatch.setattr(writer, "_with_checksums", forged)
     written = put(store, hashes)
-    found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
+    found = [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.faults]
     assert any("the page index of row group 0 does not match the hashes of its rows" in fault for fault in found)

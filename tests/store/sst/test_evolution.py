@@ -11,7 +11,16 @@ from slackwater.state.fits import evolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import schema
-from slackwater.store.sst.schema import HASH, OP, OWN_IDS, PREV, SEQ, reading, sst_schema, widens
+from slackwater.store.sst.schema import (
+    HASH,
+    INTERNAL_FIELD_IDS,
+    OP,
+    PREV,
+    SEQ,
+    can_widen,
+    column_conversion,
+    sst_schema,
+)
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.evolving import Evolving
@@ -39,10 +48,18 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
     before = Table((Column("k", "int64"),), (Column("a", "int32"), Column("b", "string")), 1)
     after, _ = evolve("t", before, replace(before, values=(Column("b", "string"), Column("a", "string"))[:1]), {})
     again, _ = evolve("t", after, replace(after, values=(Column("b", "string"), Column("a", "string"))), {})
-    assert again.ids == (1, 3, 4)
+    assert again.column_ids == (1, 3, 4)
     (sst,) = write_version(store, cache, again, {(1,): ("b", "a")}, 2)
     numbers = [schema.field_id(each) for each in pq.read_schema(pa.BufferReader(store.get(sst.object)))]
-    assert numbers == [OWN_IDS[HASH], 1, 3, 4, OWN_IDS[SEQ], OWN_IDS[OP], OWN_IDS[PREV]]
+    assert numbers == [
+        INTERNAL_FIELD_IDS[HASH],
+        1,
+        3,
+        4,
+        INTERNAL_FIELD_IDS[SEQ],
+        INTERNAL_FIELD_IDS[OP],
+        INTERNAL_FIELD_IDS[PREV],
+    ]
     mapped = cache.open(store, sst, again)
     assert [schema.field_id(each) for each in mapped.stored.schema] == numbers
     # Under the columns of before, the first `a` is not there: it is another one than the last.
@@ -52,12 +69,12 @@ def test_ssts_carry_the_ids_of_their_columns_also_in_the_cache(tmp_path: Path) -
 
 def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
     table = Table((Column("k", "int64"),), (Column("a", "int32"),), 1)
-    assert reading(sst_schema(table), table) is None
+    assert column_conversion(sst_schema(table), table) is None
     migrated, _ = evolve("t", table, replace(table, values=(Column("a", "int64"),)), {})
-    assert reading(sst_schema(migrated), migrated) is None
-    how = reading(sst_schema(table), migrated)
+    assert column_conversion(sst_schema(migrated), migrated) is None
+    how = column_conversion(sst_schema(table), migrated)
     assert how is not None
-    assert how is reading(sst_schema(table), migrated)
+    assert how is column_conversion(sst_schema(table), migrated)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +95,4 @@ def test_a_table_that_was_never_migrated_is_read_as_it_is() -> None:
     ],
 )
 def test_a_type_becomes_one_that_holds_all_its_values(was: pa.DataType, kind: pa.DataType, does: bool) -> None:
-    assert widens(was, kind) is does
+    assert can_widen(was, kind) is does

@@ -9,16 +9,16 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.objects.counting import Reads
+from slackwater.store.objects.counting import ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.decode import decode
 from slackwater.store.read.fetch import fetch
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.remote_sst import Part, RangedSst
+from slackwater.store.read.remote_sst import PageSelection, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.parquet_index import FileMetaData, decoded
+from slackwater.store.sst.parquet_index import FileMetaData, decode_struct
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.profiles import scaled
@@ -76,12 +76,12 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "ROW_GROUP_ROWS", data.draw(st.integers(1, 40), "rows of a row group"))
         patch.setattr(writer, "PAGE_ROWS", data.draw(st.integers(1, 20), "rows of a page"))
-        sst = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=stored)
+        sst = writer.write_sst(store, None, app="a", stage="s", table=table, partition=0, rows=stored)
     whole = pa.Table.from_batches(decode(fetch(store, sst), sst, table))
 
-    opened = RangedSst(store, sst, table, Reads())
+    opened = RangedSst(store, sst, table, ReadCounters())
     some = np.sort(np.array(data.draw(st.lists(st.sampled_from(hashes.tolist()), min_size=1, unique=True), "hashes")))
-    passing, parts = opened.find(some)
+    passing, parts = opened.find_hashes(some)
     assert passing.all()
     found = pa.Table.from_batches([block.stored for block in opened.read(parts)])
     # Each row has a `_seq` of its own; several keys may have one hash.
@@ -93,7 +93,7 @@ def test_pages_give_the_same_rows_as_the_whole(data: st.DataObject) -> None:
     assert set(of_those.column_names) == {"_hash", *asked}
 
     low, high = sorted(data.draw(st.tuples(st.integers(0, num + 1), st.integers(0, num + 1)), "range of _seq"))
-    changed = [block.stored for block in opened.read(opened.having("_seq", low, high))]
+    changed = [block.stored for block in opened.read(opened.find_values("_seq", low, high))]
     seqs = pa.Table.from_batches(changed, whole.schema)["_seq"].to_pylist()
     assert set(range(max(low, 1), min(high, num) + 1)) <= set(seqs)
 
@@ -111,13 +111,13 @@ def test_all_rows_of_a_row_group_are_read_without_its_index() -> None:
     rows = keys.append_column("v", keys["k"].cast(pa.string())).append_column("_hash", pa.array(hash_keys(keys, ["k"])))
     rows = rows.append_column("_seq", pa.array(np.ones(5_000, np.int64)))
     rows = rows.append_column("_op", pa.array(np.zeros(5_000, np.int8)))
-    sst = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    reads = Reads()
-    (block,) = RangedSst(store, sst, table, reads).read([Part(0, None)])
-    assert pa.Table.from_batches([block.stored]) == writer.prepare(rows, table)
+    sst = writer.write_sst(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    reads = ReadCounters()
+    (block,) = RangedSst(store, sst, table, reads).read([PageSelection(0, None)])
+    assert pa.Table.from_batches([block.stored]) == writer.prepare_rows(rows, table)
     assert reads.requests == 2
 
 
 def test_bytes_that_are_no_structure_of_parquets_are_refused() -> None:
     with pytest.raises(ValueError, match="expected Parquet's FileMetaData in 3 bytes"):
-        decoded(FileMetaData, b"\x19\xfc\xff")
+        decode_struct(FileMetaData, b"\x19\xfc\xff")

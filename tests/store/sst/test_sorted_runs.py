@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.sst.hashing import partition_of
 from slackwater.store.sst.sorted_runs import (
-    bounds,
     by_partition,
-    deltas,
-    depth,
+    hash_bounds,
+    max_overlap,
+    overlapped_partitions,
     overlapping,
+    overlapping_older,
     sorted_runs,
-    touched,
-    touching,
+    ssts_of_partition,
 )
 from slackwater.store.versions.manifest import Sst
 
@@ -36,7 +36,7 @@ ssts = st.builds(
 @given(counts, st.data())
 def test_the_bounds_of_a_partition_are_its_first_and_last_hash(partitions: int, data: st.DataObject) -> None:
     partition = data.draw(st.integers(0, partitions - 1))
-    low, high = bounds(partition, partitions)
+    low, high = hash_bounds(partition, partitions)
     assert set(partition_of(np.array([low, high]), partitions).tolist()) == {partition}
     assert low == LOWEST or partition_of(np.array([low - 1]), partitions)[0] == partition - 1
     assert high == HIGHEST or partition_of(np.array([high + 1]), partitions)[0] == partition + 1
@@ -46,7 +46,7 @@ def test_the_bounds_of_a_partition_are_its_first_and_last_hash(partitions: int, 
 def test_an_sst_touches_the_partitions_of_its_hashes_and_those_between(one: int, other: int, partitions: int) -> None:
     low, high = sorted((one, other))
     first, last = partition_of(np.array([low, high]), partitions).tolist()
-    assert touched(an_sst(low, high), partitions) == range(first, last + 1)
+    assert overlapped_partitions(an_sst(low, high), partitions) == range(first, last + 1)
 
 
 @given(st.lists(ssts, max_size=8), st.integers(1, 7))
@@ -54,8 +54,8 @@ def test_the_ssts_of_a_partition_are_those_that_touch_it(some: list[Sst], partit
     found = by_partition(some, partitions)
     assert list(found) == sorted(found)
     for partition in range(partitions):
-        expected = [sst for sst in some if partition in touched(sst, partitions)]
-        assert found.get(partition, []) == list(touching(some, partition, partitions)) == expected
+        expected = [sst for sst in some if partition in overlapped_partitions(sst, partitions)]
+        assert found.get(partition, []) == list(ssts_of_partition(some, partition, partitions)) == expected
 
 
 @given(st.lists(ssts, max_size=12))
@@ -80,7 +80,7 @@ def test_deltas_are_the_ssts_over_an_older_one(ranges: list[tuple[int, int]]) ->
             for other in some
         )
     ]
-    assert list(deltas(some)) == expected
+    assert list(overlapping_older(some)) == expected
 
 
 def meet(one: Sst, other: Sst) -> bool:
@@ -103,7 +103,7 @@ def test_ssts_of_one_level_that_lie_side_by_side_are_one_run(
     for newer, older in pairwise(runs):
         assert min(sst.seq_min for sst in newer) > max(sst.seq_max for sst in older)
     for run in runs:
-        beside = len({sst.level for sst in run}) == 1 and run[0].level and depth(run) == 1
+        beside = len({sst.level for sst in run}) == 1 and run[0].level and max_overlap(run) == 1
         for at in range(1, len(run)):
             assert beside or max(sst.seq_max for sst in run[at:]) >= min(sst.seq_min for sst in run[:at])
     for newer, older in pairwise(runs):
@@ -114,4 +114,4 @@ def test_ssts_of_one_level_that_lie_side_by_side_are_one_run(
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
 def test_depth_is_in_how_many_ssts_a_hash_can_be(ranges: list[tuple[int, int]]) -> None:
     some = [an_sst(min(ends), max(ends)) for ends in ranges]
-    assert depth(some) == max(len(overlapping(some, at, at)) for at in range(21))
+    assert max_overlap(some) == max(len(overlapping(some, at, at)) for at in range(21))

@@ -16,11 +16,11 @@ from slackwater.snapshot.diff.candidates import changed_keys
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.verify.sst import reread_sst
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.compaction.merge import run_compaction
+from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -173,14 +173,16 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
         assert [tuple(row.values()) for row in found.to_pylist()] == expected
         assert multi_get(store, None, ssts, table, hashes.of(table, asked), asked)[0] == found
         with duckdb.connect() as con:
-            register(con, "t", store, cache, manifest_of(table, ssts))
+            register_table(con, "t", store, cache, manifest_of(table, ssts))
             rows = con.sql("SELECT n, trip, tags, fares FROM t ORDER BY n").to_arrow_table().to_pylist()
             assert [tuple(row.values()) for row in rows] == sorted(model.values(), key=lambda put: put[0])
         for sst in ssts if not modulus else ():
-            assert [fault for checked in reread_sst(store, sst, table, [1]) for fault in checked.wrong] == []
+            assert [fault for checked in reread_sst(store, sst, table, [1]) for fault in checked.faults] == []
         (mine,) = by_partition(ssts, 1).values()
         inputs = tuple(sst for one in sorted_runs(mine) for sst in one)
-        ssts = apply(ssts, [run(store, cache, "app", "stage", table, Compaction(0, 1, inputs, True))])
+        ssts = apply_results(
+            ssts, [run_compaction(store, cache, "app", "stage", table, Compaction(0, 1, inputs, True))]
+        )
     assert len(ssts) == 1
     if modulus:
         return

@@ -17,13 +17,13 @@ from slackwater.pipeline.api.table import check_ttl, table
 from slackwater.pipeline.api.topic import topic
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.state.kinds.upsert import upsert
-from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.merge import run_compaction
 from slackwater.store.compaction.picker import pick
-from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.compaction.plan import Compaction, apply_results
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import schema, ttl
 from slackwater.store.sst.schema import EXPIRES
@@ -71,14 +71,14 @@ class Tables:
         rows = zip(names, values["v"].to_pylist(), there.tolist(), strict=True)
         found = {str(key): value for (key,), value, present in rows if present}
         with duckdb.connect() as con:
-            register(con, "t", self.store, self.cache, manifest_of(self.table, self.ssts, clock_ms=clock_ms))
+            register_table(con, "t", self.store, self.cache, manifest_of(self.table, self.ssts, clock_ms=clock_ms))
             assert dict(con.sql("FROM t").fetchall()) == found
         return found
 
     def merge(self, start: int, end: int, clock_ms: int) -> None:
         inputs = self.ssts[start:end]
         one = Compaction(0, self.table.partitions, inputs, end == len(self.ssts), clock_ms=clock_ms)
-        self.ssts = apply(self.ssts, [run(self.store, self.cache, "app", "stage", self.table, one)])
+        self.ssts = apply_results(self.ssts, [run_compaction(self.store, self.cache, "app", "stage", self.table, one)])
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_runs_with_and_without_expiry_are_read_and_merged_together(tables: Table
     # The older shape first, or last: neither decides.
     with duckdb.connect() as con:
         for ssts in (tables.ssts, tables.ssts[::-1]):
-            register(con, "t", store, tables.cache, manifest_of(TABLE, ssts, clock_ms=1100))
+            register_table(con, "t", store, tables.cache, manifest_of(TABLE, ssts, clock_ms=1100))
             assert con.sql("FROM t").fetchall() == [("a", 1)]
     tables.merge(0, 2, 1050)
     (merged,) = tables.ssts
@@ -154,7 +154,7 @@ def test_an_expired_sst_is_read_where_it_hides_rows_of_another_partition(tables:
     tables.put(1000, TABLE, a=2, b=2, c=2, d=2)
     old, new = tables.ssts[1], tables.ssts[0]
     one = Compaction(0, 2, (new,), drops_tombstones=True, clock_ms=1100)
-    done = run(tables.store, tables.cache, "app", "stage", tables.table, one)
+    done = run_compaction(tables.store, tables.cache, "app", "stage", tables.table, one)
     tables.ssts = (*done.outputs, old)
     assert {sst.partition for sst in done.outputs} == {1}
     hidden = {key for key in "abcd" if key not in tables.read(1100)}
@@ -164,12 +164,12 @@ def test_an_expired_sst_is_read_where_it_hides_rows_of_another_partition(tables:
 def test_rows_that_never_expire_keep_an_sst_from_going_as_a_whole(tables: Tables) -> None:
     tables.put(1000, a=1)
     (sst,) = tables.ssts
-    assert ttl.shows_nothing(sst, 1100)
-    assert not ttl.shows_nothing(sst, 1099)
-    assert not ttl.shows_nothing(replace(sst, rows=2), 1100)
-    assert ttl.shows_nothing(replace(sst, rows=2, tombstones=1), 1100)
-    assert not ttl.shows_nothing(replace(sst, expiring=0), 1100)
-    assert ttl.shows_nothing(replace(sst, expiring=0, tombstones=1), 0)
+    assert ttl.has_no_visible_rows(sst, 1100)
+    assert not ttl.has_no_visible_rows(sst, 1099)
+    assert not ttl.has_no_visible_rows(replace(sst, rows=2), 1100)
+    assert ttl.has_no_visible_rows(replace(sst, rows=2, tombstones=1), 1100)
+    assert not ttl.has_no_visible_rows(replace(sst, expiring=0), 1100)
+    assert ttl.has_no_visible_rows(replace(sst, expiring=0, tombstones=1), 0)
 
 
 def test_runs_that_are_mostly_expired_are_merged_however_few(tables: Tables) -> None:
@@ -210,24 +210,24 @@ def test_by_write_time_the_clock_is_the_wall_clock_and_never_goes_back() -> None
     assert ttl.batch_clock_ms(head(TABLE, 50), 70) == 70
     assert ttl.batch_clock_ms(head(TABLE, 50), 30) == 50
     # People see the head as of now, and a version as it was committed.
-    assert ttl.seen_clock_ms(head(TABLE, 50), 70) == 70
-    assert ttl.seen_clock_ms(head(TABLE, 50), 0) == 50
+    assert ttl.read_clock_ms(head(TABLE, 50), 70) == 70
+    assert ttl.read_clock_ms(head(TABLE, 50), 0) == 50
 
 
 @pytest.mark.parametrize("lifetime_of", [Ttl(100, "at"), Ttl(0), Ttl(0, "at")])
 def test_by_event_time_and_when_turned_off_the_clock_stands_while_nothing_comes(lifetime_of: Ttl) -> None:
     table = replace(TABLE, ttl=lifetime_of)
     assert ttl.batch_clock_ms(head(table, 50), 70) == 50
-    assert ttl.seen_clock_ms(head(table, 50), 70) == 50
+    assert ttl.read_clock_ms(head(table, 50), 70) == 50
 
 
 def test_the_clock_of_a_table_begins_when_it_first_has_a_ttl_and_goes_on_from_there() -> None:
     by_event = replace(TABLE, ttl=Ttl(100, "at"))
-    assert ttl.first_clock_ms(None, by_event, 0) == ttl.BEFORE_ALL_MS
-    assert ttl.first_clock_ms(FOR_EVER, by_event, 0) == ttl.BEFORE_ALL_MS
-    assert ttl.first_clock_ms(by_event, replace(by_event, ttl=Ttl(0, "at")), 50) == 50
-    assert ttl.first_clock_ms(replace(by_event, ttl=Ttl(0, "at")), by_event, 50) == 50
-    assert ttl.first_clock_ms(None, FOR_EVER, 0) == ttl.first_clock_ms(None, TABLE, 0) == 0
+    assert ttl.claim_clock_ms(None, by_event, 0) == ttl.BEFORE_FIRST_EVENT_MS
+    assert ttl.claim_clock_ms(FOR_EVER, by_event, 0) == ttl.BEFORE_FIRST_EVENT_MS
+    assert ttl.claim_clock_ms(by_event, replace(by_event, ttl=Ttl(0, "at")), 50) == 50
+    assert ttl.claim_clock_ms(replace(by_event, ttl=Ttl(0, "at")), by_event, 50) == 50
+    assert ttl.claim_clock_ms(None, FOR_EVER, 0) == ttl.claim_clock_ms(None, TABLE, 0) == 0
 
 
 def test_a_cut_is_seen_at_its_moment_and_a_snapshot_as_it_was_taken() -> None:
@@ -275,7 +275,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
     # Most slices have no row that came after, and an output has rows of many slices.
     with pytest.MonkeyPatch.context() as patch, closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
         patch.setattr("slackwater.store.compaction.merge._SLICE_ROWS", 4)
-        patch.setattr("slackwater.store.compaction.merge._ENDS_A_FILE", 1 << 10)
+        patch.setattr("slackwater.store.compaction.merge._INTERVALS_PER_SST", 1 << 10)
         memory = MemoryStore()
         old = replace(TABLE, key=(Column("k", "int64"),), ttl=None)
         new = replace(old, ttl=lifetime_of)
@@ -290,7 +290,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
                 if v is not None:
                     model[k] = (v, 107 if table.ttl == Ttl(100) else None)
         one = Compaction(0, 1, ssts, drops_tombstones=True, clock_ms=7)
-        (made,) = run(memory, cache, "app", "stage", new, one).outputs
+        (made,) = run_compaction(memory, cache, "app", "stage", new, one).outputs
         found = cache.open(memory, made, new).stored
         assert {row["k"]: (row["v"], row[EXPIRES]) for row in found.to_pylist()} == model
         assert (made.rows, made.expiring) == (len(model), sum(expires is not None for _, expires in model.values()))
@@ -319,14 +319,14 @@ def test_what_is_no_span_of_time_is_refused(text: str) -> None:
 
 def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> None:
     week, month = Ttl(7 * DAY_MS, "at"), Ttl(30 * DAY_MS, "at")
-    assert ttl.agree("s", None, week) == week
-    assert ttl.agree("s", week, month) == month
-    assert ttl.agree("s", week, None) == Ttl(0, "at")
-    assert ttl.agree("s", Ttl(0, "at"), week) == week
-    assert ttl.agree("s", None, None) is None
+    assert ttl.reconcile_ttl("s", None, week) == week
+    assert ttl.reconcile_ttl("s", week, month) == month
+    assert ttl.reconcile_ttl("s", week, None) == Ttl(0, "at")
+    assert ttl.reconcile_ttl("s", Ttl(0, "at"), week) == week
+    assert ttl.reconcile_ttl("s", None, None) is None
     for stored in (week, Ttl(0, "at")):
         with pytest.raises(Refused, match="write time, but stored rows by column 'at'"):
-            ttl.agree("s", stored, Ttl(5))
+            ttl.reconcile_ttl("s", stored, Ttl(5))
 
 
 def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:

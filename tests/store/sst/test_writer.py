@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.store.objects.counting import CountingStore, Reads
+from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.decode import Block, decode
 from slackwater.store.read.fetch import fetch
-from slackwater.store.read.remote_sst import Part, RangedSst
+from slackwater.store.read.remote_sst import PageSelection, RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.arrow_types import from_arrow, to_arrow
 from slackwater.store.sst.hashing import hash_keys
@@ -108,7 +108,7 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
     data = fetch(store, written)
     assert pq.read_schema(pa.BufferReader(data)) == schema
     (found,) = decode(data, written, EVERY_TYPE)
-    expected = writer.prepare(state_rows(EVERY_TYPE, EXTREMES, 1), EVERY_TYPE)
+    expected = writer.prepare_rows(state_rows(EVERY_TYPE, EXTREMES, 1), EVERY_TYPE)
     # repr tells NaN from null and -0.0 from 0.0.
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
 
@@ -195,7 +195,9 @@ def test_the_entry_tells_what_the_object_holds() -> None:
             state_rows(ROUTES, {("EWR", "LAX"): (3, None, None)}, 9),
         ]
     )
-    written = writer.write(store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, level=2)
+    written = writer.write_sst(
+        store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, level=2
+    )
     data = store.get(written.object)
     hashes = sorted(rows["_hash"].to_pylist())
     assert written.object.startswith("flights/stages/routes/sst/")
@@ -216,7 +218,7 @@ def test_rows_are_sorted_and_row_groups_tell_their_hashes(monkeypatch: pytest.Mo
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 1 << 13)
     store = MemoryStore()
     rows = many_routes(3 * writer.ROW_GROUP_ROWS + 5)
-    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     file = pq.ParquetFile(pa.BufferReader(store.get(written.object)), page_checksum_verification=True)
     assert [file.metadata.row_group(i).num_rows for i in range(4)] == [writer.ROW_GROUP_ROWS] * 3 + [5]
     found = file.read()
@@ -235,20 +237,20 @@ def test_columns_may_come_in_any_order_and_layout_and_others_are_dropped() -> No
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     odd = rows.select(rows.column_names[::-1]).append_column("extra", pa.array([1]))
     odd = odd.set_column(odd.column_names.index("dest"), "dest", odd["dest"].cast(pa.large_string()))
-    assert writer.prepare(odd, ROUTES) == writer.prepare(rows, ROUTES)
+    assert writer.prepare_rows(odd, ROUTES) == writer.prepare_rows(rows, ROUTES)
 
 
 def test_a_missing_column_is_refused_with_both_schemas() -> None:
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1).drop_columns(["delay"])
     with pytest.raises(Refused, match=r"expected columns .*delay double.*; found origin string"):
-        writer.prepare(rows, ROUTES)
+        writer.prepare_rows(rows, ROUTES)
 
 
 def test_a_value_that_does_not_fit_its_type_is_refused() -> None:
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     rows = rows.set_column(rows.column_names.index("flights"), "flights", pa.array([2**64 - 1], pa.uint64()))
     with pytest.raises(Refused, match="do not fit the table"):
-        writer.prepare(rows, ROUTES)
+        writer.prepare_rows(rows, ROUTES)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
@@ -256,13 +258,13 @@ def test_one_key_twice_is_refused_with_the_key(value: float) -> None:
     table = Table((Column("x", "double"), Column("s", "string")), (Column("v", "int64"),), 1)
     rows = pa.concat_tables([state_rows(table, {(value, None): (1,)}, 1), state_rows(table, {(-value, None): (2,)}, 1)])
     with pytest.raises(Refused, match=r"1 rows repeat the key of another row, such as \{'x': (0.0|nan), 's': None\}"):
-        writer.prepare(rows, table)
+        writer.prepare_rows(rows, table)
 
 
 def test_keys_with_one_hash_are_in_order_of_the_key() -> None:
     rows = state_rows(ROUTES, {(o, d): (1, 1.0, None) for o in ("b", "a", None) for d in ("y", None, "x")}, 1)
     rows = rows.set_column(rows.column_names.index("_hash"), "_hash", pa.array([5] * 9))
-    found = writer.prepare(rows, ROUTES).select(["origin", "dest"]).to_pylist()
+    found = writer.prepare_rows(rows, ROUTES).select(["origin", "dest"]).to_pylist()
     assert [tuple(key.values()) for key in found] == [(o, d) for o in ("a", "b", None) for d in ("x", "y", None)]
 
 
@@ -271,13 +273,13 @@ def test_rows_of_another_partition_are_refused_and_nothing_is_written() -> None:
     table = replace(ROUTES, partitions=4)
     rows = state_rows(table, {(str(i), "x"): (1, 1.0, None) for i in range(50)}, 1)
     with pytest.raises(Refused, match="state partition 2 of a/s have hashes of partitions 0 to 3 of 4"):
-        writer.write(store, None, app="a", stage="s", table=table, partition=2, rows=rows)
+        writer.write_sst(store, None, app="a", stage="s", table=table, partition=2, rows=rows)
     assert not store.counts
 
 
 def test_no_rows_are_no_sst() -> None:
     with pytest.raises(ValueError, match="at least one row"):
-        writer.write(MemoryStore(), None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(0))
+        writer.write_sst(MemoryStore(), None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(0))
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -320,8 +322,8 @@ def test_a_large_sst_is_decoded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     store = MemoryStore()
     rows = many_routes((1 << 14) + 10).drop_columns(["_sum"])
     table = replace(ROUTES, values=ROUTES.values[:2])
-    written = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    blocks = [Block.of(batch) for batch in decode(fetch(store, written), written, table)]
+    written = writer.write_sst(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    blocks = [Block.from_rows(batch) for batch in decode(fetch(store, written), written, table)]
     assert [len(block.hashes) for block in blocks] == [1 << 14, 10]
     assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
 
@@ -334,11 +336,11 @@ def test_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFact
     assert mine.at(written.root) is mine.at(mine.url) is mine
 
 
-def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, Reads, pa.Table]:
+def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, ReadCounters, pa.Table]:
     rows = many_routes(num_rows)
-    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
-    reads = Reads()
-    return RangedSst(store, written, ROUTES, reads), reads, writer.prepare(rows, ROUTES)
+    written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    reads = ReadCounters()
+    return RangedSst(store, written, ROUTES, reads), reads, writer.prepare_rows(rows, ROUTES)
 
 
 def test_only_the_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +349,7 @@ def test_only_the_pages_that_can_hold_the_hashes_are_read(monkeypatch: pytest.Mo
     opened, reads, rows = ranged(store, 8 * 16_384)
     hashes = rows["_hash"].to_numpy()
     wanted = hashes[[3, 16_384 * 5, 16_384 * 6 - 1]]
-    passing, parts = opened.find(wanted)
+    passing, parts = opened.find_hashes(wanted)
     assert passing.all()
     assert [part.group for part in parts] == [0, 5]
     # The first page; the first and the last.
@@ -369,7 +371,7 @@ def test_rows_side_by_side_come_in_one_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 16_384)
     opened, reads, rows = ranged(MemoryStore(), 5 * 16_384)
     before = reads.requests
-    (block,) = opened.read([Part(1, None), Part(2, None), Part(3, None)])
+    (block,) = opened.read([PageSelection(1, None), PageSelection(2, None), PageSelection(3, None)])
     assert reads.requests == before + 1
     assert pa.Table.from_batches([block.stored]) == rows.slice(16_384, 3 * 16_384)
 
@@ -379,7 +381,7 @@ def test_hashes_between_row_groups_need_none(monkeypatch: pytest.MonkeyPatch) ->
     opened, reads, rows = ranged(MemoryStore(), 2 * 16_384)
     hashes = rows["_hash"].to_numpy()
     between = np.array([hashes[0] - 1, hashes[16_384] - 1, hashes[-1] + 1])
-    passing, parts = opened.find(between)
+    passing, parts = opened.find_hashes(between)
     assert (passing.any(), parts, reads.requests) == (False, [], 1)
     assert list(opened.read(parts)) == []
 
@@ -388,22 +390,22 @@ def test_hashes_between_row_groups_need_none(monkeypatch: pytest.MonkeyPatch) ->
 def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
     store = MemoryStore()
     rows = many_routes(100)
-    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     data = store.get(written.object)
     chunk = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(1)
     at = {"page": chunk.data_page_offset + chunk.total_compressed_size - 3, "footer": len(data) - 200, "magic": -1}
     store.put(written.object, flipped(data, at[part] % len(data)))
     with pytest.raises(Corruption) as error:
-        list(RangedSst(store, written, ROUTES, Reads()).read([Part(0, None)]))
+        list(RangedSst(store, written, ROUTES, ReadCounters()).read([PageSelection(0, None)]))
     assert error.value.object_key == written.object
 
 
 def test_a_missing_or_cut_off_object_is_found_when_reading_by_pieces() -> None:
     store = MemoryStore()
-    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(100))
+    written = writer.write_sst(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(100))
     store.put(written.object, store.get(written.object)[:-5])
     with pytest.raises(Corruption, match=r"expected \d+ bytes from \d+ on, found"):
-        RangedSst(store, written, ROUTES, Reads())
+        RangedSst(store, written, ROUTES, ReadCounters())
     store.delete(written.object)
     with pytest.raises(Corruption, match="missing"):
-        RangedSst(store, written, ROUTES, Reads())
+        RangedSst(store, written, ROUTES, ReadCounters())

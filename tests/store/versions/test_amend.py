@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, NotFound, Refused
 from slackwater.store.objects.counting import Stats
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions.amend import Amendment, amend, begin, newest
+from slackwater.store.versions.amend import Amendment, amend, commit_first, read_base
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.horizon import BOUNDARIES, Boundary
 from slackwater.store.versions.manifest import Input, Manifest
@@ -21,7 +21,7 @@ def store() -> MemoryStore:
 
 
 def head(store: MemoryStore) -> Manifest:
-    found = newest(store, "app", "stage")
+    found = read_base(store, "app", "stage")
     assert found is not None
     return found
 
@@ -107,16 +107,16 @@ def test_each_try_is_told_of_with_all_that_was_taken(store: MemoryStore) -> None
 
 def test_of_two_that_begin_a_stage_one_does_and_another_kind_is_no_such_beginning(store: MemoryStore) -> None:
     first = Manifest("app", "new", 7, 1, "a", 5, "clone")
-    assert begin(store, first)
-    assert not begin(store, replace(first, writer="b"))
+    assert commit_first(store, first)
+    assert not commit_first(store, replace(first, writer="b"))
     with pytest.raises(CommitConflict):
-        begin(store, replace(first, writer="b", kind="claim"))
+        commit_first(store, replace(first, writer="b", kind="claim"))
 
 
 def test_a_writer_that_slept_while_its_stage_went_does_not_build_on_it(store: MemoryStore) -> None:
     gone, known = MemoryStore(), head(store)
     with pytest.raises(Fenced, match="v1 is gone"):
-        newest(gone, "app", "stage", known)
+        read_base(gone, "app", "stage", known)
 
 
 def test_a_note_that_was_replaced_since_the_listing_is_looked_for_again() -> None:

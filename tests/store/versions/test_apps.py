@@ -8,7 +8,15 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
-from slackwater.store.versions.apps import Cloning, begin_clone, create_app, ensure_app, find_app, list_apps, read_app
+from slackwater.store.versions.apps import (
+    CloneJournal,
+    begin_clone,
+    create_app,
+    ensure_app,
+    find_app,
+    list_apps,
+    read_app,
+)
 from slackwater.store.versions.manifest import AppInfo, Origin
 
 from tests.store.objects.faulty_store import FaultyStore
@@ -54,9 +62,9 @@ def test_what_lies_above_a_root_and_is_none_of_ours_says_nothing(tmp_path: Path)
 
 def test_of_two_who_make_one_clone_the_later_finds_it_made_and_a_clone_that_was_given_up_is_refused() -> None:
     store = MemoryStore()
-    begin_clone(store, Cloning(STAGING, "/elsewhere", "good"))
+    begin_clone(store, CloneJournal(STAGING, "/elsewhere", "good"))
     create_app(store, STAGING, cloned=True)
-    store.delete(keys.cloning("staging"))
+    store.delete(keys.clone_journal("staging"))
     create_app(store, STAGING, cloned=True)  # as whoever comes a moment later
     store.delete(keys.app_info("staging"))
     with pytest.raises(Refused, match="was removed by another process"):

@@ -23,15 +23,15 @@ def test_whoever_has_or_lost_a_name_is_called_by_it_but_whoever_gave_it_back(ste
             was_back = back
             stack = stack[:-1] if back else [*(each for each in stack if each != step), step]
             folder = stack[-1]
-        apps.NAMES.add(store, apps.NameNote("name", number, folder, has, "t", number, back))
+        apps.PROMOTION_OUTCOMES.add(store, apps.PromotionOutcome("name", number, folder, has, "t", number, back))
         held.append((number, folder))
-    called = apps.called(store)
+    called = apps.promoted_names(store)
     assert called.keys() == {*stack} - ({"name"} if stack[-1] == "name" else set())
     for folder, name in called.items():
         assert apps.folder_of(store, name) == folder
         assert ("~" in name) == (folder != stack[-1])
-    names = {folder: apps.name_of(store, folder) for folder in ("name", *FOLDERS)}
+    names = {folder: apps.find_promoted_name(store, folder) for folder in ("name", *FOLDERS)}
     assert names == {folder: "name" if folder == stack[-1] != "name" else "" for folder in names}
     for time_ms, folder in held:
-        assert apps.means_now(store, folder, time_ms) == stack[-1]
-    assert apps.means_now(store, "another", number) == "another"
+        assert apps.current_owner(store, folder, time_ms) == stack[-1]
+    assert apps.current_owner(store, "another", number) == "another"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
 from slackwater.store.sst.arrow_types import arrow_type
-from slackwater.store.versions.column_types import Type, parse, parse_ddl
+from slackwater.store.versions.column_types import ColumnType, parse_ddl, parse_type
 
 PLAIN = st.sampled_from(
     [
@@ -49,25 +49,27 @@ SPELLINGS = st.recursive(
 def test_a_type_is_the_same_in_both_spellings(columns: list[tuple[str, str]]) -> None:
     read = parse_ddl(", ".join(f"`{number} of``them` {spark}" for number, (_, spark) in enumerate(columns)))
     assert [name for name, _ in read] == [f"{number} of`them" for number in range(len(columns))]
-    assert [arrow_type(kind) for _, kind in read] == [arrow_type(parse(arrow)) for arrow, _ in columns]
+    assert [arrow_type(kind) for _, kind in read] == [arrow_type(parse_type(arrow)) for arrow, _ in columns]
 
 
 def test_a_tree_names_what_is_inside() -> None:
-    rows = Type("struct", (Type("int64"), Type("list", (Type("timestamp[us, tz=UTC]"),))), ("a b", "c"))
-    assert parse("map<string, struct<`a b`: int64, c: list<timestamp[us, tz=UTC]>>>") == Type(
-        "map", (Type("string"), rows)
+    rows = ColumnType(
+        "struct", (ColumnType("int64"), ColumnType("list", (ColumnType("timestamp[us, tz=UTC]"),))), ("a b", "c")
+    )
+    assert parse_type("map<string, struct<`a b`: int64, c: list<timestamp[us, tz=UTC]>>>") == ColumnType(
+        "map", (ColumnType("string"), rows)
     )
 
 
 def test_a_channel_may_have_types_that_no_table_has() -> None:
     assert parse_ddl("e struct<>, n interval day to second, v void") == (
-        ("e", Type("struct")),
-        ("n", Type("interval day to second")),
-        ("v", Type("void")),
+        ("e", ColumnType("struct")),
+        ("n", ColumnType("interval day to second")),
+        ("v", ColumnType("void")),
     )
     for name in ("bigint", "void", "struct<a: interval day to second>"):
         with pytest.raises(Usage, match="cannot be a column of a state table"):
-            parse(name)
+            parse_type(name)
 
 
 @pytest.mark.parametrize("ddl", ["`a` array<int", "`a` " + "array<" * 100_000, "`a` map<int>", "`a` int `b` int", "`a"])

@@ -36,7 +36,7 @@ def following(head: Manifest, *, epoch: int | None = None, now_ms: int = 1) -> M
 
 
 def versions(store: ObjectStore) -> list[Manifest]:
-    return list(history.after(store, "app", "stage", 0))
+    return list(history.iter_after(store, "app", "stage", 0))
 
 
 def test_a_commit_is_one_request(any_store: ObjectStore) -> None:

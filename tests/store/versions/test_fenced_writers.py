@@ -6,7 +6,7 @@ import pytest
 from slackwater.errors import Fenced, Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import keys
-from slackwater.store.versions.commit import check_there, commit, is_retired, successor
+from slackwater.store.versions.commit import check_version_exists, commit, retired_error, successor
 from slackwater.store.versions.manifest import Manifest
 
 from tests.support.manifests import claim
@@ -53,10 +53,10 @@ def test_a_writer_without_a_name_is_named_by_its_id() -> None:
 def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None:
     store = MemoryStore()
     mine = claimed(store)
-    check_there(store, mine, 1)
+    check_version_exists(store, mine, 1)
     store.delete(keys.manifest("app", "stage", 1))
     with pytest.raises(Fenced) as caught:
-        check_there(store, mine, 1)
+        check_version_exists(store, mine, 1)
     assert str(caught.value) == (
         "stage app/stage was removed, or taken over long ago: its v1 is gone; this writer must stop"
     )
@@ -79,7 +79,7 @@ def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> No
 def test_what_is_refused_of_a_retired_stage_says_how_it_comes_back() -> None:
     store = MemoryStore()
     claimed(store)
-    refused = is_retired(claimed(store, kind="retire"))
+    refused = retired_error(claimed(store, kind="retire"))
     assert isinstance(refused, Refused)
     assert str(refused) == "stage app/stage is retired since v2: it cannot be changed"
     assert refused.hint == "to bring it back, run a program that has the stage: slackwater run FILE"

@@ -7,7 +7,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import forgotten, history, keys
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.forgotten import Forgetting, ForgottenIndex, RecordsLeft
+from slackwater.store.versions.forgotten import ForgetJournal, ForgottenIndex, RemainingRecords
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from tests.support.manifests import claim
@@ -49,7 +49,7 @@ def test_a_version_is_read_with_what_took_the_place_of_its_ssts(store: MemorySto
     assert history.read_stored(store, "app", "stage", 1) == head
     changed(store, B=None)
     assert [each.object for each in history.read(store, "app", "stage", 1).ssts] == [NEWER.object]
-    assert forgotten.newest(store, "app").names([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
+    assert forgotten.newest(store, "app").current_keys([OLD.object, OTHER.object, "x"]) == (NEWER.object, "x")
 
 
 def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
@@ -58,9 +58,9 @@ def test_no_name_leads_to_one_that_leads_on(store: MemoryStore) -> None:
     assert made.ssts == {OLD.object: NEWER, NEW.object: NEWER}
     with pytest.raises(Unstorable, match="an object that is not replaced itself"):
         forgotten.INDEXES.put(store, replace(made, number=9, ssts={OLD.object: NEW, NEW.object: NEWER}))
-    gone = RecordsLeft("app/snapshots/s/channels/b.parquet", 2, 9, "ab", (1, 0))
+    gone = RemainingRecords("app/snapshots/s/channels/b.parquet", 2, 9, "ab", (1, 0))
     first = ForgottenIndex("app", 1, 1, "ada").with_changes({}, {"a": gone}, {})
-    second = first.with_changes({}, {str(gone.key): RecordsLeft(None, gone=(0, 2, 1))}, {"s": 7})
+    second = first.with_changes({}, {str(gone.key): RemainingRecords(None, gone=(0, 2, 1))}, {"s": 7})
     assert (second.records["a"].key, second.records["a"].gone, second.snapshots) == (None, (1, 2, 1), {"s": 7})
 
 
@@ -92,7 +92,7 @@ def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_a
 
     made = forgotten.change(store, "app", update, by="ada", now_ms=6)
     assert (made.number, set(made.ssts)) == (3, {OLD.object, NEW.object, OTHER.object})
-    forgotten.sweep(store, "app", 1 << 60)
+    forgotten.delete_replaced(store, "app", 1 << 60)
     assert [info.key for info in store.list("app/forgotten/")] == [forgotten.INDEXES.key(made)]
     store.put(forgotten.INDEXES.key(made), b"{}")
     with pytest.raises(Corruption):
@@ -100,9 +100,9 @@ def test_an_index_that_is_damaged_is_an_error_and_one_that_lost_a_race_is_made_a
 
 
 def test_the_note_of_the_first_stays_until_it_is_taken_away(store: MemoryStore) -> None:
-    assert forgotten.under_way(store, "app") is None
-    note = Forgetting(ULIDS[0], "app", "ada@host", 1, "00", "ab")
-    assert forgotten.begin(store, "app", note) == note
-    assert forgotten.begin(store, "app", replace(note, id=ULIDS[1])) == note
-    forgotten.end(store, "app")
-    assert forgotten.under_way(store, "app") is None
+    assert forgotten.find_journal(store, "app") is None
+    note = ForgetJournal(ULIDS[0], "app", "ada@host", 1, "00", "ab")
+    assert forgotten.begin_journal(store, "app", note) == note
+    assert forgotten.begin_journal(store, "app", replace(note, id=ULIDS[1])) == note
+    forgotten.delete_journal(store, "app")
+    assert forgotten.find_journal(store, "app") is None

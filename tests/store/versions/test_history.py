@@ -162,9 +162,9 @@ def test_a_manifest_under_another_version_s_name_is_corruption() -> None:
 
 def test_what_follows_is_read_forward_until_there_is_none() -> None:
     store = store_of(5)
-    assert list(history.after(store, "app", "stage", 2)) == [manifest(3), manifest(4), manifest(5)]
+    assert list(history.iter_after(store, "app", "stage", 2)) == [manifest(3), manifest(4), manifest(5)]
     assert store.counts == {"get_range": 4}
-    assert list(history.after(store, "app", "stage", 5)) == []
+    assert list(history.iter_after(store, "app", "stage", 5)) == []
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(-1, 301))

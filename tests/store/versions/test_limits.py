@@ -301,15 +301,15 @@ def test_all_that_a_program_may_choose_can_be_stored() -> None:
     largest = Policy(
         "leveled",
         l0_trigger=limits.MAX_MERGE_RUNS,
-        size_ratio=limits.AMPLIFICATION_MOST,
+        size_ratio=limits.MAX_AMPLIFICATION,
         min_merge_width=limits.MAX_MERGE_RUNS,
         max_merge_width=limits.MAX_MERGE_RUNS,
-        max_space_amplification=limits.AMPLIFICATION_MOST,
+        max_space_amplification=limits.MAX_AMPLIFICATION,
         level_base_bytes=limits.MAX_FILE_BYTES,
-        fanout=limits.FANOUT_MOST,
+        fanout=limits.MAX_FANOUT,
         target_file_bytes=limits.MAX_FILE_BYTES,
     )
-    smallest = Policy("leveled", l0_trigger=2, size_ratio=0, max_space_amplification=0, fanout=limits.FANOUT_LEAST)
+    smallest = Policy("leveled", l0_trigger=2, size_ratio=0, max_space_amplification=0, fanout=limits.MIN_FANOUT)
     for policy in (largest, smallest):
         table = Table((Column("k", "int64"),), (), limits.MAX_PARTITIONS, compaction=policy)
         head = msgspec.structs.replace(plain(1), table=table)

@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 from markdown_it import MarkdownIt
 from slackwater.client.show.render import html, markdown
-from slackwater.client.show.report import Case, Mask, document
-from slackwater.snapshot.bisect.causes import Behind, Cause
-from slackwater.snapshot.bisect.evidence import collect
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.client.show.report import Mask, ReportInput, report_page
+from slackwater.snapshot.bisect.causes import Cause, TracedCause
+from slackwater.snapshot.bisect.evidence import collect_evidence
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Address, Guilty, Hop, SourceMessage
+from slackwater.snapshot.bisect.verdict import Hop, RecordLocation, RecordPath, SourceRecord
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_changes import KeyChanges
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -25,31 +25,35 @@ from tests.support.histories import Flight, FlightsApp, Kafka, flights
 WHERE = "SELECT tail, delay FROM aircraft WHERE delay > 1000 AND tail <> 'N999'"
 
 
-def real_case(cache: SstCache) -> Case:
+def real_case(cache: SstCache) -> ReportInput:
     """A fault in the middle stage, found in a history with snapshots on both sides of it."""
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(200))
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "before")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "before")
     app.send(Flight("N001", "C1", 5_000), *flights(6))
     app.step_all()
     app.run(flights(90))
-    pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "behind")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "behind")
     verdict = bisect(app.store, cache, "flights", WHERE)
-    evidence = collect(app.store, cache, verdict)
-    record = Address("flights", 1, 424)
+    evidence = collect_evidence(app.store, cache, verdict)
+    record = RecordLocation("flights", 1, 424)
     hops = (
-        Hop("aircraft", verdict.bad_version, Address("flights-by-aircraft-repartition", 1, 42, 5), 7, 1, 3, True),
+        Hop(
+            "aircraft", verdict.bad_version, RecordLocation("flights-by-aircraft-repartition", 1, 42, 5), 7, 1, 3, True
+        ),
         Hop("legs", verdict.bad_version, record, 7, 7, 4, True),
     )
-    message = SourceMessage(
+    message = SourceRecord(
         record, 1_735_689_785_123, b"N001", b'{"delay": 5000}', (("trace", b"4bf9"), ("schema", None))
     )
-    guilty = Guilty(hops, message, "", (), verdict.keys)
+    guilty = RecordPath(hops, message, "", (), verdict.keys)
     cause = Cause("record", True, f"{record} is the record behind it", record, None, (record,), {"alone": True})
-    return Case(verdict, Behind(cause, guilty), evidence, "flights-staging", "", 1_790_000_000_000)
+    return ReportInput(verdict, TracedCause(cause, guilty), evidence, "flights-staging", "", 1_790_000_000_000)
 
 
-def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]) -> Case:
+def with_values(
+    case: ReportInput, texts: Sequence[str], numbers: tuple[int, int], data: Sequence[bytes]
+) -> ReportInput:
     """The case with other values wherever a report has some.
 
     Args:
@@ -67,25 +71,25 @@ def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data
         there,
         there,
         dict.fromkeys(("note", "n", "raw", "list"), there),
-        named=True,
+        from_predicate=True,
     )
     quoted = literal.replace("'", "''")
     sql = f"SELECT tail FROM aircraft WHERE tail = '{quoted}' -- {' '.join(comment.split())}\n OR delay > {numbers[0]}"
     assert case.guilty is not None
-    assert case.guilty.message is not None
-    message = replace(case.guilty.message, key=data[0], value=data[2], headers=(("trace", data[1]),))
-    reached = tuple(replace(each, keys=keys) for each in case.evidence.reached)
+    assert case.guilty.source_record is not None
+    message = replace(case.guilty.source_record, key=data[0], value=data[2], headers=(("trace", data[1]),))
+    reached = tuple(replace(each, keys=keys) for each in case.evidence.affected_stages)
     return replace(
         case,
-        verdict=replace(case.verdict, keys=keys, predicate=Where(sql)),
-        behind=replace(case.behind, found=replace(case.guilty, message=message, keys=keys)),
-        evidence=replace(case.evidence, reached=reached),
+        verdict=replace(case.verdict, keys=keys, predicate=SqlPredicate(sql)),
+        explanation=replace(case.explanation, record_path=replace(case.guilty, source_record=message, keys=keys)),
+        evidence=replace(case.evidence, affected_stages=reached),
     )
 
 
-def reports(case: Case, *, show: bool = False) -> tuple[str, str]:
+def reports(case: ReportInput, *, show: bool = False) -> tuple[str, str]:
     """The case as HTML and as Markdown."""
-    made = document(case, Mask(show))
+    made = report_page(case, Mask(show))
     return html.render(made), markdown.render(made)
 
 

@@ -5,19 +5,19 @@ from contextlib import closing
 from functools import cache
 
 import pytest
-from slackwater.client.show.report import Case
+from slackwater.client.show.report import ReportInput
 from slackwater.store.read.cache import SstCache
 
 from tests.client.show.report.cases import real_case
 
 
 @pytest.fixture(scope="package")
-def case_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Case]]:
+def case_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], ReportInput]]:
     """Gives the case. A function, because hypothesis writes out what tests are given."""
     with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as kept:
         yield cache(lambda: real_case(kept))
 
 
 @pytest.fixture
-def case(case_of: Callable[[], Case]) -> Case:
+def case(case_of: Callable[[], ReportInput]) -> ReportInput:
     return case_of()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from slackwater.client.show.picture import Point, Timeline, draw, timeline
-from slackwater.client.show.report import Case
-from slackwater.snapshot.bisect.causes import Behind, unknown
-from slackwater.snapshot.bisect.session import Command
+from slackwater.client.show.picture import Point, SearchPicture, draw_svg, search_picture
+from slackwater.client.show.report import ReportInput
+from slackwater.snapshot.bisect.causes import TracedCause, unknown_cause
+from slackwater.snapshot.bisect.session import CommandPredicate
 from slackwater.snapshot.bisect.verdict import VersionRange
 from slackwater.store.versions.manifest import Program
 
@@ -19,11 +19,11 @@ from tests.client.show.report.cases import Parsed, reports
 
 
 @pytest.fixture
-def parsed(case: Case) -> Parsed:
+def parsed(case: ReportInput) -> Parsed:
     return Parsed.of(reports(case)[0])
 
 
-def test_the_sentence_at_the_top_names_the_commit_the_record_and_the_key(case: Case, parsed: Parsed) -> None:
+def test_the_sentence_at_the_top_names_the_commit_the_record_and_the_key(case: ReportInput, parsed: Parsed) -> None:
     (sentence,) = parsed.texts["h1"]
     assert sentence == (
         f"{case.verdict.bad_ref} is the first bad commit of flights, and flights[1]@424 the record behind it: "
@@ -62,7 +62,7 @@ def test_nothing_is_loaded_and_nothing_runs(parsed: Parsed) -> None:
     assert "@media print" in css
 
 
-def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: Case, parsed: Parsed) -> None:
+def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: ReportInput, parsed: Parsed) -> None:
     for step in case.verdict.steps:
         assert step.ref in parsed.texts["code"]
     said = [text for text in parsed.texts["span"] if text in ("good", "bad")]
@@ -70,7 +70,7 @@ def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: Case, parsed
     assert len(said) == len(case.verdict.steps)
 
 
-def test_the_commands_can_be_typed(case: Case) -> None:
+def test_the_commands_can_be_typed(case: ReportInput) -> None:
     stages = case.verdict.bad.stages
     ran = structs.replace(stages["aircraft"], program=Program("/home/ada/flights.py", "0" * 32))
     bad_moment = replace(case.verdict.bad, stages={**stages, "aircraft": ran})
@@ -97,25 +97,27 @@ def test_snapshots_say_whether_they_hold_the_bad_version(parsed: Parsed) -> None
     assert rows[1].endswith("holds the bad version")
 
 
-def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: Case) -> None:
+def test_a_record_that_cannot_be_told_has_a_reason_and_what_was_read(case: ReportInput) -> None:
     assert case.guilty is not None
     windows = case.verdict.lineage.direct
     why = "a replay of legs@v21 does not send what it sent then. Has the code changed?"
-    guilty = replace(case.guilty, message=None, reason=why, windows=windows, hops=case.guilty.hops[:1])
-    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown(why), guilty)))[0])
+    guilty = replace(case.guilty, source_record=None, reason=why, windows=windows, hops=case.guilty.hops[:1])
+    parsed = Parsed.of(reports(replace(case, explanation=TracedCause(unknown_cause(why), guilty)))[0])
     assert f"The record is unknown: {why}" in parsed.texts["p"]
     assert "the record behind it" not in parsed.texts["h1"][0]
-    parsed = Parsed.of(reports(replace(case, behind=Behind(unknown("nothing was replayed"))))[0])
+    parsed = Parsed.of(reports(replace(case, explanation=TracedCause(unknown_cause("nothing was replayed"))))[0])
     assert any(text.startswith("Nothing was replayed") for text in parsed.texts["p"])
 
 
-def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Case) -> None:
+def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: ReportInput) -> None:
     verdict = case.verdict
     steps = (*verdict.steps[:-1], replace(verdict.steps[-1], answer="skip", why="no column named 'x': there is y"))
     unsure = replace(
         verdict, keys=None, steps=steps, candidates=(VersionRange("legs", 4, 9), VersionRange("aircraft", 5, 5))
     )
-    parsed = Parsed.of(reports(replace(case, verdict=unsure, behind=Behind(unknown("the commit is not certain"))))[0])
+    parsed = Parsed.of(
+        reports(replace(case, verdict=unsure, explanation=TracedCause(unknown_cause("the commit is not certain"))))[0]
+    )
     assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
     assert "bad at the latest" in parsed.texts["dt"]
     assert "The commit is not certain, so nothing was replayed." in parsed.texts["p"]
@@ -123,10 +125,10 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Cas
     assert [text for text in parsed.texts["span"] if text == "skip"] == ["skip"]
 
 
-def test_a_program_that_decided_is_not_asked_again_nor_shown(case: Case) -> None:
+def test_a_program_that_decided_is_not_asked_again_nor_shown(case: ReportInput) -> None:
     command = "check.sh --account alice"
-    decided = replace(case, verdict=replace(case.verdict, predicate=Command(command), keys=None))
-    text = reports(replace(decided, evidence=replace(case.evidence, wrong={})))[0]
+    decided = replace(case, verdict=replace(case.verdict, predicate=CommandPredicate(command), keys=None))
+    text = reports(replace(decided, evidence=replace(case.evidence, wrong_row_counts={})))[0]
     assert "alice" not in text
     parsed = Parsed.of(text)
     assert '"••••" (24 characters)' in parsed.texts["dd"]
@@ -134,20 +136,22 @@ def test_a_program_that_decided_is_not_asked_again_nor_shown(case: Case) -> None
     assert "polyline" not in parsed.texts
 
 
-def test_no_later_stage_is_told_as_such(case: Case) -> None:
-    text = Parsed.of(reports(replace(case, evidence=replace(case.evidence, reached=())))[0]).texts["p"]
+def test_no_later_stage_is_told_as_such(case: ReportInput) -> None:
+    text = Parsed.of(reports(replace(case, evidence=replace(case.evidence, affected_stages=())))[0]).texts["p"]
     assert "No stage had consumed it when this was written." in text
 
 
-def test_the_picture_has_the_turn_between_good_and_bad(case: Case) -> None:
-    picture = timeline(case.verdict, case.evidence)
-    assert {probe.answer for probe in picture.probes if probe.at < 0} == {"good"}
-    assert {probe.answer for probe in picture.probes if probe.at >= 0} == {"bad"}
-    assert [wrong.rows for wrong in picture.wrong if wrong.at < 0] == [0] * sum(w.at < 0 for w in picture.wrong)
-    assert all(wrong.rows for wrong in picture.wrong if wrong.at >= 0)
+def test_the_picture_has_the_turn_between_good_and_bad(case: ReportInput) -> None:
+    picture = search_picture(case.verdict, case.evidence)
+    assert {probe.answer for probe in picture.probes if probe.distance < 0} == {"good"}
+    assert {probe.answer for probe in picture.probes if probe.distance >= 0} == {"bad"}
+    assert [wrong.rows for wrong in picture.wrong if wrong.distance < 0] == [0] * sum(
+        w.distance < 0 for w in picture.wrong
+    )
+    assert all(wrong.rows for wrong in picture.wrong if wrong.distance >= 0)
     assert [mark.name for mark in picture.snapshots] == ["before", "behind"]
-    at_turn = [mark.name for stage, lane in picture.lanes for mark in lane if mark.at == 0]
-    assert (picture.turned, at_turn) == (case.verdict.stage, [f"v{case.verdict.bad_version}"])
+    at_turn = [mark.name for stage, lane in picture.lanes for mark in lane if mark.distance == 0]
+    assert (picture.bad_stage, at_turn) == (case.verdict.stage, [f"v{case.verdict.bad_version}"])
 
 
 def places(least: int, most: int) -> st.SearchStrategy[list[int]]:
@@ -159,10 +163,12 @@ def test_any_search_is_drawn_within_its_picture_in_the_order_of_the_line(
     before: Sequence[int], after: Sequence[int], rows: int
 ) -> None:
     probes = [*(Point(at, "good", "good") for at in before), *(Point(at, "bad", "bad") for at in after)]
-    wrong = [Point(probe.at, "x", rows=rows if probe.answer == "bad" else 0) for probe in probes]
+    wrong = [Point(probe.distance, "x", rows=rows if probe.answer == "bad" else 0) for probe in probes]
     lane = tuple(Point(at, f"v{at}") for at in range(max(before[-1], -8), min(after[0], 6) + 1))
-    named = tuple(Point(probe.at, "<b>" * 20) for probe in probes)
-    parsed = Parsed.of(draw(Timeline((("stage<" * 20, lane),), "stage", True, tuple(probes), named, tuple(wrong))))
+    named = tuple(Point(probe.distance, "<b>" * 20) for probe in probes)
+    parsed = Parsed.of(
+        draw_svg(SearchPicture((("stage<" * 20, lane),), "stage", True, tuple(probes), named, tuple(wrong)))
+    )
     ((_, svg),) = ((tag, given) for tag, given in parsed.tags if tag == "svg")
     _, _, width, height = map(float, (dict(svg)["viewbox"] or "").split())
     drawn = [dict(given) for tag, given in parsed.tags if tag in ("circle", "text", "line", "rect")]

@@ -8,9 +8,9 @@ from decimal import Decimal
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from slackwater.client.show.report import DOTS, Case, Mask
+from slackwater.client.show.report import HIDDEN_TEXT, Mask, ReportInput
 from slackwater.common.printable import printable
-from slackwater.snapshot.bisect.causes import Behind, Cause
+from slackwater.snapshot.bisect.causes import Cause, TracedCause
 
 from tests.client.show.report.cases import Parsed, rendered, reports, with_values
 from tests.models.profiles import scaled
@@ -55,7 +55,7 @@ def in_words(data: bytes) -> str:
 @few
 @given(values)
 def test_values_that_are_shown_are_text_in_the_same_elements_whatever_they_hold(
-    case_of: Callable[[], Case], given: Values
+    case_of: Callable[[], ReportInput], given: Values
 ) -> None:
     case = case_of()
     plain, nasty = (reports(with_values(case, *values), show=True) for values in (PLAIN, given))
@@ -75,7 +75,7 @@ def test_values_that_are_shown_are_text_in_the_same_elements_whatever_they_hold(
 @few
 @given(values, st.integers(1, 50))
 def test_a_report_without_values_is_the_same_for_all_values_of_the_same_shapes(
-    case_of: Callable[[], Case], given: Values, step: int
+    case_of: Callable[[], ReportInput], given: Values, step: int
 ) -> None:
     case, (texts, numbers, data) = case_of(), given
     others = ["".join(chr((ord(character) + step) % 0xD800) for character in text) for text in texts]
@@ -90,7 +90,7 @@ def test_a_report_without_values_is_the_same_for_all_values_of_the_same_shapes(
     assert reports(one) == reports(other)
 
 
-def test_what_a_report_hides_is_nowhere_in_it(case: Case) -> None:
+def test_what_a_report_hides_is_nowhere_in_it(case: ReportInput) -> None:
     secrets = ["alice@example.com", "one secret", "other secret", "literal secret", "secret in a comment"]
     hidden = with_values(case, secrets, (4_711_000_001, 4_711_000_002), [b"key-42", b"header-42", b"value-42"])
     for text in reports(hidden):
@@ -104,15 +104,15 @@ def test_what_a_report_hides_is_nowhere_in_it(case: Case) -> None:
     ("value", "shape"),
     [
         (None, r"\N"),
-        ("Ada", f'"{DOTS}" (3 characters)'),
-        (b"\x00", f'"{DOTS}" (1 byte)'),
-        (17, f"{DOTS} (number)"),
-        (Decimal("1.5"), f"{DOTS} (number)"),
-        (True, f"{DOTS} (boolean)"),
-        (date(2013, 1, 1), f"{DOTS} (time)"),
-        (datetime(2013, 1, 1, tzinfo=UTC), f"{DOTS} (time)"),
-        ([1, 2], f"[{DOTS}] (2 items)"),
-        ({"a": 1}, f"{{{DOTS}}} (1 field)"),
+        ("Ada", f'"{HIDDEN_TEXT}" (3 characters)'),
+        (b"\x00", f'"{HIDDEN_TEXT}" (1 byte)'),
+        (17, f"{HIDDEN_TEXT} (number)"),
+        (Decimal("1.5"), f"{HIDDEN_TEXT} (number)"),
+        (True, f"{HIDDEN_TEXT} (boolean)"),
+        (date(2013, 1, 1), f"{HIDDEN_TEXT} (time)"),
+        (datetime(2013, 1, 1, tzinfo=UTC), f"{HIDDEN_TEXT} (time)"),
+        ([1, 2], f"[{HIDDEN_TEXT}] (2 items)"),
+        ({"a": 1}, f"{{{HIDDEN_TEXT}}} (1 field)"),
     ],
 )
 def test_a_hidden_value_leaves_its_type_and_length(value: object, shape: str) -> None:
@@ -122,14 +122,17 @@ def test_a_hidden_value_leaves_its_type_and_length(value: object, shape: str) ->
 @pytest.mark.parametrize(
     ("sql", "hidden"),
     [
-        ("FROM t WHERE a = 'x''y' AND b > -1.5e3", f"FROM t WHERE a = {DOTS} AND b > -{DOTS}"),
-        ("FROM t WHERE a = 'ends\\' AND b = 'c'", f"FROM t WHERE a = {DOTS} AND b = {DOTS}"),
-        ("FROM t WHERE a = E'it\\'s' AND b = $$x'y$$", f"FROM t WHERE a = {DOTS} AND b = {DOTS}"),
-        ("FROM t WHERE a = $q$x$$'y$q$ AND 0xff < 1_000", f"FROM t WHERE a = {DOTS} AND {DOTS} < {DOTS}"),
+        ("FROM t WHERE a = 'x''y' AND b > -1.5e3", f"FROM t WHERE a = {HIDDEN_TEXT} AND b > -{HIDDEN_TEXT}"),
+        ("FROM t WHERE a = 'ends\\' AND b = 'c'", f"FROM t WHERE a = {HIDDEN_TEXT} AND b = {HIDDEN_TEXT}"),
+        ("FROM t WHERE a = E'it\\'s' AND b = $$x'y$$", f"FROM t WHERE a = {HIDDEN_TEXT} AND b = {HIDDEN_TEXT}"),
+        (
+            "FROM t WHERE a = $q$x$$'y$q$ AND 0xff < 1_000",
+            f"FROM t WHERE a = {HIDDEN_TEXT} AND {HIDDEN_TEXT} < {HIDDEN_TEXT}",
+        ),
         ('SELECT "a ""b"" 1", t1.x2 FROM t1', 'SELECT "a ""b"" 1", t1.x2 FROM t1'),
-        ("FROM t -- alice's\nWHERE a", f"FROM t {DOTS} WHERE a"),
-        ("FROM t /* 'a' /* b */ alice */ WHERE a", f"FROM t {DOTS}"),
-        ("FROM t WHERE at > DATE '2013-01-01'", f"FROM t WHERE at > DATE {DOTS}"),
+        ("FROM t -- alice's\nWHERE a", f"FROM t {HIDDEN_TEXT} WHERE a"),
+        ("FROM t /* 'a' /* b */ alice */ WHERE a", f"FROM t {HIDDEN_TEXT}"),
+        ("FROM t WHERE at > DATE '2013-01-01'", f"FROM t WHERE at > DATE {HIDDEN_TEXT}"),
     ],
 )
 def test_literals_and_comments_of_sql_are_values(sql: str, hidden: str) -> None:
@@ -139,7 +142,7 @@ def test_literals_and_comments_of_sql_are_values(sql: str, hidden: str) -> None:
 
 def test_why_a_replay_failed_is_told_without_what_the_users_program_said() -> None:
     reason = "stage 'legs' does not run: ledger.py:12: KeyError: 'alice'"
-    assert Mask(show=False).reason(reason) == f"stage 'legs' does not run: {DOTS}"
+    assert Mask(show=False).reason(reason) == f"stage 'legs' does not run: {HIDDEN_TEXT}"
     assert Mask(show=True).reason(reason) == reason
 
 
@@ -163,8 +166,8 @@ def test_why_a_replay_failed_is_told_without_what_the_users_program_said() -> No
         ),
     ],
 )
-def test_what_shows_a_cause_is_hidden_too(case: Case, cause: Cause) -> None:
-    told = replace(case, behind=Behind(cause))
+def test_what_shows_a_cause_is_hidden_too(case: ReportInput, cause: Cause) -> None:
+    told = replace(case, explanation=TracedCause(cause))
     hidden, shown = reports(told), reports(told, show=True)
     assert all("alice" in text for text in shown)
     assert not any("alice" in text or "4711" in text for text in hidden)

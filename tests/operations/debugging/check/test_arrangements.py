@@ -4,43 +4,43 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.operations.debugging.check.arrangements import (
-    Batch,
-    Came,
-    as_read,
-    in_another_order,
-    in_batches,
-    last_first,
+    BatchRows,
+    RecordOrigins,
+    last_partitions_first,
+    original_order,
+    random_batches,
+    reversed_order,
 )
 
 VERSIONS = st.lists(st.lists(st.integers(1, 4), max_size=6).map(sorted), max_size=4)
 
 
 @st.composite
-def inputs(draw: st.DrawFn) -> dict[str, Came]:
+def inputs(draw: st.DrawFn) -> dict[str, RecordOrigins]:
     """A topic and a channel, with records in some partitions; those of the channel of ascending versions."""
     counts = draw(st.lists(st.integers(0, 6), max_size=4))
     topic = np.repeat(np.arange(len(counts)), counts)
     sent = draw(VERSIONS)
     channel = np.repeat(np.arange(len(sent)), list(map(len, sent)))
     versions = np.array([version for each in sent for version in each], np.int64)
-    return {"topic": Came(topic, np.zeros(len(topic), np.int64)), "channel": Came(channel, versions)}
+    return {"topic": RecordOrigins(topic, np.zeros(len(topic), np.int64)), "channel": RecordOrigins(channel, versions)}
 
 
 @given(inputs(), st.integers(0, 1 << 32))
-@example({"topic": Came(np.arange(3), np.zeros(3, np.int64))}, 3)
-@example({"topic": Came(np.arange(2), np.zeros(2, np.int64))}, 7)
+@example({"topic": RecordOrigins(np.arange(3), np.zeros(3, np.int64))}, 3)
+@example({"topic": RecordOrigins(np.arange(2), np.zeros(2, np.int64))}, 7)
 def test_batches_have_all_records_once_and_those_of_a_partition_in_their_order(
-    came: dict[str, Came], seed: int
+    came: dict[str, RecordOrigins], seed: int
 ) -> None:
-    batches = in_batches(came, np.random.default_rng(seed))
+    batches = random_batches(came, np.random.default_rng(seed))
     count = sum(len(each.partitions) for each in came.values())
     assert (len(batches) > 1) == (count > 1)
     assert_whole(came, batches)
 
 
 @given(inputs())
-def test_batches_of_whole_partitions_have_the_last_ones_first(came: dict[str, Came]) -> None:
-    batches = last_first(came)
+def test_batches_of_whole_partitions_have_the_last_ones_first(came: dict[str, RecordOrigins]) -> None:
+    batches = last_partitions_first(came)
     spans = [(name, partition) for name, each in came.items() for partition in np.unique(each.partitions).tolist()]
     assert len(batches) == min(len(spans), 3)
     assert_whole(came, batches)
@@ -49,7 +49,7 @@ def test_batches_of_whole_partitions_have_the_last_ones_first(came: dict[str, Ca
     assert placed == sorted(placed, reverse=True)
 
 
-def assert_whole(came: dict[str, Came], batches: tuple[Batch, ...]) -> None:
+def assert_whole(came: dict[str, RecordOrigins], batches: tuple[BatchRows, ...]) -> None:
     assert len(batches) <= 3
     assert all(any(len(rows) for rows in batch.values()) for batch in batches)
     for name, each in came.items():
@@ -61,11 +61,13 @@ def assert_whole(came: dict[str, Came], batches: tuple[Batch, ...]) -> None:
 
 
 @given(inputs())
-def test_in_another_order_a_partition_keeps_its_records_and_a_channel_its_versions(came: dict[str, Came]) -> None:
-    other = in_another_order(came)
+def test_in_another_order_a_partition_keeps_its_records_and_a_channel_its_versions(
+    came: dict[str, RecordOrigins],
+) -> None:
+    other = reversed_order(came)
     for name, each in came.items():
         rows = other[name]
-        assert sorted(rows.tolist()) == as_read(came)[name].tolist()
+        assert sorted(rows.tolist()) == original_order(came)[name].tolist()
         for partition in np.unique(each.partitions):
             mine = rows[each.partitions[rows] == partition]
             assert (np.diff(each.versions[mine]) >= 0).all()
@@ -74,8 +76,8 @@ def test_in_another_order_a_partition_keeps_its_records_and_a_channel_its_versio
 
 
 @given(inputs())
-def test_any_two_records_of_which_no_order_is_promised_change_places(came: dict[str, Came]) -> None:
-    other = in_another_order(came)
+def test_any_two_records_of_which_no_order_is_promised_change_places(came: dict[str, RecordOrigins]) -> None:
+    other = reversed_order(came)
     for name, each in came.items():
         place = np.argsort(other[name])
         for one in range(len(place)):

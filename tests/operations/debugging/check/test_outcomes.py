@@ -12,12 +12,12 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.operations.debugging.check.outcomes import RunOutcome, differences, outcome
+from slackwater.operations.debugging.check.outcomes import RunOutcome, compare_outcomes, compute_outcome
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.state.kinds.kind import Kind, of_input
-from slackwater.state.multi_input import TAG, name_of
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.state.kinds.kind import Kind, with_input_metadata
+from slackwater.state.multi_input import INPUT_COLUMN, tagged_name
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import from_arrow
@@ -29,8 +29,8 @@ from tests.models.profiles import scaled
 AT = pa.timestamp("us", "UTC")
 ROWS = pa.schema([("k", pa.int64()), ("seq", pa.int64()), ("x", pa.int64()), ("f", pa.float64())])
 SIDES = [
-    of_input(pa.schema([("k", pa.int64()), ("a", pa.int64()), ("at", AT)]), "l", "at"),
-    of_input(pa.schema([("k", pa.int64()), ("b", pa.int64()), ("to", AT)]), "r", "to"),
+    with_input_metadata(pa.schema([("k", pa.int64()), ("a", pa.int64()), ("at", AT)]), "l", "at"),
+    with_input_metadata(pa.schema([("k", pa.int64()), ("b", pa.int64()), ("to", AT)]), "r", "to"),
 ]
 AGGREGATE = sw.aggregate(n=sw.count(), sum=sw.sum("f"), mean=sw.mean("f"), last=sw.last("x", by="seq"))
 WITHIN_MS = 1000
@@ -74,8 +74,8 @@ def replay_of(state: Kind, folder: Path, partitions: int, schemas: list[pa.Schem
     bound = state.bind(schemas, ("k",))
     values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
     table = Table((Column("k", "int64"),), values, partitions, state.stored)
-    late_by = bound.late_by(None)
-    shape = Shape({}, {}, ("k",), table, bound, late_by=late_by)
+    late_by = bound.lateness_columns(None)
+    shape = StageSchemas({}, {}, ("k",), table, bound, lateness_columns=late_by)
     app, out = sw.App("a"), sw.repartition("out", key="k")
     app.stage(name="s", reads=sw.topic("t"), key="k", state=state, writes=out)(lambda rows: rows)
     cache = SstCache(folder / "cache", 1 << 30)
@@ -96,17 +96,17 @@ def sides_of(rows: Rows) -> pa.Table:
     """The same as rows of two sides, of times that are near."""
     keys, values = pa.array([k for k, *_ in rows], pa.int64()), [x for _, x, _ in rows]
     sides = [at % 2 for at in range(len(rows))]
-    made = pa.table({TAG: pa.array(sides, pa.int32()), "k": keys})
+    made = pa.table({INPUT_COLUMN: pa.array(sides, pa.int32()), "k": keys})
     for side, names in enumerate((("a", "at"), ("b", "to"))):
         mine = [value if of == side else None for value, of in zip(values, sides, strict=True)]
-        made = made.append_column(name_of(side, names[0]), pa.array(mine, pa.int64()))
+        made = made.append_column(tagged_name(side, names[0]), pa.array(mine, pa.int64()))
         times = [None if value is None else value % 4 * WITHIN_MS * 1000 for value in mine]
-        made = made.append_column(name_of(side, names[1]), pa.array(times, AT))
+        made = made.append_column(tagged_name(side, names[1]), pa.array(times, AT))
     return made.append_column("_hash", pa.array(hash_keys(made, ["k"])))
 
 
 def run(replay: StageReplay, batches: list[pa.Table], partitions: int = 3) -> RunOutcome:
-    return outcome(replay, {"": batches}, partitions, 1_000)
+    return compute_outcome(replay, {"": batches}, partitions, 1_000)
 
 
 KINDS: dict[str, tuple[Kind, list[pa.Schema], Callable[[Rows], pa.Table]]] = {
@@ -133,9 +133,9 @@ def test_a_kind_of_state_gives_the_same_however_rows_come(
     order = pa.array(data.draw(st.permutations(range(rows.num_rows)), "order"), pa.int64())
     ends = sorted(data.draw(st.lists(st.integers(0, rows.num_rows), max_size=2), "ends"))
     parts = [rows.slice(first, last - first) for first, last in zip([0, *ends], [*ends, rows.num_rows], strict=True)]
-    assert not differences(replay, whole, run(replay, [rows.take(order)]))
-    assert not differences(replay, whole, run(replay, parts))
-    assert not differences(replay, whole, run(replay, [rows], data.draw(st.integers(1, 5), "partitions")))
+    assert not compare_outcomes(replay, whole, run(replay, [rows.take(order)]))
+    assert not compare_outcomes(replay, whole, run(replay, parts))
+    assert not compare_outcomes(replay, whole, run(replay, [rows], data.draw(st.integers(1, 5), "partitions")))
 
 
 ONE: Rows = [(1, 10, 0.5), (2, 20, 0.5), (1, 30, 0.5), (2, 40, 0.5), (3, 50, 0.5)]
@@ -143,7 +143,7 @@ ONE: Rows = [(1, 10, 0.5), (2, 20, 0.5), (1, 30, 0.5), (2, 40, 0.5), (3, 50, 0.5
 
 def test_an_update_that_takes_the_last_row_depends_on_order(scratch: Path) -> None:
     replay, rows = replay_of(update(last_that_came), scratch, 3, [ROWS]), rows_of(ONE)
-    found = differences(replay, run(replay, [rows]), run(replay, [rows.take([4, 3, 2, 1, 0])]))
+    found = compare_outcomes(replay, run(replay, [rows]), run(replay, [rows.take([4, 3, 2, 1, 0])]))
     assert found.keys is not None
     assert found.keys.keys["k"].to_pylist() == [1, 2]
     assert [found.keys.before["v"].to_pylist(), found.keys.after["v"].to_pylist()] == [[30, 40], [10, 20]]
@@ -152,32 +152,32 @@ def test_an_update_that_takes_the_last_row_depends_on_order(scratch: Path) -> No
 
 def test_one_that_says_order_by_does_not(scratch: Path) -> None:
     replay, rows = replay_of(update(last_that_came, order_by="seq"), scratch, 3, [ROWS]), rows_of(ONE)
-    assert not differences(replay, run(replay, [rows]), run(replay, [rows.take([4, 3, 2, 1, 0])]))
-    assert not differences(replay, run(replay, [rows]), run(replay, [rows.slice(0, 2), rows.slice(2)]))
+    assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows.take([4, 3, 2, 1, 0])]))
+    assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows.slice(0, 2), rows.slice(2)]))
 
 
 def test_one_that_looks_at_the_other_keys_depends_on_partitions(scratch: Path) -> None:
     replay = replay_of(update(lambda _rows, state: pa.array([state.num_rows] * state.num_rows)), scratch, 3, [ROWS])
     rows = rows_of(ONE)
-    assert differences(replay, run(replay, [rows]), run(replay, [rows], 1)).keys
-    assert not differences(replay, run(replay, [rows]), run(replay, [rows]))
+    assert compare_outcomes(replay, run(replay, [rows]), run(replay, [rows], 1)).keys
+    assert not compare_outcomes(replay, run(replay, [rows]), run(replay, [rows]))
 
 
 def test_of_equal_times_the_last_depends_on_where_batches_end(scratch: Path) -> None:
     replay = replay_of(sw.upsert(by="f"), scratch, 1, [ROWS])
     rows = rows_of([(1, 40, 0.5), (1, 30, 0.5)])
     whole = run(replay, [rows])
-    assert not differences(replay, whole, run(replay, [rows.take([1, 0])]))
-    assert differences(replay, whole, run(replay, [rows.slice(1), rows.slice(0, 1)])).keys
+    assert not compare_outcomes(replay, whole, run(replay, [rows.take([1, 0])]))
+    assert compare_outcomes(replay, whole, run(replay, [rows.slice(1), rows.slice(0, 1)])).keys
 
 
 def test_what_a_function_emits_may_be_a_row_for_each_batch_but_its_last_must_be_that_of_all(scratch: Path) -> None:
     rows = rows_of(ONE)
     batches = [rows.slice(0, 2), rows.slice(2)]
     replay = replay_of(update(total), scratch, 3, [ROWS])
-    assert not differences(replay, run(replay, [rows]), run(replay, batches)).sent
+    assert not compare_outcomes(replay, run(replay, [rows]), run(replay, batches)).sent
     by_batch = update(lambda rows, state: pa.array(np.full(state.num_rows, rows.num_rows)))
     replay = replay_of(by_batch, scratch, 1, [ROWS])
-    found = differences(replay, run(replay, [rows], 1), run(replay, batches, 1)).sent["out"]
+    found = compare_outcomes(replay, run(replay, [rows], 1), run(replay, batches, 1)).sent["out"]
     assert sorted(found.missing["k"].to_pylist()) == []
     assert sorted(found.added["v"].to_pylist()) == [3, 3, 3]

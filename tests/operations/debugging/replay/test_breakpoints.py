@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.operations.debugging.replay.program import stop_in
+from slackwater.operations.debugging.replay.program import insert_breakpoints
 from slackwater.pipeline.api.stage import Stage
 
 PROGRAM = '''
@@ -79,7 +79,7 @@ def stage(transform: Any, update: Any = None) -> Stage:
 
 
 def test_both_functions_stop_on_the_line_of_their_def(program: ModuleType, stops: list[dict[str, Any]]) -> None:
-    assert stop_in(stage(program.legs, program.carriers)) == ("legs", "inner")
+    assert insert_breakpoints(stage(program.legs, program.carriers)) == ("legs", "inner")
     assert program.legs(4) == 7
     assert program.carriers(1, 2) == 103
     lines = PROGRAM.splitlines()
@@ -91,7 +91,7 @@ def test_both_functions_stop_on_the_line_of_their_def(program: ModuleType, stops
 
 
 def test_lines_of_errors_stay_what_they_were(program: ModuleType, stops: list[dict[str, Any]]) -> None:
-    stop_in(stage(program.legs))
+    insert_breakpoints(stage(program.legs))
     with pytest.raises(TypeError) as raised:
         program.legs("text")
     assert PROGRAM.splitlines()[raised.traceback[-1].lineno].strip() == "total = flights + weather"
@@ -101,15 +101,15 @@ def test_lines_of_errors_stay_what_they_were(program: ModuleType, stops: list[di
 def test_a_state_without_a_function_of_the_users_has_none_to_stop_in(program: ModuleType) -> None:
     app = sw.App("flights")
     app.stage(reads=sw.topic("flights"), key="k", state=sw.upsert(by="k"))(program.legs)
-    assert stop_in(app.stages["legs"]) == ("legs",)
+    assert insert_breakpoints(app.stages["legs"]) == ("legs",)
 
 
 def test_what_has_no_source_is_told(program: ModuleType) -> None:
     with pytest.raises(Refused, match="'<lambda>' is not found at line") as refused:
-        stop_in(stage(program.legs, program.short))
+        insert_breakpoints(stage(program.legs, program.short))
     assert "by a function" in refused.value.hint
     with pytest.raises(Refused, match="has no Python source"):
-        stop_in(stage(program.legs, len))
+        insert_breakpoints(stage(program.legs, len))
     Path(program.legs.__code__.co_filename).unlink()
     with pytest.raises(Refused, match="the source of 'legs' cannot be read"):
-        stop_in(stage(program.legs))
+        insert_breakpoints(stage(program.legs))

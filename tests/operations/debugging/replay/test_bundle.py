@@ -22,7 +22,7 @@ from slackwater.operations.debugging.replay.bundle import (
     before_schema,
     committed_schema,
 )
-from slackwater.operations.debugging.replay.inputs import PLACE, Records
+from slackwater.operations.debugging.replay.inputs import ORIGIN_SCHEMA, InputRecords
 from slackwater.store.versions.manifest import Column, Table, Ttl
 
 from tests.models.profiles import scaled
@@ -76,10 +76,10 @@ def some_bundles(draw: st.DrawFn) -> Bundle:
     table = draw(st.sampled_from([None, ROUTES, with_ttl()]))
     records = {}
     for name in draw(st.sampled_from([("flights",), ("flights", "weather")])):
-        place = draw(tables(PLACE, nulls=False))
+        place = draw(tables(ORIGIN_SCHEMA, nulls=False))
         rows = draw(tables(TOPIC))
         size = min(place.num_rows, rows.num_rows)
-        records[name] = Records(f"{name}-topic", "", rows.slice(0, size), place.slice(0, size))
+        records[name] = InputRecords(f"{name}-topic", "", rows.slice(0, size), place.slice(0, size))
     known = draw(st.booleans())
     return Bundle(
         Index(
@@ -109,7 +109,8 @@ def one(**index: object) -> Bundle:
     """A bundle of a stage with a table."""
     rows = pa.Table.from_arrays([pa.array([b"k"]), pa.array([b"v"]), pa.array([7])], schema=TOPIC)
     place = pa.Table.from_arrays(
-        [pa.array([each], kind) for each, kind in zip((0, 7, 0, 5, 0), PLACE.types, strict=True)], schema=PLACE
+        [pa.array([each], kind) for each, kind in zip((0, 7, 0, 5, 0), ORIGIN_SCHEMA.types, strict=True)],
+        schema=ORIGIN_SCHEMA,
     )
     said = {
         "app": "flights",
@@ -125,7 +126,7 @@ def one(**index: object) -> Bundle:
     return Bundle(
         Index(**{**said, **index}),  # type: ignore[arg-type]
         b"app = 1\n",
-        {"flights": Records("flights", "", rows, place)},
+        {"flights": InputRecords("flights", "", rows, place)},
         before_schema(ROUTES).empty_table(),
         committed_schema(ROUTES).empty_table(),
         {},

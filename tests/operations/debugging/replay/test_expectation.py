@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from slackwater.errors import Usage
 from slackwater.operations.debugging.replay.compare import ChannelComparison, Comparison, SentRows
 from slackwater.operations.debugging.replay.expectation import (
-    check_beside,
-    comparable,
+    check_same_folder,
+    format_test,
     literal,
     sorted_rows,
-    text_of_test,
+    with_canonical_nan,
     write_test,
 )
 from slackwater.snapshot.diff.key_changes import KeyChanges
@@ -44,7 +44,7 @@ values = st.recursive(
 @given(values)
 def test_a_literal_is_the_value(value: object) -> None:
     names = {"datetime": datetime, "decimal": decimal, "math": math}
-    assert [eval(literal(value), names)] == [comparable(value)]  # noqa: S307  our own text
+    assert [eval(literal(value), names)] == [with_canonical_nan(value)]  # noqa: S307  our own text
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def comparison(replayed: int) -> Comparison:
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])
-    changed = KeyChanges.between(keys, before, after, there, there)
+    changed = KeyChanges.compare(keys, before, after, there, there)
     return Comparison("flights", "carriers", 13, 0, (("flights", 9),), keys, 2, changed, 0, ())
 
 
 def test_a_test_expects_the_keys_that_differ_as_they_were_committed() -> None:
-    text = text_of_test("case.zip", "../flights.py", comparison(replayed=6))
+    text = format_test("case.zip", "../flights.py", comparison(replayed=6))
     assert text.splitlines()[-3:] == [
         "def test_carriers_v13() -> None:",
         "    batch = replayed(HERE / 'case.zip', program=HERE / '../flights.py')",
@@ -90,7 +90,7 @@ def test_a_test_expects_the_keys_that_differ_as_they_were_committed() -> None:
 
 
 def test_a_test_expects_every_key_where_none_differs() -> None:
-    text = text_of_test("case.zip", None, comparison(replayed=7))
+    text = format_test("case.zip", None, comparison(replayed=7))
     assert "    batch = replayed(HERE / 'case.zip')\n" in text
     assert "import math\n" in text
     assert "    assert batch.row('AA') == {'carrier': 'AA', 'flights': 5, 'mean': math.nan}\n" in text
@@ -101,7 +101,7 @@ def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None
     rows = pa.table({"n": list(range(30))})
     channel = ChannelComparison("by-carrier", SentRows(rows), rows.slice(1), rows.slice(0, 1), rows.slice(0, 0))
     found = Comparison("flights", "legs", 4, 0, (), None, 0, None, 0, (channel,))
-    assert text_of_test("case.zip", None, found).splitlines()[-2:] == [
+    assert format_test("case.zip", None, found).splitlines()[-2:] == [
         "    assert len(batch.sent['by-carrier']) == 30",
         "    assert {'n': 0} in batch.sent['by-carrier']",
     ]
@@ -109,7 +109,7 @@ def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None
 
 def test_a_test_lies_beside_its_bundle(tmp_path: Path) -> None:
     with pytest.raises(Usage, match="lie in different folders"):
-        check_beside(tmp_path / "a" / "test.py", tmp_path / "case.zip")
-    check_beside(tmp_path / "test_it.py", tmp_path / "case.zip")
+        check_same_folder(tmp_path / "a" / "test.py", tmp_path / "case.zip")
+    check_same_folder(tmp_path / "test_it.py", tmp_path / "case.zip")
     write_test(tmp_path / "test_it.py", tmp_path / "case.zip", tmp_path.parent / "flights.py", comparison(6))
     assert "HERE / '../flights.py'" in (tmp_path / "test_it.py").read_text()

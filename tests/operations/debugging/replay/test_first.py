@@ -9,14 +9,14 @@ import pyarrow as pa
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.debugging.replay.batches import Batches, ReplayBatch
+from slackwater.operations.debugging.replay.batches import OpenBatches, ReplayBatch
 from slackwater.operations.debugging.replay.first import FirstRecord, RecordSearch
-from slackwater.operations.debugging.replay.inputs import PLACE, Records
+from slackwater.operations.debugging.replay.inputs import ORIGIN_SCHEMA, InputRecords
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.stage_replay import StageReplay
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.snapshot.bisect.predicate import Where
-from slackwater.snapshot.bisect.verdict import Address
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.snapshot.bisect.predicate import SqlPredicate
+from slackwater.snapshot.bisect.verdict import RecordLocation
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.state.failing import RECORD
 from slackwater.store.objects.local import LocalStore
@@ -82,14 +82,18 @@ def search_of(records: list[Order], where: str, folder: Path) -> RecordSearch:
     stage.batch(rows)
     app = sw.App("a")
     app.stage(name="s", reads=sw.topic("t"), key="user", state=STATE)(lambda rows: rows)
-    shape = Shape({}, {}, ("user",), stage.table, bound)
+    shape = StageSchemas({}, {}, ("user",), stage.table, bound)
     cache = SstCache(folder / "cache", 1 << 30)
     program = LoadedProgram(app, None, {"s": shape}, stage.store, cache, {}, LocalStore(folder / "scratch"))  # type: ignore[arg-type]
     places = [[each.partition, each.offset, 0, each.time_ms, 0] for each in records]
-    columns = [pa.array(column, field.type) for column, field in zip(zip(*places, strict=True), PLACE, strict=True)]
-    read = Records("t", "", pa.Table.from_pylist(rows, schema=ROWS), pa.Table.from_arrays(columns, schema=PLACE))
-    root = ReplayBatch(Known(program, before, stage.head, read={"t": read}))
-    return RecordSearch(Batches(program), Where(where), Cut("a", {"s": stage.head}), root)
+    columns = [
+        pa.array(column, field.type) for column, field in zip(zip(*places, strict=True), ORIGIN_SCHEMA, strict=True)
+    ]
+    read = InputRecords(
+        "t", "", pa.Table.from_pylist(rows, schema=ROWS), pa.Table.from_arrays(columns, schema=ORIGIN_SCHEMA)
+    )
+    root = ReplayBatch(Known(program, before, stage.head, loaded={"t": read}))
+    return RecordSearch(OpenBatches(program), SqlPredicate(where), Cut("a", {"s": stage.head}), root)
 
 
 def totals(records: Iterable[Order]) -> Iterator[bool]:
@@ -104,7 +108,7 @@ def totals(records: Iterable[Order]) -> Iterator[bool]:
 WHERE = f"SELECT user FROM s WHERE total > {LIMIT}"
 
 
-def place(address: Address) -> tuple[int, int]:
+def place(address: RecordLocation) -> tuple[int, int]:
     return address.partition, address.offset
 
 
@@ -125,9 +129,9 @@ def test_the_shortest_bad_prefix_ends_with_the_record_where_what_is_bad_stays_ba
         first = [*ordered][states.index(True) - 1]
         assert named(found) == first
         assert found.proved
-        assert search.alone is not None
+        assert search.records_bad_alone is not None
         alone = {where for where, each in ordered.items() if each.amount > LIMIT}
-        assert {place(search.root.address(number)) for number in search.alone.tolist()} == alone
+        assert {place(search.root.address(number)) for number in search.records_bad_alone.tolist()} == alone
         assert found.alone == (first in alone)
         if not found.alone and found.needs is not None:
             # With those that it needs it is bad, and without any of them not.

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.debugging.replay.first import in_order
+from slackwater.operations.debugging.replay.first import sort_records
 
 RECORDS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.integers(0, 1), st.integers(0, 8)),
@@ -16,7 +16,7 @@ RECORDS = st.lists(
 
 def ordered(records: list[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list[int]]:
     topics, partitions, offsets, rows, times = (np.array(each) for each in zip(*records, strict=True))
-    found = in_order(times, topics, partitions, offsets, rows)
+    found = sort_records(times, topics, partitions, offsets, rows)
     return [records[at] for at in found.order.tolist()], found.times_ms.tolist()
 
 
@@ -37,10 +37,10 @@ def test_offsets_ascend_in_each_partition_and_times_between_them(records: list[t
 @given(RECORDS)
 def test_records_of_other_partitions_with_the_same_time_are_tied(records: list[tuple[int, ...]]) -> None:
     topics, partitions, offsets, rows, times = (np.array(each) for each in zip(*records, strict=True))
-    found = in_order(times, topics, partitions, offsets, rows)
+    found = sort_records(times, topics, partitions, offsets, rows)
     _, latest = ordered(records)
     for at in range(len(records)):
-        tied = found.tied(at)
+        tied = found.tied_positions(at)
         assert sorted(place for mine in tied.values() for place in mine.tolist()) == [
             place for place, time in enumerate(latest) if time == latest[at]
         ]

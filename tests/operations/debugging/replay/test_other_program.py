@@ -8,8 +8,8 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.operations.debugging.replay.program import LoadedProgram
 from slackwater.operations.debugging.replay.record import find_record
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions import manifest
@@ -28,12 +28,12 @@ def test_whatever_a_replay_raises_is_why_no_record_is_named(tmp_path: Path) -> N
     verdict = bisect(stage.store, stage.resources.kept, "a", where)
     app, bound = sw.App("a"), state.bind([ROWS], ("user",))
     app.stage(name="s", reads=sw.topic("t"), key="user", state=state)(lambda rows: rows)
-    shape = Shape({}, {}, ("user",), stage.declared(bound, state.stored), bound)
+    shape = StageSchemas({}, {}, ("user",), stage.declared(bound, state.stored), bound)
     # Its stage has no input of this program: what a replay then raises is no error of ours.
     program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
-    found = find_record(program, verdict, Where(where))
+    found = find_record(program, verdict, SqlPredicate(where))
     assert found.reason.startswith("ValueError: ")
-    assert (found.hops, found.message, found.proved) == ((), None, False)
+    assert (found.hops, found.source_record, found.proved) == ((), None, False)
     assert found.windows == verdict.lineage.direct
 
 
@@ -49,11 +49,11 @@ def test_a_commit_of_before_a_migration_says_which_file_ran_then(tmp_path: Path,
     # The program is another now: its table has one column more, or its stage another name.
     changed = sw.aggregate(n=sw.count(), most=sw.max("amount"))
     bound = changed.bind([ROWS], ("user",))
-    shape = Shape({}, {}, ("user",), stage.declared(bound, changed.stored), bound)
+    shape = StageSchemas({}, {}, ("user",), stage.declared(bound, changed.stored), bound)
     app = sw.App("a")
     app.stage(name=name, reads=sw.topic("t"), key="user", state=changed)(lambda rows: rows)
     program = LoadedProgram(app, None, {name: shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
-    found = find_record(program, verdict, Where(where))
+    found = find_record(program, verdict, SqlPredicate(where))
     assert not found.hops
     assert (
         f"/home/ada/shop.py (xxh3_128 {CHECKSUM}) ran then: give that version of the file with --code" in found.reason

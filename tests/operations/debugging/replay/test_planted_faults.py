@@ -16,7 +16,7 @@ from slackwater.operations.debugging.replay.program import open_program
 from slackwater.operations.debugging.replay.record import find_record
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.bisect.verdict import Verdict
 from slackwater.snapshot.gc.reachable import Retention
@@ -202,9 +202,9 @@ def check(
                 ), (fault, verdict)
                 led["span"] += 1
                 continue
-            found = find_record(program, verdict, Where(fault.where))
-            assert found.message is not None, (fault, found.reason)
-            assert str(found.message.address) == fault.address, (fault, found)
+            found = find_record(program, verdict, SqlPredicate(fault.where))
+            assert found.source_record is not None, (fault, found.reason)
+            assert str(found.source_record.location) == fault.address, (fault, found)
             assert found.hops[0].replays <= 20
             led["record"] += 1
     return led

@@ -18,9 +18,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.telemetry import spans
 from slackwater.pipeline.telemetry.spans import Tracing
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Guilty, Hop
+from slackwater.snapshot.bisect.verdict import Hop, RecordPath
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 
@@ -79,7 +79,7 @@ def planted(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.Temp
     return planted_in(Ledger(kafka.bootstrap, tmp_path_factory.mktemp("planted")))
 
 
-def guilty(ledger: Ledger, where: str, *, variant: str = "") -> Guilty:
+def guilty(ledger: Ledger, where: str, *, variant: str = "") -> RecordPath:
     """What the search finds, where this variant of the program is replayed."""
     store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
     verdict = bisect(store, cache, ledger.app, where)
@@ -87,7 +87,7 @@ def guilty(ledger: Ledger, where: str, *, variant: str = "") -> Guilty:
     app = load_app(str(ledger.program), name=ledger.app)
     hops: list[Hop] = []
     with open_program(app, store, cache, ledger.kafka) as program:
-        found = find_record(program, verdict, Where(where), hops.append)
+        found = find_record(program, verdict, SqlPredicate(where), hops.append)
     assert tuple(hops) == found.hops
     return found
 
@@ -104,14 +104,14 @@ def test_so_it_does_where_batches_are_computed_whole(kafka: EmbeddedKafka, tmp_p
 
 def leads_to_the_record(planted: Planted, *, variant: str = "") -> None:
     found = guilty(planted.ledger, BRANCHES, variant=variant)
-    assert found.message is not None, found.reason
-    assert str(found.message.address) == planted.first
+    assert found.source_record is not None, found.reason
+    assert str(found.source_record.location) == planted.first
     assert [hop.stage for hop in found.hops] == ["branches", "accounts", "entries"]
     assert all(hop.alone for hop in found.hops)
     assert found.others == 1
-    assert found.message.key == b"planted"
-    assert found.message.headers == HEADERS
-    assert planted.began - 1 <= found.message.time_ms / 1000 <= time.time()
+    assert found.source_record.key == b"planted"
+    assert found.source_record.headers == HEADERS
+    assert planted.began - 1 <= found.source_record.time_ms / 1000 <= time.time()
     assert found.keys is not None
     (key,) = found.keys
     assert key.key == {"branch": 3}
@@ -131,8 +131,8 @@ def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
     ledger.send(300)
     ledger.catch_up(max_records=700)
     found = guilty(ledger, BRANCHES)
-    assert found.message is not None, found.reason
-    assert str(found.message.address) == places[2]
+    assert found.source_record is not None, found.reason
+    assert str(found.source_record.location) == places[2]
     assert not found.hops[0].alone
     # Of the two before it, one may have been in the batch before.
     assert found.hops[0].needs in (1, 2)
@@ -144,12 +144,12 @@ def test_a_notebook_gets_the_record(planted: Planted, tmp_path: Path, monkeypatc
     monkeypatch.setenv("LEDGER_VARIANT", "")
     exported, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exported))
-    monkeypatch.setattr(spans, "tracing_of", lambda: Tracing(provider))
+    monkeypatch.setattr(spans, "configured_tracing", lambda: Tracing(provider))
     app = sw.open(store=planted.ledger.store, kafka=planted.ledger.bootstrap).app(planted.ledger.app)
     found = app.bisect(where="SELECT account FROM accounts WHERE balance > 1000000", code=planted.ledger.program)
     assert found.record is not None
-    assert found.record.message is not None, found.record.reason
-    assert str(found.record.message.address) == planted.first
+    assert found.record.source_record is not None, found.record.reason
+    assert str(found.record.source_record.location) == planted.first
     assert planted.first in repr(found)
     # Whoever traces the record finds the bisect.
     (span,) = exported.get_finished_spans()
@@ -161,7 +161,7 @@ def test_a_notebook_gets_the_record(planted: Planted, tmp_path: Path, monkeypatc
 def test_a_changed_program_is_told_and_proves_nothing(planted: Planted) -> None:
     found = guilty(planted.ledger, BRANCHES, variant="books double")
     assert [hop.stage for hop in found.hops] == ["branches"]
-    assert found.message is None
+    assert found.source_record is None
     assert "accounts@v" in found.reason
     # The file is the same: what it does hangs on a variable of the environment.
     assert "The program's file is the one that ran then" in found.reason

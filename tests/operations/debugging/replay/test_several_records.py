@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from slackwater.common import instants
 from slackwater.operations.debugging.replay.program import LoadedProgram, open_program
-from slackwater.operations.debugging.replay.record import find_record, why
+from slackwater.operations.debugging.replay.record import find_record, find_record_of_key
 from slackwater.operations.debugging.replay.what_if import BadBatch
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Guilty, Verdict
+from slackwater.snapshot.bisect.verdict import RecordPath, Verdict
 from slackwater.snapshot.query.columns import parse_key
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -117,19 +117,19 @@ class History:
         with open_program(self.app, open_store(self.store), self.cache, open_kafka(self.bootstrap)) as program:
             yield program
 
-    def behind(self, where: str, **ends: str) -> Guilty:
+    def behind(self, where: str, **ends: str) -> RecordPath:
         with self.program() as program:
-            return find_record(program, self.verdict(where, **ends), Where(where))
+            return find_record(program, self.verdict(where, **ends), SqlPredicate(where))
 
 
-def named(found: Guilty) -> str:
-    assert found.message is not None, found
+def named(found: RecordPath) -> str:
+    assert found.source_record is not None, found
     assert found.proved
     assert not found.reason
-    return str(found.message.address)
+    return str(found.source_record.location)
 
 
-def bad(found: Guilty) -> list[str]:
+def bad(found: RecordPath) -> list[str]:
     """The bad records, with an asterisk after those that are bad by themselves."""
     assert found.records is not None
     return [
@@ -203,12 +203,12 @@ def test_rows_that_expire_are_no_records_doing(one_partition: History) -> None:
         f"{one_partition.name}/recent@v{n}" for n in range(1, 20) if sum_of(one_partition, f"recent@v{n}") == 100
     )
     found = one_partition.behind(where, good=good)
-    assert found.message is None
-    assert found.no_record is not None
-    assert found.no_record.by == "clock"
-    assert found.no_record.expired.num_rows == 100
-    assert {row["k"] for row in found.no_record.expired.to_pylist()} == {f"k{k:02d}" for k in range(100)}
-    assert found.no_record.stage == "recent"
+    assert found.source_record is None
+    assert found.recordless_batch is not None
+    assert found.recordless_batch.by == "clock"
+    assert found.recordless_batch.expired.num_rows == 100
+    assert {row["k"] for row in found.recordless_batch.expired.to_pylist()} == {f"k{k:02d}" for k in range(100)}
+    assert found.recordless_batch.stage == "recent"
 
 
 def sum_of(history: History, ref: str) -> int:
@@ -223,7 +223,7 @@ def sum_of(history: History, ref: str) -> int:
 def test_a_keys_change_says_how_many_records_reach_it(one_partition: History) -> None:
     verdict = one_partition.verdict("SELECT k FROM recent WHERE k = 'k04' AND last_n > 139")
     with one_partition.program() as program:
-        found = why(
+        found = find_record_of_key(
             program, "recent", verdict.bad_version, parse_key("recent", verdict.bad.stages["recent"].table, ["k04"])
         )
     assert named(found) == one_partition.at[10_044]
@@ -231,11 +231,11 @@ def test_a_keys_change_says_how_many_records_reach_it(one_partition: History) ->
 
 
 def test_a_batch_that_its_records_made_bad_is_good_with_none(one_partition: History) -> None:
-    where = Where("FROM shops WHERE most >= 10000")
+    where = SqlPredicate("FROM shops WHERE most >= 10000")
     verdict = one_partition.verdict(where.sql)
     with one_partition.program() as program:
-        batch = BadBatch.of(program, where, verdict.bad, verdict.stage, verdict.keys)
-        assert batch.with_none() is None
+        batch = BadBatch.open(program, where, verdict.bad, verdict.stage, verdict.keys)
+        assert batch.find_effects_without_records() is None
 
 
 TIED = 8
@@ -311,7 +311,7 @@ def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: Em
     history.send("right", [(3, T0 + 500), (10_004, T0 + 501)])
     history.send("left", [(10_005, T0 + 100), (6, T0 + 101)])
     history.run("mixed")
-    where = Where("FROM mixed WHERE most >= 10000")
+    where = SqlPredicate("FROM mixed WHERE most >= 10000")
     verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
     assert {each.upstream for each in verdict.bad.stages["mixed"].inputs.values()} == {"left", "right"}
     with open_program(history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)) as program:
@@ -372,7 +372,7 @@ def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_ca
     history.meet("left", {**ordered[2], "sent": T0 + 15})
     history.run()
     for n in (2, 3):
-        where = Where(f"SELECT k FROM settled WHERE top >= {T0 + 5_000} AND k = 'k0{n}'")
+        where = SqlPredicate(f"SELECT k FROM settled WHERE top >= {T0 + 5_000} AND k = 'k0{n}'")
         verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
         with open_program(
             history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import slackwater as sw
 from slackwater.operations.debugging.replay.program import LoadedProgram
-from slackwater.operations.debugging.replay.stage_replay import Numbers, StageReplay
+from slackwater.operations.debugging.replay.stage_replay import RecordNumbers, StageReplay
 from slackwater.operations.debugging.replay.what_if import bad_alone
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.state.failing import RECORD
-from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.session import Sessions
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.hashing import hash_keys
@@ -33,7 +33,7 @@ class Given(StageReplay):
     def knows_records(self) -> bool:
         return True
 
-    def rows(self, chosen: Numbers | None = None) -> pa.Table:
+    def rows(self, chosen: RecordNumbers | None = None) -> pa.Table:
         assert chosen is None
         assert self.made is not None
         return self.made
@@ -46,7 +46,7 @@ def click(user: str, minute: int) -> dict[str, object]:
 
 def test_a_session_that_is_over_takes_no_record_by_itself_either(tmp_path: Path) -> None:
     state, once = sw.aggregate(n=sw.count()), sw.event_time(emits="final")
-    bound = Sessions(Final(state), "visit").bind([ROWS], ("user", "visit"))
+    bound = Sessions(FinalKind(state), "visit").bind([ROWS], ("user", "visit"))
     stage = Stage(bound, ("user",), ROWS)
     stage.batch([click("a", 0), click("b", 15)])
     # The watermark is between the ends of both sessions. None fell due yet.
@@ -57,10 +57,12 @@ def test_a_session_that_is_over_takes_no_record_by_itself_either(tmp_path: Path)
     app.stage(name="s", reads=sw.topic("t"), writes=over, key=["user", "visit"], state=state, event_time=once)(
         lambda rows: rows
     )
-    shape = Shape({}, {}, ("user",), stage.table, bound, late_by=("visit",))
+    shape = StageSchemas({}, {}, ("user",), stage.table, bound, lateness_columns=("visit",))
     program = LoadedProgram(app, None, {"s": shape}, stage.store, stage.resources.kept, {}, LocalStore(tmp_path))  # type: ignore[arg-type]
     made = pa.Table.from_pylist(clicks, schema=ROWS)
     made = made.append_column("_hash", pa.array(hash_keys(made, ["user"]))).append_column(RECORD, pa.array([0, 1]))
-    found = bad_alone(Given(program, before, stage.head, made=made), Where("SELECT user FROM s WHERE visit[1].n > 1"))
+    found = bad_alone(
+        Given(program, before, stage.head, made=made), SqlPredicate("SELECT user FROM s WHERE visit[1].n > 1")
+    )
     assert found is not None
     assert found.tolist() == [1]

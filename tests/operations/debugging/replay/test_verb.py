@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from slackwater.operations.debugging.replay.program import open_program
-from slackwater.operations.debugging.replay.record import why
+from slackwater.operations.debugging.replay.record import find_record_of_key
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.snapshot.cut.resolve import resolve
@@ -154,8 +154,8 @@ def test_the_record_behind_a_change_of_a_key_is_named(ledger: Ledger) -> None:
     }
     version = next(v for v, names in accounts.items() if "planted" in names.to_pylist())
     with open_program(app, store, cache, ledger.kafka) as program:
-        found = why(program, "accounts", version, key)
-    assert found.message is not None, found.reason
-    assert found.message.key == b"planted"
+        found = find_record_of_key(program, "accounts", version, key)
+    assert found.source_record is not None, found.reason
+    assert found.source_record.key == b"planted"
     assert [hop.stage for hop in found.hops] == ["accounts", "entries"]
     assert found.hops[0].candidates == 1

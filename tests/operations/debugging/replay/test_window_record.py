@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from slackwater.errors import NotFound, Usage
-from slackwater.operations.debugging.causes.window import find_in_window, function_of
+from slackwater.operations.debugging.causes.window import find_record_in_window, load_function
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.bisect.verdict import Guilty, Verdict
+from slackwater.snapshot.bisect.verdict import RecordPath, Verdict
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -62,8 +62,8 @@ def followed(kafka: MemoryKafka, tmp_path: Path, batches: list[list[tuple[str, i
     return bisect(store, cache, "shop", "SELECT country FROM totals WHERE sum > 1000000")
 
 
-def at(found: Guilty) -> str:
-    return str(found.message.address) if found.message is not None else found.reason
+def at(found: RecordPath) -> str:
+    return str(found.source_record.location) if found.source_record is not None else found.reason
 
 
 @pytest.mark.spark
@@ -71,30 +71,30 @@ def at(found: Guilty) -> str:
 def test_the_record_of_the_window_with_the_bad_key_is_named(
     memory_kafka: MemoryKafka, tmp_path: Path, program: Path
 ) -> None:
-    orders = function_of(f"{program}:orders")
+    orders = load_function(f"{program}:orders")
     only = followed(memory_kafka, tmp_path, [[("DE", 5), ("FR", 7)], [("FR", 3), ("DE", 2_000_000)], [("DE", 1)]])
-    found = find_in_window(memory_kafka, only, orders)
+    found = find_record_in_window(memory_kafka, only, orders)
     assert (at(found), found.of_key) == ("orders[0]@3", 1)
-    assert found.message is not None
-    assert json.loads(found.message.value or b"") == {"country": "DE", "cents": 2_000_000}
+    assert found.source_record is not None
+    assert json.loads(found.source_record.value or b"") == {"country": "DE", "cents": 2_000_000}
     assert [(str(each)) for each in found.windows] == ["orders[0] 3..4"]
 
     kafka = MemoryKafka("memory://several")
     several = followed(kafka, tmp_path, [[("DE", 5)], [("DE", 3), ("DE", 2_000_000), ("DE", 4), ("FR", 9)]])
-    found = find_in_window(kafka, several, orders)
+    found = find_record_in_window(kafka, several, orders)
     assert (at(found), found.of_key) == ("orders[0]@2", 3)
 
     kafka = MemoryKafka("memory://alike")
     alike = followed(kafka, tmp_path, [[("DE", 5)], [("DE", 600_000), ("DE", 600_001)]])
-    found = find_in_window(kafka, alike, orders)
+    found = find_record_in_window(kafka, alike, orders)
     assert "2 records of the batch have the key, and none stands out: orders[0]@1, orders[0]@2" in at(found)
 
-    mixed = find_in_window(kafka, alike, function_of(f"{program}:counted"))
+    mixed = find_record_in_window(kafka, alike, load_function(f"{program}:counted"))
     assert "the function mixes records" in at(mixed)
 
 
 def test_what_names_no_function_is_told(program: Path) -> None:
     with pytest.raises(Usage, match="names no function; expected FILE:FUNCTION"):
-        function_of(str(program))
+        load_function(str(program))
     with pytest.raises(NotFound, match="the nearest: orders"):
-        function_of(f"{program}:order")
+        load_function(f"{program}:order")

@@ -1,8 +1,8 @@
 """A drill changes nothing, and says whether the app could go on and is what it was."""
 
-from slackwater.client.show.failover import drilled, page
+from slackwater.client.show.failover import drill_page, drill_result
 from slackwater.client.show.render import html, markdown
-from slackwater.operations.disaster_recovery.drill import Drill, drill
+from slackwater.operations.disaster_recovery.drill import DrillResult, drill
 from slackwater.operations.maintenance.removal import Removal
 from slackwater.store.versions import apps, history
 
@@ -13,7 +13,7 @@ from tests.support.collecting import AgingStore, keys_of
 from tests.support.histories import FlightsApp
 
 
-def practise(app: FlightsApp, target: AgingStore, *, keep: bool = False, reachable: bool = True) -> Drill:
+def practise(app: FlightsApp, target: AgingStore, *, keep: bool = False, reachable: bool = True) -> DrillResult:
     def outside(removal: Removal) -> None:
         for topic in removal.topics:
             app.kafka.topics.pop(topic, None)
@@ -38,11 +38,11 @@ def test_a_drill_compares_reads_again_and_leaves_nothing() -> None:
     assert keys_of(target, f"{app.name}/") - log == before - log
     assert set(app.kafka.topics) == topics
     assert apps.find_app(target, f"{app.name}-drill") is None
-    text = repr(drilled(found))
+    text = repr(drill_result(found))
     assert "can be recovered" in text
     assert "equal" in text
-    assert "can be recovered" in html.render(page(found))
-    assert "every byte read again" in markdown.render(page(found))
+    assert "can be recovered" in html.render(drill_page(found))
+    assert "every byte read again" in markdown.render(drill_page(found))
 
 
 def test_a_drill_whose_clone_stays_says_so_and_a_damaged_replica_does_not_pass() -> None:
@@ -60,4 +60,4 @@ def test_a_drill_whose_clone_stays_says_so_and_a_damaged_replica_does_not_pass()
     other.put(sst, app.store.get(sst)[:-1] + b"x")
     found = practise(app, other, keep=True)
     assert not found.passed
-    assert drilled(found).failed
+    assert drill_result(found).failed

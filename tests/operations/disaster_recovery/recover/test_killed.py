@@ -35,7 +35,7 @@ def check_not_half(app: FlightsApp, target: AgingStore) -> None:
     """Whoever looks sees a consistent moment, and whoever runs is refused, or finds all of it."""
     report = verify(fresh(target), app.name, now_ms=LATER_MS)
     assert report.consistent, report.differences
-    found = replicas.find(target, app.name)
+    found = replicas.find_replica_state(target, app.name)
     assert found is not None
     if found.state != "recovered":
         with pytest.raises(Refused, match="is a replica of"):

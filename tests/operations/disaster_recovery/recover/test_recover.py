@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.operations.disaster_recovery.drill import drill
-from slackwater.operations.disaster_recovery.fence import Primary, fence
-from slackwater.operations.disaster_recovery.recover import Recovered, recover
+from slackwater.operations.disaster_recovery.fence import Primary, fence_runner
+from slackwater.operations.disaster_recovery.recover import RecoveryResult, recover
 from slackwater.operations.disaster_recovery.recover_plan import FailoverTerms
 from slackwater.operations.disaster_recovery.replicate import Replicator
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.under_way.exclusion import Intent, check_exclusion
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.protocol import ObjectStore
@@ -39,7 +39,7 @@ def elsewhere(app: FlightsApp, *, behind: int = 0, before: int = 0) -> FailoverK
 
 def recovered(
     app: FlightsApp, target: ObjectStore, kafka: FailoverKafka, terms: FailoverTerms = SAME, **how: object
-) -> Recovered:
+) -> RecoveryResult:
     """Recover the app, whose store is lost."""
     return recover(target, app.name, kafka, primary=None, terms=terms, by="ada@host", **how)  # type: ignore[arg-type]
 
@@ -134,7 +134,7 @@ def test_of_two_replicas_one_is_recovered_and_the_other_is_told_where_the_app_ru
     # Who looked a moment before the other was there learns of it when the old place is told.
     seen = Primary(app.store.url, {})
     with pytest.raises(Refused, match="was already recovered"):
-        fence(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
+        fence_runner(app.store, seen, app.name, other.url, 1, by="ada@host", now_ms=2)
 
 
 @pytest.mark.parametrize(("verb", "part"), [("put_if_absent", "/leaving.json"), ("put", "/replica.json")])
@@ -165,7 +165,7 @@ def test_of_two_fail_backs_at_one_moment_one_wins_and_the_other_is_told_where_th
         f"{app.name} of {there.url} was already recovered and runs under {winner.url}: recovering it again would run "
         "it twice"
     ]
-    left = replicas.find(there, app.name)
+    left = replicas.find_replica_state(there, app.name)
     assert left is not None
     assert (left.state, left.root) == ("left", winner.url)
 
@@ -182,7 +182,7 @@ def test_typed_again_it_does_not_count_what_it_put_there_to_fence_it() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recover(target, app.name, failover_kafka(app), **how, doing=doing)  # type: ignore[arg-type]
+        recover(target, app.name, failover_kafka(app), **how, on_step=doing)  # type: ignore[arg-type]
     fenced = {stage: history.head(fresh(app.store), app.name, stage) for stage in heads}
     assert {stage: head.version - 1 for stage, head in fenced.items() if head is not None} == heads
     done = recover(target, app.name, failover_kafka(app), **how, dry_run=True)  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
     for _ in range(2):
         app.step_all()
     for source, target in pairwise(stores):
-        Replicator(source, target, app.name, "ada@host", failover_kafka(app)).round()
+        Replicator(source, target, app.name, "ada@host", failover_kafka(app)).run_round()
         recover(
             target,
             app.name,
@@ -215,9 +215,9 @@ def test_an_app_goes_there_and_back_and_there_again() -> None:
 
 def test_a_replica_that_was_broken_off_beyond_its_cut_goes_back_to_the_cut() -> None:
     app, target = running(), AgingStore()
-    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    pin_cut(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
     copy(app, target)
-    cut = replicas.CUTS.newest(target, app.name)
+    cut = replicas.REPLICA_CUTS.newest(target, app.name)
     assert cut is not None
     app.run(flights(20))
     for stage in ("legs", "aircraft"):
@@ -267,7 +267,7 @@ def test_a_mirror_that_lags_is_read_on_from_its_end() -> None:
 
 def test_without_records_kept_only_what_the_mirror_says_exactly_counts() -> None:
     app, target = running(), AgingStore()
-    Replicator(app.store, target, app.name, "ada@host").round()
+    Replicator(app.store, target, app.name, "ada@host").run_round()
     kafka = elsewhere(app, before=2)
     offsets = app.heads["legs"].inputs["flights"].offsets
     kafka.mirrored["primary.flights"] = {p: [(at - 3, at - 1)] for p, at in enumerate(offsets)}
@@ -279,7 +279,7 @@ def test_without_records_kept_only_what_the_mirror_says_exactly_counts() -> None
     app.step_all()
     app.step_all()
     offsets = app.heads["legs"].inputs["flights"].offsets
-    Replicator(app.store, target, app.name, "ada@host").round()
+    Replicator(app.store, target, app.name, "ada@host").run_round()
     kafka = elsewhere(app, before=2)
     kafka.mirrored["primary.flights"] = {p: [(at - 1, at + 1)] for p, at in enumerate(offsets)}
     done = recovered(app, target, kafka, FailoverTerms(mirror="primary"))
@@ -293,7 +293,7 @@ def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_d
     with pytest.raises(NotFound, match="no replica named"):
         recovered(app, target, failover_kafka(app))
     replicator = Replicator(app.store, target, app.name, "ada@host", failover_kafka(app))
-    replicator.pair.begin("ada@host")
+    replicator.pair.mark_replica("ada@host")
     with pytest.raises(Refused, match="is incomplete"):
         recovered(app, target, failover_kafka(app))
     copy(app, target)

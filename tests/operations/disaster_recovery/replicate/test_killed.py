@@ -7,7 +7,7 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history
 
@@ -20,7 +20,7 @@ Round = Callable[[FlightsApp, AgingStore], None]
 
 
 def snapshot(app: FlightsApp, name: str) -> None:
-    pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), name, by="ada@host", reader=app.kafka)
+    pin_cut(app.store, resolve(app.store, app.name, now_ms=LATER_MS), name, by="ada@host", reader=app.kafka)
 
 
 def history_of(rounds: int) -> tuple[FlightsApp, AgingStore]:
@@ -50,7 +50,7 @@ def see_a_whole(app: FlightsApp, target: AgingStore) -> bool:
         )
     report = verify(store, cut, deep=True)
     assert report.consistent, report.differences
-    if (found := replicas.CUTS.newest(store, app.name)) is not None:
+    if (found := replicas.REPLICA_CUTS.newest(store, app.name)) is not None:
         assert verify(store, f"{app.name}@{found.snapshot}", now_ms=LATER_MS).consistent
     return True
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound, Refused, Usage
-from slackwater.operations.disaster_recovery.replicate import Replicator, Round
-from slackwater.operations.erasure.family import KeysAsked
+from slackwater.operations.disaster_recovery.replicate import Replicator, RoundResult
+from slackwater.operations.erasure.family import RequestedKeys
 from slackwater.operations.erasure.forget import forget
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.change.edit import edit
@@ -14,8 +14,8 @@ from slackwater.snapshot.cut import replicas
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.audit_log import because, record
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.audit_log import because, record_operation
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -23,7 +23,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, codec, history, keys
 from slackwater.store.versions.amend import Amendment, amend
-from slackwater.store.versions.forgotten import none_of
+from slackwater.store.versions.forgotten import empty_index
 from slackwater.store.versions.manifest import AppInfo
 
 from tests.operations.erasure.everything import occurrences
@@ -38,8 +38,8 @@ def replicator(app: FlightsApp, target: ObjectStore) -> Replicator:
     return Replicator(app.store, target, app.name, "ada@host", failover_kafka(app))
 
 
-def copy(app: FlightsApp, target: ObjectStore) -> Round:
-    return replicator(app, target).round()
+def copy(app: FlightsApp, target: ObjectStore) -> RoundResult:
+    return replicator(app, target).run_round()
 
 
 def running() -> FlightsApp:
@@ -52,7 +52,7 @@ def running() -> FlightsApp:
 
 def check_whole(app: FlightsApp, target: ObjectStore) -> None:
     """The replica is its app, as far as the cut says, and verifies to the last byte."""
-    found = replicas.CUTS.newest(target, app.name)
+    found = replicas.REPLICA_CUTS.newest(target, app.name)
     assert found is not None
     for stage, version in found.stages.items():
         assert rows_of(target, history.read(target, app.name, stage, version)) == rows_of(
@@ -72,7 +72,7 @@ def test_a_replica_has_every_version_and_verifies_with_what_is_on_the_way() -> N
     kept = next(each for each in list_snapshots(target, app.name) if each.name == done.cut.snapshot)
     assert sum(each.rows for each in kept.channels) == 6
     for stage, head in app.heads.items():
-        assert history.versions(target, app.name, stage) == tuple(range(1, head.version + 1))
+        assert history.list_versions(target, app.name, stage) == tuple(range(1, head.version + 1))
 
 
 def test_verifying_an_app_says_what_it_did_not_look_at_such_as_its_replica() -> None:
@@ -95,16 +95,16 @@ def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
     app, target = running(), AgingStore()
     counting = CountingStore(target)
     copies = Replicator(app.store, counting, app.name, "ada@host", failover_kafka(app))
-    copies.round()
+    copies.run_round()
     before = {info.key: info.size_bytes for info in app.store.list(f"{app.name}/")}
     app.run(flights(20))
     new = {info.key: info.size_bytes for info in app.store.list(f"{app.name}/") if info.key not in before}
     counting.reset()
-    done = copies.round()
+    done = copies.run_round()
     copied = {key: size for key, size in new.items() if "/stages/" in key}
     assert done.bytes == sum(copied.values())
     check_whole(app, target)
-    again = copies.round()
+    again = copies.run_round()
     assert (again.objects, again.removed) == (0, 0)
     assert again.cut.stages == done.cut.stages
 
@@ -112,19 +112,23 @@ def test_later_rounds_copy_what_is_new_and_nothing_else() -> None:
 def test_a_replica_is_readable_by_ref_and_is_collected_as_its_app_was() -> None:
     app, target = running(), AgingStore()
     copies = replicator(app, target)
-    copies.round()
-    pinned = pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka)
+    copies.run_round()
+    pinned = pin_cut(
+        app.store, resolve(app.store, app.name, now_ms=LATER_MS), "friday", by="ada@host", reader=app.kafka
+    )
     app.run(flights(20))
-    copies.round()
+    copies.run_round()
     assert resolve(target, f"{app.name}@friday", now_ms=LATER_MS).versions == pinned.stages
     wait(app, 3 * HOUR_MS)
     app.run(flights(10))
     gc(app, Retention(versions=2))
-    done = copies.round()
+    done = copies.run_round()
     assert done.removed
     check_whole(app, target)
     for stage in app.heads:
-        assert history.versions(fresh(target), app.name, stage) == history.versions(fresh(app.store), app.name, stage)
+        assert history.list_versions(fresh(target), app.name, stage) == history.list_versions(
+            fresh(app.store), app.name, stage
+        )
         prefix = keys.ssts(app.name, stage)
         assert keys_of(target, prefix) <= keys_of(store_of(app), prefix)
     assert resolve(target, f"{app.name}@friday", now_ms=LATER_MS).versions == pinned.stages
@@ -214,16 +218,16 @@ def test_what_lies_beside_versions_goes_along_and_goes_when_the_app_gives_it_up(
 def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -> None:
     app, target = running(), AgingStore()
     copies = replicator(app, target)
-    copies.round()
+    copies.run_round()
     old = app.heads["carriers"].ssts[0].object
     new = old.replace(".parquet", "-rest.parquet")
     app.store.put(new, b"the rest")
     index = f"{app.name}/forgotten/{1:020}.json"
-    said = codec.encode(replace(none_of(app.name), number=1))
+    said = codec.encode(replace(empty_index(app.name), number=1))
     app.store.put(index, said)
     app.store.delete(old)
     with target.requests() as made:
-        copies.round()
+        copies.run_round()
     put = [each.split()[1] for each in made if each.startswith(("put ", "put_if_absent ", "delete "))]
     assert put.index(new) < put.index(index) < put.index(old)
     assert target.get(new) == b"the rest"
@@ -237,13 +241,13 @@ def test_what_was_forgotten_goes_along_new_objects_first_and_the_old_ones_go() -
 @pytest.mark.parametrize(("verb", "part"), [("get", "/sst/"), ("list", "/sst/"), ("get", "/manifest")])
 def test_keys_that_are_forgotten_while_it_copies_are_no_damage(verb: str, part: str, tmp_path: Path) -> None:
     app, target = running(), AgingStore()
-    asked = KeysAsked.of(("aircraft=N003",))
+    asked = RequestedKeys.parse(("aircraft=N003",))
     cache = SstCache(tmp_path, 1 << 30)
     store_of(app).once(verb, part, lambda: forget(app.store, cache, app.name, asked, by="ada@host"))
     copies = replicator(app, target)
-    copies.round()
+    copies.run_round()
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
-    copies.round()
+    copies.run_round()
     assert [name for name, _ in occurrences(target, "N003") if "/sst/" in name] == []
     assert verify(fresh(target), app.name, now_ms=LATER_MS, deep=True).consistent
 
@@ -260,24 +264,24 @@ def test_a_continuous_replica_loses_what_a_forget_replaced_whenever_its_rounds_c
         # Of a batch that was under way: nothing names it, and gc takes it within the hour.
         old = next(key for key, _ in occurrences(target, "N003") if "/aircraft/sst/" in key)
         app.store.put(orphan, target.get(old))
-        copies.round()
+        copies.run_round()
 
     for number in range(60):
         app.run(others if number % 12 else flights(8))
         if number == 3:
             app.send(*flights(8))
             app.step("legs")
-            pin(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "kept", reader=app.kafka)
+            pin_cut(app.store, resolve(app.store, app.name, now_ms=LATER_MS), "kept", reader=app.kafka)
             app.step_all()
         if number % 12 == 6 and number < 48:
             assert occurrences(target, "N003")
             store_of(app).once(*next(meanwhile), in_between)
-            forget(app.store, cache, app.name, KeysAsked.of(("aircraft=N003",)), by="ada@host")
+            forget(app.store, cache, app.name, RequestedKeys.parse(("aircraft=N003",)), by="ada@host")
             for stage in app.heads:
                 app.claim(stage)
         if number % 12 == 11:
             gc(app, Retention(versions=10_000))
-        copies.round()
+        copies.run_round()
         wait(app, 10 * 60_000)
         if number % 12 == 11 and number < 48:
             assert occurrences(app.store, "N003") == occurrences(target, "N003") == []
@@ -288,16 +292,16 @@ def test_texts_of_edits_that_had_a_key_go_from_a_replica_too_however_long_they_w
     app, target = running(), AgingStore()
     cache, who = SstCache(tmp_path, 1 << 30), "ada@host"
     for length in (10, 11, 12):  # the text in their place is as long as one of them
-        record(app.store, app.name, "edit", "N003".ljust(length, "!"), who)
+        record_operation(app.store, app.name, "edit", "N003".ljust(length, "!"), who)
         sql = f"UPDATE aircraft SET flights = flights + {length} WHERE tail = 'N003'"
         with because("N003".ljust(length, "!")):
             edit(app.store, cache, app.name, "aircraft", "N003".ljust(length, "?"), sql=sql, by=who)
     copies = replicator(app, target)
-    copies.round()
-    asked = KeysAsked.of(("aircraft=N003",))
+    copies.run_round()
+    asked = RequestedKeys.parse(("aircraft=N003",))
     forget(app.store, cache, app.name, asked, by=who)
-    copies.round()
-    copies.round()
+    copies.run_round()
+    copies.run_round()
     assert occurrences(app.store, "N003") == []
     assert [
         name for name, _ in occurrences(target, "N003") if "/snapshots/" not in name
@@ -310,10 +314,10 @@ def test_what_is_forgotten_goes_from_a_clones_replica_too_with_what_it_shares(tm
     app.run(flights(30))
     clone(app.store, app.name, "copy", channels=failover_kafka(app), by="ada@host", now_ms=LATER_MS)
     copies = Replicator(app.store, target, "copy", "ada@host", failover_kafka(app))
-    copies.round()
-    asked = KeysAsked.of(("aircraft=N003",))
+    copies.run_round()
+    asked = RequestedKeys.parse(("aircraft=N003",))
     forget(app.store, SstCache(tmp_path, 1 << 30), app.name, asked, by="ada@host")
-    copies.round()
+    copies.run_round()
     assert occurrences(target, "N003") == []
     assert verify(fresh(target), "copy", now_ms=LATER_MS, deep=True).consistent
     copy(app, target)  # where the clone has its SSTs, its source is not there yet
@@ -327,13 +331,13 @@ def test_a_name_that_is_another_apps_in_the_target_stays_that_ones() -> None:
         app.run(flights(5))
         asked[folder] = Replicator(app.store, target, folder, "ada@host", failover_kafka(app))
         if folder != "shop":
-            apps.NAMES.put(app.store, apps.NameNote("shop", 1, folder, "shop", "ada@host", 1))
-    asked["shop"].round()
+            apps.PROMOTION_OUTCOMES.put(app.store, apps.PromotionOutcome("shop", 1, folder, "shop", "ada@host", 1))
+    asked["shop"].run_round()
     with pytest.raises(Refused, match="another app of that name"):
-        asked["one"].round()  # it would be called as that one is
+        asked["one"].run_round()  # it would be called as that one is
     target.delete(keys.app_info("shop"))
-    asked["one"].round()
+    asked["one"].run_round()
     with pytest.raises(Refused, match=r"cannot replicate two: it took part in promotions of the name 'shop', and"):
-        asked["two"].round()
+        asked["two"].run_round()
     assert apps.folder_of(target, "shop") == "one"
-    asked["one"].round()
+    asked["one"].run_round()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from slackwater.common.whole_file import locked
+from slackwater.common.whole_file import lock_file
 from slackwater.pipeline.dev.jars import cache_folder
 
 _VERSION = "1.5.5"
@@ -26,7 +26,7 @@ def ask(sql: str) -> list[dict[str, Any]]:
     """What a query returns; values that JSON has no word for as text."""
     folder = cache_folder() / f"duckdb-iceberg-{_VERSION}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(Path(f"{folder}.lock"), lambda: None):
+    with lock_file(Path(f"{folder}.lock"), lambda: None):
         if not (folder / "ready").exists():
             packages = [
                 f"{name}=={_VERSION}" for name in ("duckdb", "duckdb-extension-avro", "duckdb-extension-iceberg")

@@ -15,7 +15,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.take.snapshots import remove
+from slackwater.snapshot.take.snapshots import delete_snapshot
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.apps import ensure_app
@@ -62,7 +62,7 @@ class Lake:
     def queried(self, name: str, ref: str = "flights") -> list[dict[str, object]]:
         manifest = self.cut(ref).tables[name]
         with duckdb.connect() as con:
-            duckdb_view.register(con, "t", self.app.store, self.cache, manifest)
+            duckdb_view.register_table(con, "t", self.app.store, self.cache, manifest)
             return list(con.sql("FROM t ORDER BY 1").to_arrow_table().to_pylist())
 
     def pins(self) -> list[str]:
@@ -169,7 +169,7 @@ def test_what_a_person_removed_is_pinned_again(app: FlightsApp, cache: SstCache)
     lake = Lake(app, cache)
     lake.write()
     (pin,) = lake.pins()
-    remove(app.store, "flights", pin)
+    delete_snapshot(app.store, "flights", pin)
     wait(app, 1_000)
     assert not any(each.moved for each in lake.write().values())
     (again,) = lake.pins()

@@ -67,7 +67,7 @@ class At(Cut):
 def queried(
     con: duckdb.DuckDBPyConnection, table: Evolving, manifest: Manifest, clock_ms: int
 ) -> list[dict[str, object]]:
-    duckdb_view.register(con, "t", table.store, table.cache, manifest, clock_ms=clock_ms)
+    duckdb_view.register_table(con, "t", table.store, table.cache, manifest, clock_ms=clock_ms)
     return list(con.sql("FROM t ORDER BY k::VARCHAR").to_arrow_table().to_pylist())
 
 

@@ -36,7 +36,7 @@ def test_pyiceberg_reads_tables_and_ssts_in_a_bucket(s3_url: str, s3_server: str
             found = rows(StaticTable.from_metadata(f"{s3_url}/lake/carriers", access))
             manifest = cut.tables["carriers"]
             with duckdb.connect() as con:
-                duckdb_view.register(con, "carriers", store, cache, manifest)
+                duckdb_view.register_table(con, "carriers", store, cache, manifest)
                 assert found == con.sql("FROM carriers ORDER BY 1").to_arrow_table().to_pylist()
             assert done[0].rows == len(found)
             app.run(flights(20, delay=3))
@@ -73,7 +73,7 @@ def check(export: IcebergExport, manifest: Manifest) -> None:
     cut = Cut("app", {"stage": manifest})
     (done,) = export.write(cut, manifest.version)
     with duckdb.connect() as con:
-        duckdb_view.register(con, "t", export.store, export.cache, manifest)
+        duckdb_view.register_table(con, "t", export.store, export.cache, manifest)
         expected = con.sql("FROM t ORDER BY k").to_arrow_table().to_pylist()
     assert other_duckdb.ask(f"FROM iceberg_scan('{done.location}') ORDER BY k") == expected
     counted = other_duckdb.ask(f"SELECT count(*) AS n FROM iceberg_scan('{done.location}')")

@@ -23,7 +23,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.schema import arrow_schema
-from slackwater.store.sst.sorted_runs import l0_files, sorted_runs
+from slackwater.store.sst.sorted_runs import max_l0_files, sorted_runs
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Column, Input, Manifest, Table, Ttl
 
@@ -104,7 +104,7 @@ def test_whatever_the_rows_are_the_table_has_them(
     store = MemoryStore()
     source = file_of(rows, tmp_path_factory.mktemp("rows"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "slots_of", lambda _table, _bytes: partitions << slots)
+        patch.setattr(loading, "count_slots", lambda _table, _bytes: partitions << slots)
         initialise(store, replace(FIRST, table=table), source)
         assert initialise(store, replace(FIRST, table=table), source).already
     assert {(row["k"], row["n"]): row["v"] for row in stored(store)} == wanted
@@ -112,7 +112,7 @@ def test_whatever_the_rows_are_the_table_has_them(
     assert head is not None
     # One run, which nobody need merge, and no stall.
     assert all(len(sorted_runs(sst for sst in head.ssts if sst.partition == p)) <= 1 for p in range(partitions))
-    assert l0_files(head.ssts, partitions) == 0
+    assert max_l0_files(head.ssts, partitions) == 0
     assert sound(store)
 
 
@@ -284,14 +284,14 @@ def test_moments_and_histories_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_memory_for_sorting_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.operations.exchange.initialise.MEMORY", "48 MiB")
-    monkeypatch.setattr(loading, "_MOST_WORKERS", 1)
+    monkeypatch.setattr("slackwater.operations.exchange.initialise.SORT_MEMORY", "48 MiB")
+    monkeypatch.setattr(loading, "_MAX_WORKERS", 1)
     path = tmp_path / "many.parquet"
     sql = f"COPY (SELECT 'C' || n AS carrier, n AS flights, n / 2 AS delay FROM range(1000000) r(n)) TO '{path}'"
     with duckdb.connect() as con:
         con.execute(sql)
     store = MemoryStore()
     assert initialise(store, FIRST, RowSource(str(path))).rows == 1_000_000
-    monkeypatch.setattr("slackwater.operations.exchange.initialise.MEMORY", "1 MiB")
+    monkeypatch.setattr("slackwater.operations.exchange.initialise.SORT_MEMORY", "1 MiB")
     with pytest.raises(SlackwaterError, match="cannot be sorted"):
         initialise(store, replace(FIRST, stage="other"), RowSource(str(path)))

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, NotFound, Refused
 from slackwater.operations.exchange.export import FolderWritten, export_folder
-from slackwater.snapshot.cut.kafka_topics import Topics
+from slackwater.snapshot.cut.kafka_topics import KafkaTopics
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.cut.stored import REQUESTS, Request
+from slackwater.snapshot.cut.stored import SNAPSHOT_REQUESTS, SnapshotRequest
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin_cut
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.duckdb_view import literal
+from slackwater.store.read.duckdb_view import quote_literal
 from slackwater.store.sst.arrow_types import from_arrow
 from ulid import ULID
 
@@ -55,7 +55,7 @@ def running(store: ObjectStore) -> FlightsApp:
 
 
 def leave(
-    app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights", reader: Topics | None = None
+    app: FlightsApp, cache: SstCache, path: Path, ref: str = "flights", reader: KafkaTopics | None = None
 ) -> FolderWritten:
     cut = resolve(app.store, ref, now_ms=NOW_MS)
     how = {"by": "ada@host", "now_ms": app.clock.now_ms}
@@ -73,7 +73,7 @@ def test_its_files_have_the_rows_of_a_query_and_open_without_us(
     with closing(connect(app.store, cache, cut)) as con:
         for name, table in export.tables.items():
             expected = run_query(con, f"FROM {name} ORDER BY ALL")
-            found = duckdb.sql(f"FROM {literal(f'{out}/tables/{name}/*.parquet')} ORDER BY ALL")
+            found = duckdb.sql(f"FROM {quote_literal(f'{out}/tables/{name}/*.parquet')} ORDER BY ALL")
             assert found.to_arrow_table().to_pylist() == expected.to_pylist()
             schema = pq.read_schema(out / table.files[0].path)
             assert table.columns == {field.name: from_arrow(field.type) for field in schema}
@@ -87,7 +87,7 @@ def test_records_in_flight_that_a_snapshot_keeps_are_not_asked_of_kafka(
     app: FlightsApp, cache: SstCache, tmp_path: Path
 ) -> None:
     leave(app, cache, tmp_path / "before")
-    pin(app.store, resolve(app.store, "flights", now_ms=NOW_MS), "good", reader=app.kafka)
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=NOW_MS), "good", reader=app.kafka)
     app.run(flights(10))
 
     class Away:
@@ -113,7 +113,7 @@ def test_a_table_without_rows_is_a_file_without_rows(cache: SstCache, tmp_path: 
 
 
 def test_a_snapshot_that_is_not_complete_is_no_moment(app: FlightsApp) -> None:
-    REQUESTS.put(app.store, Request(str(ULID()), "half", 1, "ada@host"), "flights")
+    SNAPSHOT_REQUESTS.put(app.store, SnapshotRequest(str(ULID()), "half", 1, "ada@host"), "flights")
     with pytest.raises(NotFound) as missing:
         resolve(app.store, "flights@half", now_ms=NOW_MS)
     assert "'half' was requested and is not complete yet" in missing.value.hint

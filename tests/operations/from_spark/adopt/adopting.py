@@ -6,17 +6,17 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.operations.from_spark.adopt.adoption import AdoptedBatch, Adoption
-from slackwater.operations.from_spark.adopt.mapping import mapping_of
+from slackwater.operations.from_spark.adopt.mapping import map_tables
 from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
 from slackwater.state.event_time import TimeRules
-from slackwater.state.kinds.kind import Bound, Kind
+from slackwater.state.kinds.kind import BoundState, Kind
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Table
 
 
-def table_of(kind: Kind, key: pa.Schema, bound: Bound, partitions: int = 2) -> Table:
+def table_of(kind: Kind, key: pa.Schema, bound: BoundState, partitions: int = 2) -> Table:
     """The table that a program declares with this state."""
     columns = (tuple(Column(each.name, from_arrow(each.type)) for each in of) for of in (key, bound.values))
     return Table(*columns, partitions, kind.stored)
@@ -43,8 +43,9 @@ def adoption(
     """The query of a checkpoint as shop/totals, which reads the topic `orders`."""
     first = Manifest("shop", stage, 1, 1, "w", 1, "init", table=table, by="host:1")
     inputs = {name: Input(name, at) for name, at in (topics or {"orders": (0, 0)}).items()}
-    rows = lambda: mapping_of(checkpoint.tables, table, f"stage shop/{stage}")  # noqa: E731
+    rows = lambda: map_tables(checkpoint.tables, table, f"stage shop/{stage}")  # noqa: E731
     return Adoption(
         store, cache, checkpoint, replace(first, inputs=inputs), rows,
-        batches=batches or checkpoint.available(), rules=rules, info=AppInfo("shop", 1), on_step=on_step, **how,
+        batches=batches or checkpoint.readable_batches(), time_rules=rules, info=AppInfo("shop", 1),
+        on_step=on_step, **how,
     )  # fmt: skip

@@ -150,10 +150,10 @@ def test_a_query_is_compared_adopted_and_goes_on_at_the_next_record(query: Query
 
         # Beside the query: a planted difference is named in its batch, and in no other one.
         faulty = program(tmp_path, query, 'F.when(F.col("id") == 7, 1).otherwise(F.col("cents"))')
-        from_first = attaching.query_of(str(query.checkpoint), str(faulty), "totals", last_batch=0)
-        with attaching.shadow_of(client, from_first) as shadow:
-            found = {each.batch: each for each in shadow.round()}
-            assert shadow.equal == 1
+        from_first = attaching.build_query(str(query.checkpoint), str(faulty), "totals", last_batch=0)
+        with attaching.open_shadow(client, from_first) as shadow:
+            found = {each.batch: each for each in shadow.compare_new_batches()}
+            assert shadow.equal_batches == 1
         assert [(each.batch, each.records, each.different is None) for each in found.values()] == [
             (1, 3, True), (2, 3, False), (3, 3, True),
         ]  # fmt: skip

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.adopt.adopting import Query, batches_of, offsets_of
+from slackwater.operations.from_spark.adopt.adopting import AdoptionRequest, batches_to_adopt, first_offset_options
 from slackwater.operations.from_spark.checkpoint.protocol import ReadableBatch
 from slackwater.pipeline.api.stage import Stage
 
@@ -22,8 +22,8 @@ class DamagedCheckpoint(MemoryCheckpoint):
 
     damaged: frozenset[int] = frozenset()
 
-    def available(self, up_to: int | None = None, /) -> range:
-        there = MemoryCheckpoint.available(self, up_to)
+    def readable_batches(self, up_to: int | None = None, /) -> range:
+        there = MemoryCheckpoint.readable_batches(self, up_to)
         return range(0) if there and there[-1] in self.damaged else there
 
 
@@ -42,26 +42,26 @@ def stage(*reads: object) -> Stage:
 
 
 def where(offsets: Mapping[str, tuple[int, ...]], *said: str, of: Stage | None = None) -> list[str]:
-    query = Query("/checkpoints/totals", "shop.py", "totals", offsets=said)
-    return offsets_of(of or stage(sw.topic("orders")), ReadableBatch(7, offsets, None, None, 1), query)
+    query = AdoptionRequest("/checkpoints/totals", "shop.py", "totals", offsets=said)
+    return first_offset_options(of or stage(sw.topic("orders")), ReadableBatch(7, offsets, None, None, 1), query)
 
 
 def test_all_batches_that_can_be_read_become_versions_up_to_one_that_is_said() -> None:
     found = checkpoint()
     found.clean_up(before=1)
-    assert batches_of(found, None) == range(1, 5)
-    assert batches_of(found, 3) == range(1, 4)
+    assert batches_to_adopt(found, None) == range(1, 5)
+    assert batches_to_adopt(found, 3) == range(1, 4)
 
 
 def test_where_the_newest_state_is_damaged_the_newest_that_is_not_is_named() -> None:
     with pytest.raises(Refused, match=r"at batch 4 from memory:checkpoint; the newest readable batch is 2") as no:
-        batches_of(checkpoint(4, 3), None)
+        batches_to_adopt(checkpoint(4, 3), None)
     assert no.value.hint == "adopt that batch: --from-batch 2"
-    assert batches_of(checkpoint(4, 3), 2) == range(3)
+    assert batches_to_adopt(checkpoint(4, 3), 2) == range(3)
     with pytest.raises(Refused, match="no earlier batch is readable"):
-        batches_of(checkpoint(*range(5)), None)
+        batches_to_adopt(checkpoint(*range(5)), None)
     with pytest.raises(Refused, match="has not committed a batch yet"):
-        batches_of(MemoryCheckpoint((COUNTRY,)), None)
+        batches_to_adopt(MemoryCheckpoint((COUNTRY,)), None)
 
 
 def test_a_stage_goes_on_where_the_query_stood() -> None:

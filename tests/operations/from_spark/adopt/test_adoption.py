@@ -11,21 +11,21 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
-from slackwater.operations.from_spark.adopt.adopting import Adopting, AdoptionPlan
+from slackwater.operations.from_spark.adopt.adopting import AdoptionPlan, PreparedAdoption
 from slackwater.operations.from_spark.adopt.attached import AttachedHistory
-from slackwater.operations.from_spark.adopt.shadow import shadowing
+from slackwater.operations.from_spark.adopt.shadow import open_shadow
 from slackwater.operations.maintenance.compact import StageCompactor
 from slackwater.operations.maintenance.removal import remove_app
 from slackwater.pipeline.kafka.memory import MemoryKafka
-from slackwater.snapshot.query.log import batches_brought
+from slackwater.snapshot.query.log import describe_imported_batches
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.under_way.runners import Beat, Heart
+from slackwater.snapshot.under_way.runners import Heartbeat, HeartbeatWriter
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.event_time import TimeRules
 from slackwater.state.kinds.aggregate import Aggregates
-from slackwater.state.kinds.due import Final
+from slackwater.state.kinds.due import FinalKind
 from slackwater.state.kinds.kind import Groups
-from slackwater.store.compaction.merge import merged_rows
+from slackwater.store.compaction.merge import iter_visible_rows
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -186,7 +186,7 @@ def test_history_begins_where_the_checkpoint_can_be_read_and_ends_where_it_is_sa
     check(store, cache, query, first=2, last=4)
     assert done.offsets == {"orders": query.checkpoint.batches[4].offsets["orders"]}
     first = versions(store)[0]
-    assert (first.kind, first.time_ms, batches_brought(first)) == ("init", START_MS + 2_000, "batches 0 to 2")
+    assert (first.kind, first.time_ms, describe_imported_batches(first)) == ("init", START_MS + 2_000, "batches 0 to 2")
     assert verify(store, "shop", now_ms=START_MS, deep=True).consistent
     assert [each.verb for each in list_operations(store, "shop")] == ["adopt"]
 
@@ -294,7 +294,7 @@ def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None
     """What the query had emitted is not emitted again, and what it had not, is."""
     window = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
     rows = pa.schema([("window", window), ("country", pa.string())])
-    table = declared(Final(sw.aggregate(orders=sw.count())), rows, ["window", "country"])
+    table = declared(FinalKind(sw.aggregate(orders=sw.count())), rows, ["window", "country"])
     key = pa.schema([("window", window), ("country", pa.string())])
     checkpoint = MemoryCheckpoint((MemoryTable("", key, pa.schema([("count", pa.int64())]), "window"),))
     hour = 3_600_000_000
@@ -306,14 +306,14 @@ def test_windows_fall_due_from_where_the_query_had_come(cache: SstCache) -> None
     newest = versions(store)[-1]
     assert newest.table is not None
     ((only,),) = (
-        each.to_pylist() for p in range(2) for each in merged_rows(store, cache, newest.ssts, newest.table, p, 0)
+        each.to_pylist() for p in range(2) for each in iter_visible_rows(store, cache, newest.ssts, newest.table, p, 0)
     )
     assert (only["orders"], only["_due_at"], only["country"]) == (2, 7_200_000, "DE")
     assert only["window"]["start"].hour == 1
     assert newest.event_time is not None
     assert (newest.event_time.due_ms, newest.watermark_ms) == (3_600_000, 7_000_000)
     assert newest.inputs["orders"].watermark_ms == 7_000_000
-    assert not newest.event_time.owed or newest.event_time.next_due_ms is not None
+    assert not newest.event_time.has_unemitted_due_rows or newest.event_time.next_due_ms is not None
 
 
 def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_has(cache: SstCache) -> None:
@@ -325,24 +325,24 @@ def test_the_history_of_an_attached_app_is_taken_over_with_what_the_checkpoint_h
     caught_up(following)
     StageCompactor(
         store, cache, versions(store)[-1], by="me", threads=1, now_ms=lambda: 0, stop=threading.Event()
-    ).until_done()
+    ).merge_until_done()
     for number in range(20, 23):
         query.batch([{"country": "DE", "cents": number, "weight": 0.5}])
     query.checkpoint.clean_up(before=18)
     history_of_both = AttachedHistory(store, cache, "shop", "totals", query.checkpoint)
-    assert history_of_both.available() == range(23)
+    assert history_of_both.readable_batches() == range(23)
     target = MemoryStore()
     adoption(target, cache, history_of_both, query.table).run()
     check(target, cache, query)
     query.checkpoint.clean_up(before=22)
-    assert AttachedHistory(store, cache, "shop", "totals", query.checkpoint).available() == range(22, 23)
+    assert AttachedHistory(store, cache, "shop", "totals", query.checkpoint).readable_batches() == range(22, 23)
 
 
 def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Path) -> None:
     query, other, store = filled(3), filled(2), LocalStore(tmp_path / "store")
     other.checkpoint.query = "another"
     adoption(store, cache, query.checkpoint, query.table).run()
-    Heart(store, "shop").beat(lambda: Beat(str(ULID()), "host:2", {"totals": 1}))
+    HeartbeatWriter(store, "shop").write_if_due(lambda: Heartbeat(str(ULID()), "host:2", {"totals": 1}))
     with pytest.raises(Refused, match="totals of shop run on host:2: a stage cannot be adopted"):
         adoption(store, cache, other.checkpoint, other.table, stage="others").run()
     assert history.list_stages(store, "shop") == ("totals",)
@@ -353,9 +353,11 @@ def test_a_program_is_not_compared_with_a_query_whose_batches_no_topic_has(cache
     query.batch([{"country": "DE", "cents": 1, "weight": None}])
     of_files = adoption(store, cache, query.checkpoint, query.table, constant={"orders": (0, 0)})
     plan = AdoptionPlan("shop", "totals", "q", "memory:", range(1), ("",), query.table, (), {"orders": (0, 0)})
-    adopting = Adopting(plan, of_files, None, None, sw.App("shop"), query.checkpoint, cast("SparkSession", None))
+    adopting = PreparedAdoption(
+        plan, of_files, None, None, sw.App("shop"), query.checkpoint, cast("SparkSession", None)
+    )
     refused = pytest.raises(Refused, match="no offsets of the topic 'orders', so its batches cannot be replayed")
-    with refused as refusal, shadowing(adopting, cache, MemoryKafka("memory://shadow")):
+    with refused as refusal, open_shadow(adopting, cache, MemoryKafka("memory://shadow")):
         pass
     assert refusal.value.hint == "use --dry-run without --shadow to see how the state would be mapped"
     assert list(store.list("")) == []

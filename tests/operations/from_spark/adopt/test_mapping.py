@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.adopt.grouped import Grouped
-from slackwater.operations.from_spark.adopt.mapping import RowByRow, mapping_of
+from slackwater.operations.from_spark.adopt.grouped import GroupedMapping
+from slackwater.operations.from_spark.adopt.mapping import RowMapping, map_tables
 from slackwater.operations.from_spark.checkpoint.protocol import DELETED
 from slackwater.state.kinds.aggregate import Aggregates
-from slackwater.state.kinds.due import Final
-from slackwater.state.kinds.kind import Bound, Groups, Kind, of_input
+from slackwater.state.kinds.due import FinalKind
+from slackwater.state.kinds.kind import BoundState, Groups, Kind, with_input_metadata
 from slackwater.state.kinds.pandas_state import PandasState
 from slackwater.state.kinds.processor import Processor
 from slackwater.state.kinds.session import Sessions
@@ -42,16 +42,16 @@ ROWS = pa.schema(
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def rows_of(mapping: RowByRow | Grouped, *states: pa.Table) -> list[dict[str, Any]]:
+def rows_of(mapping: RowMapping | GroupedMapping, *states: pa.Table) -> list[dict[str, Any]]:
     """What becomes of whole states."""
-    tables = mapping.whole([state.to_batches() for state in states])
+    tables = mapping.map_all([state.to_batches() for state in states])
     return [row for each in tables for row in each.to_pylist()]
 
 
 def of_buffer(kind: Aggregates, fields: list[tuple[str, pa.DataType]], *values: object) -> dict[str, Any]:
     """The row of a key of whose buffer these are the fields."""
     buffer = pa.schema(fields)
-    mapping = mapping_of([MemoryTable("", COUNTRY, buffer)], declared(kind, ROWS, ["country"]), "stage s")
+    mapping = map_tables([MemoryTable("", COUNTRY, buffer)], declared(kind, ROWS, ["country"]), "stage s")
     state = pa.table([["DE"], *([value] for value in values)], schema=pa.schema([*COUNTRY, *buffer]))
     ((row),) = rows_of(mapping, state)
     return row
@@ -59,7 +59,7 @@ def of_buffer(kind: Aggregates, fields: list[tuple[str, pa.DataType]], *values: 
 
 def refused(kind: Kind, table: MemoryTable, key: list[str] | None = None) -> str:
     with pytest.raises(Refused) as caught:
-        mapping_of([table], declared(kind, ROWS, key or ["country"]), "stage shop/totals")
+        map_tables([table], declared(kind, ROWS, key or ["country"]), "stage shop/totals")
     return caught.value.message
 
 
@@ -155,10 +155,10 @@ def test_what_does_not_fit_is_named_by_its_place() -> None:
 def test_keys_are_found_by_name_and_expressions_by_place() -> None:
     key = pa.schema([("groupingexpression", pa.string()), ("at", TIME)])
     table = declared(sw.aggregate(orders=sw.count()), ROWS, ["at", "country"])
-    mapping = mapping_of([MemoryTable("", key, pa.schema([("count", INT)]))], table, "stage s")
+    mapping = map_tables([MemoryTable("", key, pa.schema([("count", INT)]))], table, "stage s")
     state = pa.table([["DE"], pa.array([NOON], TIME), [3]], schema=pa.schema([*key, ("count", INT)]))
     assert rows_of(mapping, state) == [{"at": NOON, "country": "DE", "orders": 3}]
-    changes = mapping.changes([state.append_column(DELETED, pa.array([True]))])
+    changes = mapping.map_changes([state.append_column(DELETED, pa.array([True]))])
     assert changes.to_pylist() == [{"at": NOON, "country": "DE", "orders": None, DELETED: True}]
 
 
@@ -166,12 +166,12 @@ def test_a_total_becomes_the_one_row_of_a_key_that_is_0() -> None:
     state = MemoryTable("", pa.schema([("row", INT)]), pa.schema([("count", INT), ("sum", INT)]), "total")
     rows = pa.schema([("row", pa.int32()), ("one", pa.int32()), ("cents", INT)])
     kind = sw.aggregate(orders=sw.count(), cents=sw.sum("cents"))
-    mapping = mapping_of([state], declared(kind, rows, ["row"]), "stage s")
+    mapping = map_tables([state], declared(kind, rows, ["row"]), "stage s")
     assert rows_of(mapping, pa.table({"row": [0], "count": [3], "sum": [7]})) == [{"row": 0, "orders": 3, "cents": 7}]
     with pytest.raises(
         Refused, match=r"one row for all its input \(total\), but the stage's key is one: declare key='row'"
     ):
-        mapping_of([state], declared(kind, rows, ["one"]), "stage s")
+        map_tables([state], declared(kind, rows, ["one"]), "stage s")
 
 
 def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> None:
@@ -180,18 +180,18 @@ def test_buffers_that_no_aggregate_goes_on_from_are_columns_of_an_update() -> No
     buffers = pa.schema([("MS_0", INT), ("MS_1", INT), ("buf", pa.binary()), *deviation])
     columns = tuple(Column(each.name, from_arrow(each.type)) for each in buffers)
     kept = Table((Column("country", "string"),), columns, 1, Update().stored)
-    mapping = mapping_of([MemoryTable("", COUNTRY, buffers)], kept, "stage s")
+    mapping = map_tables([MemoryTable("", COUNTRY, buffers)], kept, "stage s")
     row = {"country": "DE", "MS_0": 1, "MS_1": 2, "buf": b"x", "n": 3.0, "avg": 4.0, "m2": 5.0}
     assert rows_of(mapping, pa.Table.from_pylist([row])) == [row]
 
 
 def test_a_key_that_was_seen_is_a_row_of_an_update() -> None:
     seen = Table((Column("country", "string"),), (Column("seen", "bool"),), 1, Update().stored)
-    mapping = mapping_of([MemoryTable("", COUNTRY, pa.schema([]), "distinct")], seen, "stage s")
+    mapping = map_tables([MemoryTable("", COUNTRY, pa.schema([]), "distinct")], seen, "stage s")
     assert rows_of(mapping, pa.table({"country": ["DE"]})) == [{"country": "DE", "seen": True}]
     kept = MemoryTable("", COUNTRY, pa.schema([("expires_at", TIME)]), "distinct-within-watermark")
     until = (Column("until", "timestamp[us, tz=UTC]"), Column(DUE, "int64"))
-    mapping = mapping_of([kept], Table((Column("country", "string"),), until, 1, Update("until").stored), "stage s")
+    mapping = map_tables([kept], Table((Column("country", "string"),), until, 1, Update("until").stored), "stage s")
     made = rows_of(mapping, pa.table({"country": ["DE"], "expires_at": pa.array([5_000_001], TIME)}))
     assert [(row["until"].second, row[DUE]) for row in made] == [(5, 5_001)]
 
@@ -205,7 +205,7 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
         1,
         PandasState("ProcessingTimeTimeout").stored,
     )
-    mapping = mapping_of([MemoryTable("", COUNTRY, values, "pandas")], table, "stage s")
+    mapping = map_tables([MemoryTable("", COUNTRY, values, "pandas")], table, "stage s")
     state = pa.table(
         [
             ["DE", "FR", "IT"],
@@ -223,10 +223,10 @@ def test_the_state_of_a_function_for_pandas_has_its_fields_and_its_timeout() -> 
     ]
     without = MemoryTable("", COUNTRY, pa.schema([*values][:2]), "pandas")
     with pytest.raises(Refused, match="the function has a timeout, but the state has none: it has n int64, last str"):
-        mapping_of([without], table, "stage s")
+        map_tables([without], table, "stage s")
 
 
-def merged(bound: Bound, schema: pa.Schema, rows: list[dict[str, Any]], key: list[str]) -> list[dict[str, Any]]:
+def merged(bound: BoundState, schema: pa.Schema, rows: list[dict[str, Any]], key: list[str]) -> list[dict[str, Any]]:
     """What a stage keeps of rows of one key, visible or not."""
     table = pa.Table.from_pylist(rows, schema=schema)
     groups = Groups(np.zeros(len(rows), np.int32), np.zeros(1, np.int64))
@@ -239,7 +239,7 @@ def merged(bound: Bound, schema: pa.Schema, rows: list[dict[str, Any]], key: lis
 def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Path) -> None:
     session = pa.struct([("start", TIME), ("end", TIME)])
     rows = pa.schema([("country", pa.string()), ("visit", session), ("weight", DOUBLE)])
-    kind = Sessions(Final(sw.aggregate(n=sw.count(), mean=sw.mean("weight"))), "visit")
+    kind = Sessions(FinalKind(sw.aggregate(n=sw.count(), mean=sw.mean("weight"))), "visit")
     bound = kind.bind([rows], ("country", "visit"))
     table = table_of(kind, COUNTRY, bound)
     key = pa.schema([("country", pa.string()), ("sessionStartTime", TIME)])
@@ -251,7 +251,7 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
             ("count_2", INT),
         ]
     )
-    mapping = mapping_of([MemoryTable("", key, values, "session")], table, "stage s")
+    mapping = map_tables([MemoryTable("", key, values, "session")], table, "stage s")
 
     def spark(*sessions: tuple[int, int, int, float]) -> pa.Table:
         made = [
@@ -272,19 +272,19 @@ def test_sessions_of_a_key_are_one_row_as_the_stage_would_keep_them(tmp_path: Pa
     assert rows_of(mapping, spark((20, 23, 1, 3.0), (0, 5, 2, 3.0))) == merged(bound, rows, first, ["country"])
     # One that grows is another row of Spark's; one that ends goes.
     change = pa.concat_tables([spark((20, 23, 1, 3.0)), spark((18, 23, 2, 7.0))])
-    (now,) = mapping.changes([change.append_column(DELETED, pa.array([True, False]))]).to_pylist()
+    (now,) = mapping.map_changes([change.append_column(DELETED, pa.array([True, False]))]).to_pylist()
     (expected,) = merged(bound, rows, [*first, row(18, 4.0)], ["country"])
     assert {name: value for name, value in now.items() if name != DELETED} == expected
     change = spark((0, 5, 2, 3.0), (18, 23, 2, 7.0)).append_column(DELETED, pa.array([True, True]))
-    (gone,) = mapping.changes([change]).to_pylist()
+    (gone,) = mapping.map_changes([change]).to_pylist()
     assert (gone["country"], gone[DELETED]) == ("DE", True)
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 def test_rows_that_wait_for_a_join_are_lists_as_the_stage_would_keep_them(how: Any) -> None:
     sides = (
-        of_input(pa.schema([("country", pa.string()), ("av", INT), ("at", TIME)]), "orders", "at"),
-        of_input(pa.schema([("country", pa.string()), ("bv", INT), ("bt", TIME)]), "payments", "bt"),
+        with_input_metadata(pa.schema([("country", pa.string()), ("av", INT), ("at", TIME)]), "orders", "at"),
+        with_input_metadata(pa.schema([("country", pa.string()), ("bv", INT), ("bt", TIME)]), "payments", "bt"),
     )
     kind = sw.join("orders", "payments", within="1 hour", how=how)
     bound = kind.bind(sides, ("country",))
@@ -296,7 +296,7 @@ def test_rows_that_wait_for_a_join_are_lists_as_the_stage_would_keep_them(how: A
         )
         for name, side in zip(("", "right"), sides, strict=True)
     )
-    mapping = mapping_of([left, right], table, "stage s", bound)
+    mapping = map_tables([left, right], table, "stage s", bound)
 
     def spark(table: MemoryTable, *rows: tuple[int, int, int, bool]) -> pa.Table:
         schema = pa.schema([*table.key, *table.values])
@@ -314,7 +314,7 @@ def test_rows_that_wait_for_a_join_are_lists_as_the_stage_would_keep_them(how: A
         assert row["_matched"] == [False, True]
     gone = spark(right, (0, 7, 300, False)).append_column(DELETED, pa.array([True]))
     none = spark(left).append_column(DELETED, pa.array([], BOOL))
-    (row,) = mapping.changes([none, gone]).to_pylist()
+    (row,) = mapping.map_changes([none, gone]).to_pylist()
     assert row["payments"] == []
     assert arrow_schema(table.values).names == [name for name in row if name not in ("country", DELETED)]
 
@@ -325,7 +325,7 @@ def test_several_operators_are_no_one_table() -> None:
         MemoryTable("distinct", COUNTRY, pa.schema([]), "distinct"),
     ]
     with pytest.raises(Refused, match=r"the query has several tables \(its own \(aggregate\), distinct \(distinct\)\)"):
-        mapping_of(tables, declared(sw.aggregate(n=sw.count()), ROWS, ["country"]), "stage s")
+        map_tables(tables, declared(sw.aggregate(n=sw.count()), ROWS, ["country"]), "stage s")
 
 
 def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
@@ -355,7 +355,7 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
         state("timers", [], [("due_at", TIME)], ("DE", at_ms(80)), ("DE", at_ms(70))),
         strict=True,
     )
-    mapping = mapping_of(tables, table, "stage s")
+    mapping = map_tables(tables, table, "stage s")
     found = {row["country"]: row for row in rows_of(mapping, *rows)}
     assert found["DE"] == {
         "country": "DE", "v": {"n": 3, "last": "x"}, "l": [{"x": 1}, {"x": 2}],
@@ -365,7 +365,7 @@ def test_the_variables_of_a_class_are_one_row_of_a_key() -> None:
     assert found["FR"] == dict.fromkeys(table_names(table)) | {"country": "FR", "l": [{"x": 9}]}
     none = [each.slice(0, 0).append_column(DELETED, pa.array([], BOOL)) for each in rows]
     none[4] = rows[4].slice(1).append_column(DELETED, pa.array([True]))
-    (now,) = mapping.changes(none).to_pylist()
+    (now,) = mapping.map_changes(none).to_pylist()
     assert (now["timers"], now[DUE], now["v"]) == ([80], 80, {"n": 3, "last": "x"})
 
 

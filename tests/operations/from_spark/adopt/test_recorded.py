@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.adopt.adoption import Adoption, of_rows, of_version
-from slackwater.operations.from_spark.adopt.mapping import mapping_of
+from slackwater.operations.from_spark.adopt.adoption import Adoption, checksum_rows, checksum_version
+from slackwater.operations.from_spark.adopt.mapping import map_tables
 from slackwater.operations.from_spark.adopt.program_text import program_text
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
-from slackwater.pipeline.batch.schemas import shapes
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
+from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -62,33 +62,33 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
         tmp_path / f"{name.partition('-')[0]}_made.py",
     )
     topics = ("orders", "payments") if name.startswith("join") else ("orders",)
-    with opened(unpacked(name, tmp_path / "checkpoint"), spark) as found:
+    with open_checkpoint(unpacked(name, tmp_path / "checkpoint"), spark) as found:
         if name.startswith("transform"):
             program.write_text(textwrap.dedent(CLASS))
         else:
-            program.write_text(program_text(found.tables, topics, "shop", "made", found.where, found.query))
+            program.write_text(program_text(found.tables, topics, "shop", "made", found.location, found.query))
         app = load_app(str(program))
-        shape = shapes(app, spark)["made"]
+        shape = derive_schemas(app, spark)["made"]
         table = shape.table
         assert table is not None
-        rows = partial(mapping_of, found.tables, table, "stage shop/made", shape.bound)
+        rows = partial(map_tables, found.tables, table, "stage shop/made", shape.bound)
         inputs = {topic: Input(topic, ()) for topic in topics}
         first = Manifest("shop", "made", 1, 1, "w", 1, "init", inputs=inputs, table=table, by="host:1")
         adoption = Adoption(
             store, cache, found, first, rows,
-            batches=found.available(), rules=shape.time_rules, info=AppInfo("shop", 1),
-            constant=dict.fromkeys(topics, (0,)),
+            batches=found.readable_batches(), time_rules=shape.time_rules, info=AppInfo("shop", 1),
+            constant_offsets=dict.fromkeys(topics, (0,)),
         )  # fmt: skip
         done = adoption.run()
         assert len(adoption.batches) > 3
         assert done.checksum is not None
         assert done.checksum.rows > 0
-        for number in history.versions(store, "shop", "made"):
+        for number in history.list_versions(store, "shop", "made"):
             version = history.read(store, "shop", "made", number)
             assert version.adopted is not None
             made = rows()
-            states = [found.rows(each, version.adopted.next_batch - 1) for each in made.states]
-            assert of_version(store, cache, version) == of_rows(made.whole(states), table)
+            states = [found.read_rows(each, version.adopted.next_batch - 1) for each in made.states]
+            assert checksum_version(store, cache, version) == checksum_rows(made.map_all(states), table)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_the_emitted_program_fits_and_each_version_is_what_spark_reads(name: str
 )
 def test_what_no_stage_goes_on_from_is_refused_by_name(name: str, lacks: str, tmp_path: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
-    with opened(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
-        program_text(found.tables, ["orders"], "shop", "made", found.where, found.query)
+    with open_checkpoint(unpacked(name, tmp_path / "checkpoint"), spark) as found, pytest.raises(Refused) as caught:
+        program_text(found.tables, ["orders"], "shop", "made", found.location, found.query)
     assert lacks.partition(",")[0] in caught.value.message

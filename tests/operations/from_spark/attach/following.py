@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from slackwater.operations.from_spark.attach.tail import Landed, Tail
-from slackwater.store.compaction.merge import merged_rows
+from slackwater.operations.from_spark.attach.tail import FollowedVersion, Tail
+from slackwater.store.compaction.merge import iter_visible_rows
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.arrow_types import python_rows
@@ -52,12 +52,12 @@ def tail(store: ObjectStore, cache: SstCache, checkpoint: MemoryCheckpoint, **op
     return Tail(store, cache, checkpoint, "shop", "totals", by="host:1", **{"partitions": 2} | options)
 
 
-def caught_up(following: Tail) -> tuple[Landed, ...]:
+def caught_up(following: Tail) -> tuple[FollowedVersion, ...]:
     """Read all that there is; what that made."""
     if following.head is None:
         following.claim()
-    made: tuple[Landed, ...] = ()
-    while landed := following.round():
+    made: tuple[FollowedVersion, ...] = ()
+    while landed := following.commit_next():
         made += landed
     return made
 
@@ -68,7 +68,7 @@ def rows_at(store: ObjectStore, cache: SstCache, manifest: Manifest) -> dict[str
     for name, at in tables_of(manifest).items():
         assert at.table is not None
         key, values = ([column.name for column in columns] for columns in (at.table.key, at.table.values))
-        parts = (merged_rows(store, cache, at.ssts, at.table, p, 0) for p in range(at.table.partitions))
+        parts = (iter_visible_rows(store, cache, at.ssts, at.table, p, 0) for p in range(at.table.partitions))
         rows = [row for part in parts for some in part for row in python_rows(some)]
         found[name] = {tuple(map(_hashable, _values(row, key))): _values(row, values) for row in rows}
         assert len(found[name]) == len(rows), "a key is there twice"
@@ -91,7 +91,7 @@ def truth(checkpoint: MemoryCheckpoint, batch: int) -> dict[str, dict[Row, Row]]
 
 def versions(store: ObjectStore) -> tuple[Manifest, ...]:
     """All versions of shop/totals, oldest first."""
-    numbers = history.versions(store, "shop", "totals")
+    numbers = history.list_versions(store, "shop", "totals")
     return tuple(history.read_stored(store, "shop", "totals", number) for number in numbers)
 
 

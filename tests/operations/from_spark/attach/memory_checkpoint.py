@@ -30,7 +30,7 @@ class MemoryCheckpoint:
 
     tables: tuple[MemoryTable, ...]
     query: str = "6a1c9c30-0000-4000-8000-000000000000"
-    where: str = "memory:checkpoint"
+    location: str = "memory:checkpoint"
     keeps_changes: bool = True
     batches: list[ReadableBatch] = field(default_factory=list)
     first: int = 0
@@ -68,25 +68,25 @@ class MemoryCheckpoint:
         """The rows of all tables at the end of a batch, also where it is gone: the truth, for tests."""
         return {table.name: self._states[batch].get(table.name, {}) for table in self.tables}
 
-    def committed(self) -> range:
+    def committed_batches(self) -> range:
         """As `ReadableCheckpoint`."""
         return range(self.first, len(self.batches))
 
-    def newest(self) -> int:
+    def newest_batch(self) -> int:
         """As `ReadableCheckpoint`."""
         return len(self.batches) - 1
 
-    def available(self, up_to: int | None = None, /) -> range:
+    def readable_batches(self, up_to: int | None = None, /) -> range:
         """As `ReadableCheckpoint`."""
-        there = self.committed() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
+        there = self.committed_batches() if up_to is None else range(self.first, min(up_to + 1, len(self.batches)))
         return there if self.keeps_changes else there[-1:]
 
-    def batch(self, batch: int, /) -> ReadableBatch:
+    def read_batch(self, batch: int, /) -> ReadableBatch:
         """As `ReadableCheckpoint`."""
         self._check_there(batch)
         return self.batches[batch]
 
-    def rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
+    def read_rows(self, table: ReadableTable, batch: int, /) -> Iterator[pa.RecordBatch]:
         """As `ReadableCheckpoint`."""
         self._check_there(batch)
         rows = [key + values for key, values in self._states[batch].get(table.name, {}).items()]
@@ -95,7 +95,7 @@ class MemoryCheckpoint:
             self._check_there(batch)
             yield each
 
-    def changes(
+    def read_changes(
         self, table: ReadableTable, after: int, up_to: int, /, *, at_once: int = 1, appended: bool = False
     ) -> Iterator[pa.Table]:
         """As `FollowedCheckpoint`; of lists, where a key stays, with what is appended alone."""
@@ -116,7 +116,7 @@ class MemoryCheckpoint:
 
     def _check_there(self, batch: int) -> None:
         if not self.first <= batch < len(self.batches):
-            raise Gone(f"batch {batch} was cleaned up; expected one of {self.committed()}")
+            raise Gone(f"batch {batch} was cleaned up; expected one of {self.committed_batches()}")
 
 
 def _appended(row: Row, before: Mapping[Row, Row]) -> Row:

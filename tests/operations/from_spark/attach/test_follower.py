@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slackwater.common import instants
 from slackwater.operations.from_spark.attach.follower import Follower
-from slackwater.snapshot.under_way.runners import batches_behind, beats
+from slackwater.snapshot.under_way.runners import batch_lag, live_heartbeats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
@@ -22,7 +22,7 @@ def test_batches_that_come_while_a_state_is_read_count_as_behind(tmp_path: Path)
 
     def said() -> int | None:
         assert following.head is not None
-        return batches_behind(following.head, beats(store, "shop", instants.now_ms()))
+        return batch_lag(following.head, live_heartbeats(store, "shop", instants.now_ms()))
 
     def while_it_reads() -> None:
         if following.newest_batch >= 0 and len(checkpoint.batches) == 3:

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from slackwater.operations.from_spark.attach.tail import Tail
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.operations.from_spark.checkpoint.protocol import ReadableCheckpoint
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
@@ -57,7 +57,7 @@ def bytes_of(folder: Path) -> dict[str, str]:
 def truth(checkpoint: ReadableCheckpoint, batch: int) -> dict[tuple[object, ...], tuple[object, ...]]:
     """A whole state by Spark's own reader."""
     (table,) = checkpoint.tables
-    rows = (row for some in checkpoint.rows(table, batch) for row in python_rows(some))
+    rows = (row for some in checkpoint.read_rows(table, batch) for row in python_rows(some))
     return {(row.pop("customer"),): tuple(row.values()) for row in rows}
 
 
@@ -76,26 +76,26 @@ def test_each_batch_of_a_live_query_is_a_version_with_its_state(tmp_path: Path, 
     compared = 0
     with (
         live_query(where, "--seconds", "45" if SEARCHES else "8", "--provider", provider) as query,
-        opened(str(where), spark) as found,
+        open_checkpoint(str(where), spark) as found,
     ):
         following = Tail(store, cache, found, "shop", "totals", by="host:1", partitions=2)
         following.claim()
         while query.poll() is None:
-            for landed in following.round()[-1:]:
+            for landed in following.commit_next()[-1:]:
                 batch = landed.manifest.attached
                 assert batch is not None
                 # As long as both have it: the query cleans up.
-                if batch.next_batch - 1 in found.available():
+                if batch.next_batch - 1 in found.readable_batches():
                     assert rows_at(store, cache, landed.manifest)["totals"] == truth(found, batch.next_batch - 1)
                     compared += 1
         before = bytes_of(where)
-        while following.round():
+        while following.commit_next():
             pass
         head = following.head
         assert head is not None
         assert head.attached is not None
-        assert head.attached.next_batch == found.committed()[-1] + 1
-        assert rows_at(store, cache, head)["totals"] == truth(found, found.committed()[-1])
+        assert head.attached.next_batch == found.committed_batches()[-1] + 1
+        assert rows_at(store, cache, head)["totals"] == truth(found, found.committed_batches()[-1])
         assert bytes_of(where) == before, "nothing was written into the checkpoint"
     assert compared
     assert "consistent" in done("verify", "shop", "--deep")

@@ -18,9 +18,9 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.attach.rows import declared
+from slackwater.operations.from_spark.attach.rows import declare_tables
 from slackwater.operations.from_spark.attach.tail import Tail
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.pipeline.dev.jars import Jars
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.spark.session import with_settings
@@ -129,20 +129,20 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
     eventually(lambda: any(checkpoints.glob("*/commits/0")), "its first batch")
     (folder,) = checkpoints.iterdir()
     store = MemoryStore()
-    with opened(str(folder), spark) as found, opened(str(folder), spark) as own:
+    with open_checkpoint(str(folder), spark) as found, open_checkpoint(str(folder), spark) as own:
         following = Tail(store, cache, found, "shop", "words", by="host:1", partitions=2)
         following.claim()
-        while (newest := found.committed()[-1]) < BATCHES:
+        while (newest := found.committed_batches()[-1]) < BATCHES:
             send()
-            following.round()
-            eventually(lambda: found.committed()[-1] > newest or not query.isActive, "the next batch")
+            following.commit_next()
+            eventually(lambda: found.committed_batches()[-1] > newest or not query.isActive, "the next batch")
             assert query.isActive
         query.stop()
-        while following.round():
+        while following.commit_next():
             pass
-        compared, there = 0, own.available()
-        names = [table_name("words", each) if each else "words" for each in declared(own.tables, 2)]
-        for number in history.versions(store, "shop", "words"):
+        compared, there = 0, own.readable_batches()
+        names = [table_name("words", each) if each else "words" for each in declare_tables(own.tables, 2)]
+        for number in history.list_versions(store, "shop", "words"):
             version = history.read(store, "shop", "words", number)
             assert version.attached is not None
             batch = version.attached.next_batch - 1
@@ -158,7 +158,7 @@ def followed(spark: SparkSession, checkpoints: Path, cache: SstCache, query: Run
             compared += 1
         assert following.head is not None
         assert following.head.attached is not None
-        assert following.head.attached.next_batch == own.committed()[-1] + 1
+        assert following.head.attached.next_batch == own.committed_batches()[-1] + 1
         assert sum(map(len, rows_at(store, cache, following.head).values())) > 0
         return compared
 
@@ -253,5 +253,5 @@ def test_a_query_without_state_is_refused_in_a_sentence(tmp_path: Path, spark: S
     """As the example `structured_blockchain_admission_control.py` is."""
     writer = spark.readStream.format("rate").load().writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(once=True).start().awaitTermination()
-    with pytest.raises(Refused, match="its query is stateless"), opened(str(tmp_path / "checkpoint"), spark):
+    with pytest.raises(Refused, match="its query is stateless"), open_checkpoint(str(tmp_path / "checkpoint"), spark):
         pass

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.operations.from_spark.attach import rows as comparing
-from slackwater.operations.from_spark.attach.rows import RowWriter, declared
+from slackwater.operations.from_spark.attach.rows import RowWriter, declare_tables
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.schema import arrow_schema
@@ -35,13 +35,13 @@ def test_the_stored_rows_become_those_of_the_state(
     was: State, now: State, partitions: int, slots: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)
-    table = declared([TOTALS], partitions)[""]
+    table = declare_tables([TOTALS], partitions)[""]
     at = Manifest("shop", "totals", 1, 1, "w", 1, "claim", table=table)
     writer = RowWriter(store, cache, "shop", "totals")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparing, "slots_of", lambda _table, _bytes: partitions << slots)
+        patch.setattr(comparing, "count_slots", lambda _table, _bytes: partitions << slots)
         for version, state in enumerate((was, now), 2):
-            ssts = writer.differing(at, batches(table, state), version)
+            ssts = writer.write_differences(at, batches(table, state), version)
             at = replace(at, version=version, ssts=(*at.ssts, *ssts))
             assert rows_at(store, cache, at)["totals"] == {(key,): row for key, row in state.items()}
             assert {sst.level for sst in ssts} <= ({1} if version == 2 or not was else {0})
@@ -51,13 +51,13 @@ def test_the_stored_rows_become_those_of_the_state(
 
 def test_the_same_state_again_writes_nothing(tmp_path: Path) -> None:
     store, cache = MemoryStore(), SstCache(tmp_path / "cache", 1 << 30)
-    table = declared([TOTALS], 2)[""]
+    table = declare_tables([TOTALS], 2)[""]
     writer = RowWriter(store, cache, "shop", "totals")
     at = Manifest("shop", "totals", 1, 1, "w", 1, "claim", table=table)
     state = {"DE": (1, 2.0), None: (3, float("nan"))}
-    ssts = writer.differing(at, batches(table, state), 2)
+    ssts = writer.write_differences(at, batches(table, state), 2)
     assert ssts
-    assert writer.differing(replace(at, version=2, ssts=ssts), batches(table, state), 3) == ()
+    assert writer.write_differences(replace(at, version=2, ssts=ssts), batches(table, state), 3) == ()
 
 
 LISTS = st.lists(st.tuples(*(st.none() | st.lists(st.integers(0, 9), max_size=3) for _ in range(2))), max_size=9)
@@ -67,4 +67,4 @@ LISTS = st.lists(st.tuples(*(st.none() | st.lists(st.integers(0, 9), max_size=3)
 def test_lists_are_joined_row_by_row(rows: list[tuple[list[int] | None, list[int] | None]]) -> None:
     before, after = (pa.array([row[side] for row in rows], pa.list_(pa.int64())) for side in (0, 1))
     expected = [None if was is new is None else (was or []) + (new or []) for was, new in rows]
-    assert comparing.joined_lists(before, after).to_pylist() == expected
+    assert comparing.concat_lists(before, after).to_pylist() == expected

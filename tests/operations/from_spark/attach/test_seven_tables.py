@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from slackwater.operations.from_spark.attach.rows import declared
-from slackwater.operations.from_spark.attach.steps import KEEPS_UP
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.attach.rows import declare_tables
+from slackwater.operations.from_spark.attach.steps import SMALL_BACKLOG
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -79,22 +79,22 @@ def test_seven_tables_are_followed_as_fast_as_batches_come(
             last = newest()
             eventually(lambda: landed() >= last, "versions of them", 60)
     store = open_store(str(Path("store").absolute()))
-    numbers = history.versions(store, "seven", "seven")
+    numbers = history.list_versions(store, "seven", "seven")
     manifests = [history.read_stored(store, "seven", "seven", number) for number in numbers]
     largest = max(_behind(_lines(out), manifests, first))
     record_property("largest_lag", largest)
     record_property("batches", last - first)
     assert largest <= MOST_BEHIND
     brought = [each.attached.batches for each in manifests if each.kind == "batch" and each.attached]
-    assert set(brought[1:]) == {1} or largest > KEEPS_UP, "where it keeps up, history has each batch"
+    assert set(brought[1:]) == {1} or largest > SMALL_BACKLOG, "where it keeps up, history has each batch"
     done("attach", str(where), "--app", "seven", "--once")
     head = history.head(store, "seven", "seven")
     assert head is not None
     assert head.attached is not None
     found = rows_at(store, SstCache(tmp_path / "cache", 1 << 30), head)
-    with opened(str(where), spark) as checkpoint:
+    with open_checkpoint(str(where), spark) as checkpoint:
         assert len(found) == len(checkpoint.tables) == 7
-        for name, table in zip(declared(checkpoint.tables, 1), checkpoint.tables, strict=True):
+        for name, table in zip(declare_tables(checkpoint.tables, 1), checkpoint.tables, strict=True):
             rows = found[table_name("seven", name) if name else "seven"]
             read = {plain_arrow(key): plain_arrow(values) for key, values in rows.items()}
             assert read == by_spark(spark, where, checkpoint, table, head.attached.next_batch - 1), table.name

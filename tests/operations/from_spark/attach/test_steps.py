@@ -2,7 +2,13 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.from_spark.attach.steps import KEEPS_UP, MOST_BATCHES, Changes, at_once, next_step
+from slackwater.operations.from_spark.attach.steps import (
+    MAX_BATCHES,
+    SMALL_BACKLOG,
+    ReadChanges,
+    adapt_batches_per_version,
+    next_step,
+)
 
 PERIOD_S = 2.0
 ROUNDS = 400
@@ -21,13 +27,17 @@ class Simulated:
         """What a round does; how many batches wait at its begin."""
         newest = self.missed + int(self.now_s / PERIOD_S)
         waiting, came = newest + 1 - self.next_batch, newest - self.newest
-        self.so_far, self.took, self.newest = at_once(waiting, self.took, came, self.so_far), 0, newest
+        self.so_far, self.took, self.newest = (
+            adapt_batches_per_version(waiting, self.took, came, self.so_far),
+            0,
+            newest,
+        )
         committed = range(newest + 1)
-        step = next_step(self.next_batch, committed, lambda: committed, at_once=self.so_far)
+        step = next_step(self.next_batch, committed, lambda: committed, batches_per_version=self.so_far)
         if step is None:
             self.now_s += 1.0
             return waiting
-        assert isinstance(step, Changes)
+        assert isinstance(step, ReadChanges)
         assert step.batches[0] == self.next_batch
         before = self.next_batch
         for end in step.ends:
@@ -44,7 +54,7 @@ def test_where_it_keeps_up_each_batch_is_a_version_whatever_was_missed(version_s
     following = Simulated(version_s, 0.0, missed)
     waiting = [following.round() for _ in range(ROUNDS)]
     assert following.largest == 1
-    assert waiting[-1] <= KEEPS_UP
+    assert waiting[-1] <= SMALL_BACKLOG
 
 
 @given(version_s=st.floats(PERIOD_S, 3 * PERIOD_S), batch_s=st.floats(0, 0.3 * PERIOD_S), missed=st.integers(0, 99))
@@ -54,14 +64,14 @@ def test_where_a_version_takes_longer_than_a_batch_it_takes_several(
     """As many as it needs: what waits stays bounded."""
     following = Simulated(version_s, batch_s, missed)
     waiting = [following.round() for _ in range(ROUNDS)]
-    assert max(waiting[-50:]) <= MOST_BATCHES, waiting
-    assert following.largest <= MOST_BATCHES
-    assert following.largest > 1 or max(waiting) <= KEEPS_UP
+    assert max(waiting[-50:]) <= MAX_BATCHES, waiting
+    assert following.largest <= MAX_BATCHES
+    assert following.largest > 1 or max(waiting) <= SMALL_BACKLOG
 
 
-@given(first=st.integers(0, 50), count=st.integers(1, MOST_BATCHES), step=st.integers(1, MOST_BATCHES))
+@given(first=st.integers(0, 50), count=st.integers(1, MAX_BATCHES), step=st.integers(1, MAX_BATCHES))
 def test_versions_of_several_batches_have_each_batch_once(first: int, count: int, step: int) -> None:
-    ends = Changes(range(first, first + count), step).ends
+    ends = ReadChanges(range(first, first + count), step).ends
     sizes = [end - before for before, end in zip((first - 1, *ends), ends, strict=False)]
     assert sum(sizes) == count
     assert all(size == step for size in sizes[:-1])

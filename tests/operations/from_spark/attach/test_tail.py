@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slackwater.errors import Fenced, Refused
 from slackwater.operations.maintenance.compact import StageCompactor
 from slackwater.snapshot.cut.replicas import Replica
-from slackwater.snapshot.query.log import batches_brought
+from slackwater.snapshot.query.log import describe_imported_batches
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
@@ -67,7 +67,7 @@ def batches(checkpoint: MemoryCheckpoint, count: int) -> None:
 
 
 def brought(store: MemoryStore) -> list[str]:
-    return [batches_brought(each) for each in versions(store) if each.kind == "batch"]
+    return [describe_imported_batches(each) for each in versions(store) if each.kind == "batch"]
 
 
 def test_each_batch_is_a_version_and_the_first_has_all_that_came_before(cache: SstCache) -> None:
@@ -132,7 +132,7 @@ def test_of_two_the_first_stops(cache: SstCache) -> None:
     caught_up(second)
     batch(checkpoint, 2)
     with pytest.raises(Fenced, match="was taken over"):
-        first.round()
+        first.commit_next()
     caught_up(second)
     check_never_wrong(store, cache, checkpoint)
 
@@ -145,7 +145,7 @@ def test_a_merge_in_between_takes_a_number_and_nothing_else(cache: SstCache) -> 
     head = following.head
     assert head is not None
     merging = StageCompactor(store, cache, head, by="host:1", threads=1, now_ms=lambda: 0, stop=threading.Event())
-    merged = [*merging.until_done()]
+    merged = [*merging.merge_until_done()]
     assert merged, "both tables have more runs than they may"
     batches(checkpoint, 2)
     # Nobody tells it of the merge: it builds on what it knows.
@@ -185,7 +185,7 @@ def test_a_query_that_was_taken_back_is_told(cache: SstCache) -> None:
     caught_up(following)
     del checkpoint.batches[3:]
     with pytest.raises(Refused, match="batches up to 4, but its checkpoint ends with batch 2"):
-        following.round()
+        following.commit_next()
 
 
 def test_a_query_that_was_set_back_and_went_on_is_told_when_it_is_attached_again(cache: SstCache) -> None:
@@ -272,7 +272,7 @@ def test_whatever_happens_no_version_is_wrong(cache_folder: Path, does: list[tup
     def one_round() -> None:
         if following.head is None:
             following.claim()
-        following.round()
+        following.commit_next()
 
     for what, how in does:
         if what == "commit":
@@ -304,7 +304,7 @@ def test_whatever_happens_no_version_is_wrong(cache_folder: Path, does: list[tup
             merging = StageCompactor(
                 store, cache, following.head, by="host:1", threads=1, now_ms=lambda: 0, stop=threading.Event()
             )
-            assert all(each.version for each in merging.until_done(full=True))
+            assert all(each.version for each in merging.merge_until_done(full=True))
     checkpoint.between = iter(())
     if not checkpoint.batches:
         a_batch({})

@@ -6,7 +6,14 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.operations.from_spark.checkpoint.changelogs import DELETE, MERGE, PUT, elements, joined, records_in
+from slackwater.operations.from_spark.checkpoint.changelogs import (
+    DELETE,
+    MERGE,
+    PUT,
+    concat_changelogs,
+    parse_changelog,
+    split_lists,
+)
 from slackwater.operations.from_spark.checkpoint.unsafe_rows import UnknownLayout
 
 RECORD = st.tuples(
@@ -32,7 +39,9 @@ def _text(text: str) -> bytes:
 def test_records_are_those_that_were_written(files: list[tuple[str, list[Record]]]) -> None:
     names = {"default": 0, "a": 1, "b": 2, "c": 3}
     known = {"c": 0}
-    read = joined(records_in(changelog(records, version)).renumbered(names, known) for version, records in files)
+    read = concat_changelogs(
+        parse_changelog(changelog(records, version)).renumbered(names, known) for version, records in files
+    )
     expected = [record for _, records in files for record in records]
     data = bytes(read.data)
     back = {number: names[name] for name, number in known.items()}
@@ -56,25 +65,25 @@ def test_what_is_cut_or_damaged_is_no_changelog_or_another(
     whole = changelog(records, version)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(UnknownLayout):
-        records_in(whole[:cut])
+        parse_changelog(whole[:cut])
     damaged = bytearray(whole)
     damaged[cut] = data.draw(st.integers(0, 255))
     with suppress(UnknownLayout):
-        elements(records_in(bytes(damaged)), 0)
+        split_lists(parse_changelog(bytes(damaged)), 0)
 
 
 @pytest.mark.parametrize("version", ["v1", "v3", "v5"])
 def test_another_version_is_left_to_spark(version: str) -> None:
     with pytest.raises(UnknownLayout):
-        records_in(changelog([(PUT, 0, b"k", b"v")], version))
+        parse_changelog(changelog([(PUT, 0, b"k", b"v")], version))
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=5), max_size=4), min_size=1, max_size=4), st.booleans())
 def test_elements_of_lists_are_those_that_were_written(lists: list[list[bytes]], delimited: bool) -> None:
     delimiter = b"," if delimited else b""
     values = [delimiter.join(struct.pack("<i", len(each)) + each for each in some) for some in lists]
-    read = records_in(changelog([(MERGE, 1, bytes([number]), value) for number, value in enumerate(values)]))
-    owners, starts = elements(read, len(delimiter))
+    read = parse_changelog(changelog([(MERGE, 1, bytes([number]), value) for number, value in enumerate(values)]))
+    owners, starts = split_lists(read, len(delimiter))
     data = bytes(read.data)
     found = [(owner, data[start : start + 1]) for owner, start in zip(owners.tolist(), starts.tolist(), strict=True)]
     assert found == [(number, each[:1]) for number, some in enumerate(lists) for each in some]

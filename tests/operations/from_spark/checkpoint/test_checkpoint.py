@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.operations.from_spark.attach.tail import Tail
-from slackwater.operations.from_spark.checkpoint.checkpoint import DELETED, Checkpoint, opened
+from slackwater.operations.from_spark.checkpoint.checkpoint import DELETED, Checkpoint, open_checkpoint
 from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
 from slackwater.operations.from_spark.checkpoint.places import HadoopFiles
 from slackwater.operations.from_spark.checkpoint.tables import StateTable
@@ -79,14 +79,17 @@ def test_a_checkpoint_of_spark_3_has_what_this_spark_keeps(
     """
     write_input(tmp_path / "input")
     run_query(spark.newSession(), query, provider, tmp_path / "input", tmp_path / "now")
-    with opened(str(recorded(f"{query}-spark3")), spark) as older, opened(str(tmp_path / "now"), spark) as newer:
-        batches = older.available()[-4:]
+    with (
+        open_checkpoint(str(recorded(f"{query}-spark3")), spark) as older,
+        open_checkpoint(str(tmp_path / "now"), spark) as newer,
+    ):
+        batches = older.readable_batches()[-4:]
         assert len(batches) == 4
         assert [each.schema for each in older.tables] == [each.schema for each in newer.tables]
         for there, here in zip(older.tables, newer.tables, strict=True):
             state = _whole(older, there, batches[0])
             assert state == _whole(newer, here, batches[0])
-            for batch, changes in zip(batches[1:], older.changes(there, batches[0], batches[-1]), strict=True):
+            for batch, changes in zip(batches[1:], older.read_changes(there, batches[0], batches[-1]), strict=True):
                 _apply(state, there, changes)
                 assert state == _whole(newer, here, batch)
 
@@ -96,7 +99,7 @@ def test_spark_reads_nothing_where_a_file_that_it_needs_is_not_there(
     name: str, recorded: Callable[[str], Path], tmp_path: Path, spark: SparkSession
 ) -> None:
     files = CheckpointFiles(LocalStore(recorded(name)))
-    files.bring_whole(files.stores(), 3, tmp_path / "all")
+    files.copy_whole_state(files.stores(), 3, tmp_path / "all")
     for victim in sorted((tmp_path / "all/state/0/1").glob("[0-9]*")):
         shutil.copytree(tmp_path / "all", tmp_path / victim.name)
         (tmp_path / victim.name / "state/0/1" / victim.name).unlink()
@@ -121,12 +124,12 @@ def test_a_file_that_is_damaged_is_named_with_its_batch(
     is_whole = victim.endswith("zip")
     has = "the state at the end of batch 3" if is_whole else "the changes of batch 2"
     said = f"state/0/1/{victim} of the checkpoint is damaged .*: it has {has}"
-    with opened(str(folder), spark) as checkpoint:
+    with open_checkpoint(str(folder), spark) as checkpoint:
         (table,) = checkpoint.tables
         with pytest.raises(Corruption, match=said):
-            list(checkpoint.rows(table, 3))
+            list(checkpoint.read_rows(table, 3))
         with pytest.raises(Corruption, match=said):
-            list(checkpoint.changes(table, 0, 4))
+            list(checkpoint.read_changes(table, 0, 4))
 
 
 def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
@@ -134,7 +137,7 @@ def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
 ) -> None:
     folder, store = recorded("aggregate-changelog"), MemoryStore()
     (folder / "state/0/1/3.changelog").unlink()
-    with opened(str(folder), spark) as checkpoint:
+    with open_checkpoint(str(folder), spark) as checkpoint:
         following = Tail(store, cache, checkpoint, "shop", "totals", by="host:1")
         with pytest.raises(Gone, match=r"state/0/1/3\.changelog is missing"):
             following.plan()
@@ -142,20 +145,20 @@ def test_an_app_is_not_left_empty_where_a_file_of_the_state_is_missing(
         with pytest.raises(
             Refused, match=r"cannot continue to read .*, after 8 more attempts: .* state/0/1/3\.changelog is"
         ):
-            following.round()
+            following.commit_next()
 
 
 @pytest.mark.parametrize("name", ["aggregate-hdfs", "aggregate-rocksdb"])
 def test_what_was_cleaned_up_is_gone(name: str, recorded: Callable[[str], Path], spark: SparkSession) -> None:
     folder = recorded(name)
-    with opened(str(folder), spark) as checkpoint:
+    with open_checkpoint(str(folder), spark) as checkpoint:
         (table,) = checkpoint.tables
-        changes = checkpoint.changes(table, 0, 4)
+        changes = checkpoint.read_changes(table, 0, 4)
         clean_up(LocalStore(folder), 4)
         with pytest.raises(Gone, match="is incomplete"):
             list(changes)
         with pytest.raises(Gone, match=r"batch 1 of .* is incomplete"):
-            list(checkpoint.rows(table, 1))
+            list(checkpoint.read_rows(table, 1))
 
 
 def test_another_file_system_is_read_by_sparks_own_client(recorded: Callable[[str], Path], spark: SparkSession) -> None:
@@ -165,7 +168,7 @@ def test_another_file_system_is_read_by_sparks_own_client(recorded: Callable[[st
     assert {info.key: info.size_bytes for info in theirs.list("")} == keys
     assert all(theirs.get(key) == ours.get(key) for key in keys)
     assert theirs.get_range("metadata", 2, 5) == ours.get_range("metadata", 2, 5)
-    assert CheckpointFiles(theirs).available() == CheckpointFiles(ours).available()
+    assert CheckpointFiles(theirs).readable_batches() == CheckpointFiles(ours).readable_batches()
     assert not list(theirs.list("none/"))
 
 
@@ -176,17 +179,17 @@ def test_a_checkpoint_on_s3_is_read_without_hadoop(
     for each in folder.rglob("*"):
         if each.is_file():
             bucket.put(each.relative_to(folder).as_posix(), each.read_bytes())
-    with opened(s3_url.replace("s3:", "s3a:"), spark) as there, opened(str(folder), spark) as here:
-        assert there.available() == here.available()
+    with open_checkpoint(s3_url.replace("s3:", "s3a:"), spark) as there, open_checkpoint(str(folder), spark) as here:
+        assert there.readable_batches() == here.readable_batches()
         assert _whole(there, there.tables[0], 4) == _whole(here, here.tables[0], 4)
-        changed = zip(there.changes(there.tables[0], 0, 4), here.changes(here.tables[0], 0, 4), strict=True)
+        changed = zip(there.read_changes(there.tables[0], 0, 4), here.read_changes(here.tables[0], 0, 4), strict=True)
         assert all(one.sort_by("k").equals(other.sort_by("k")) for one, other in changed)
 
 
 def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
     before = _listing(folder)
-    with opened(str(folder), spark) as checkpoint:
-        batches = checkpoint.available()[-4 if SEARCHES else -3 :]
+    with open_checkpoint(str(folder), spark) as checkpoint:
+        batches = checkpoint.readable_batches()[-4 if SEARCHES else -3 :]
         assert len(batches) == (4 if SEARCHES else 3)
         assert len({table.name for table in checkpoint.tables}) == len(checkpoint.tables) > 0
         for table in checkpoint.tables:
@@ -196,7 +199,7 @@ def _hold_to_spark(folder: Path, spark: SparkSession) -> None:
                 expected = by_spark(spark, folder, checkpoint, table, batch)
                 if batch == batches[0]:
                     state = _whole(checkpoint, table, batch)
-                    changes = checkpoint.changes(table, batch, batches[-1])
+                    changes = checkpoint.read_changes(table, batch, batches[-1])
                 else:
                     _apply(state, table, next(changes))
                 assert state == expected, f"{table.name or table.kind} at the end of batch {batch}"
@@ -210,7 +213,7 @@ def _rows(table: StateTable, found: pa.Table | pa.RecordBatch) -> list[tuple[Any
 
 
 def _whole(checkpoint: Checkpoint, table: StateTable, batch: int) -> State:
-    rows = [row for each in checkpoint.rows(table, batch) for row in _rows(table, each)]
+    rows = [row for each in checkpoint.read_rows(table, batch) for row in _rows(table, each)]
     state = {row[: len(table.key)]: row[len(table.key) :] for row in rows}
     assert len(state) == len(rows), "a key is there twice"
     return state

@@ -14,18 +14,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption, Gone, NotFound, Refused
 from slackwater.operations.from_spark.checkpoint.files import CheckpointFiles
-from slackwater.operations.from_spark.checkpoint.state_files import StateFile, lacking, state_file, whole_of
+from slackwater.operations.from_spark.checkpoint.state_files import (
+    StateFile,
+    find_needed_files,
+    missing_version,
+    parse_state_file,
+)
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import T, Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper, T
 
 from tests.operations.from_spark.checkpoint.queries import RECORDED
 
 RECORDINGS = ("aggregate-hdfs", "aggregate-rocksdb", "join-hdfs", "join-changelog", "join-format2")
 
 
-class CleanedUp(Wrapper):
+class CleanedUp(StoreWrapper):
     """A checkpoint of which, before a request of a number, all is removed that belongs to batches before another."""
 
     def __init__(self, inner: ObjectStore, at: int, up_to: int) -> None:
@@ -36,7 +41,7 @@ class CleanedUp(Wrapper):
         self._lock = Lock()
         self.requests = 0
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         with self._lock:
             self.requests = next(self._numbers)
             if self.requests == self._at:
@@ -48,7 +53,7 @@ def clean_up(store: ObjectStore, up_to: int) -> None:
     """Remove the logs of batches before one, and the files of their state."""
     for info in [*store.list("")]:
         folder, _, name = info.key.rpartition("/")
-        file = state_file(info.key)
+        file = parse_state_file(info.key)
         log = int(name) if folder in ("offsets", "commits") else None
         if (file and file.version <= up_to) or (log is not None and log < up_to):
             store.delete(info.key)
@@ -72,14 +77,14 @@ def _copies(store: ObjectStore, bring: Callable[[CheckpointFiles, Path], object]
 
 def _whole(files: CheckpointFiles, folder: Path) -> None:
     batch = 3
-    with files.reading(batch):
-        files.bring_whole(files.stores(), batch, folder)
+    with files.missing_files_as_gone(batch):
+        files.copy_whole_state(files.stores(), batch, folder)
 
 
 def _changes(files: CheckpointFiles, folder: Path) -> None:
     batch = 3
-    with files.reading(batch):
-        files.bring_changes(files.stores(), batch, folder)
+    with files.missing_files_as_gone(batch):
+        files.copy_changes(files.stores(), batch, folder)
 
 
 CASES = [(each, _whole) for each in RECORDINGS] + [(each, _changes) for each in RECORDINGS if "rocksdb" not in each]
@@ -112,11 +117,13 @@ def test_what_is_cleaned_up_meanwhile_is_gone_and_never_half_of_it(
 def test_the_oldest_batch_is_the_first_of_which_all_is_there(recording: str) -> None:
     store = in_memory(recording)
     files = CheckpointFiles(store)
-    newest = files.committed()[-1]
-    assert files.available() == range(newest + 1)
+    newest = files.committed_batches()[-1]
+    assert files.readable_batches() == range(newest + 1)
     for info in [*store.list(files.stores()[-1].path + "3")]:
         store.delete(info.key)
-    assert files.available() == (range(3, newest + 1) if "rocksdb" in recording else range(newest + 1, newest + 1))
+    assert files.readable_batches() == (
+        range(3, newest + 1) if "rocksdb" in recording else range(newest + 1, newest + 1)
+    )
 
 
 def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -125,8 +132,11 @@ def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: P
     assert _copies(LocalStore(folder), _whole) == _copies(in_memory("aggregate-hdfs"), _whole)
     files = CheckpointFiles(LocalStore(folder))
     (folder / "state/0/1/2.delta").unlink()
-    with pytest.raises(Gone, match=r"batch 1 of .* is incomplete: state/0/1/2\.delta is missing"), files.reading(1):
-        files.bring_changes(files.stores(), 1, tmp_path / "copy")
+    with (
+        pytest.raises(Gone, match=r"batch 1 of .* is incomplete: state/0/1/2\.delta is missing"),
+        files.missing_files_as_gone(1),
+    ):
+        files.copy_changes(files.stores(), 1, tmp_path / "copy")
     after = {each: (each.stat().st_mtime_ns, each.stat().st_ctime_ns) for each in folder.rglob("*")}
     assert {each for each in before if before[each] != after.get(each)} == {
         folder / "state/0/1",
@@ -137,23 +147,23 @@ def test_in_a_folder_it_is_the_same(recorded: Callable[[str], Path], tmp_path: P
 
 def test_a_batch_says_how_far_each_source_was_read_and_when() -> None:
     files = CheckpointFiles(in_memory("join-hdfs"))
-    batch = files.batch(3)
+    batch = files.read_batch(3)
     assert batch.offsets == {"source-0": (4,), "source-1": (4,)}
     assert batch.non_kafka == {"source-0", "source-1"}, "files, whose offsets are no records"
     assert batch.committed_ms > (batch.watermark_ms or 0) > 0
     with pytest.raises(Gone, match=r"batch 99 of .* is incomplete: offsets/99 is missing"):
-        files.batch(99)
+        files.read_batch(99)
 
 
 def test_a_batch_that_lays_the_state_out_anew_has_no_feed(tmp_path: Path) -> None:
     store = in_memory("aggregate-hdfs")
-    assert CheckpointFiles(store).has_feed(3)
+    assert CheckpointFiles(store).has_change_feed(3)
     said = store.get("offsets/3").decode()
     store.put("offsets/3", said.replace('shuffle.partitions":"2"', 'shuffle.partitions":"4"').encode())
     files = CheckpointFiles(store)
-    assert [files.has_feed(batch) for batch in (2, 3, 4, 5)] == [True, False, False, True]
+    assert [files.has_change_feed(batch) for batch in (2, 3, 4, 5)] == [True, False, False, True]
     with pytest.raises(Refused, match=r"batch 3 of the checkpoint .* has 4 state partitions"):
-        files.bring_whole(files.stores(), 3, tmp_path)
+        files.copy_whole_state(files.stores(), 3, tmp_path)
 
 
 def test_an_operator_has_as_many_partitions_as_folders() -> None:
@@ -166,17 +176,17 @@ def test_an_operator_has_as_many_partitions_as_folders() -> None:
 def test_a_query_that_was_set_back_is_not_followed() -> None:
     store = in_memory("aggregate-hdfs")
     files = CheckpointFiles(store)
-    newest = files.committed()[-1]
+    newest = files.committed_batches()[-1]
     store.delete(f"commits/{newest}")
     with pytest.raises(Refused, match=f"was rolled back: batch {newest} is gone or was committed again"):
-        files.committed()
+        files.committed_batches()
     store = in_memory("aggregate-hdfs")
     files = CheckpointFiles(store)
-    before_ms = files.batch(3).committed_ms
+    before_ms = files.read_batch(3).committed_ms
     while next(store.list("commits/3")).modified_ms == before_ms:
         store.put("commits/3", store.get("commits/3"))
     with pytest.raises(Refused, match="was rolled back: batch 3 is gone or was committed again"):
-        files.committed()
+        files.committed_batches()
 
 
 def test_variables_come_in_an_order_of_their_own() -> None:
@@ -184,7 +194,7 @@ def test_variables_come_in_an_order_of_their_own() -> None:
     assert [each.name for each in operator.tables] == [
         *("total", "total_ttl", "by_o", "by_o_ttl", "seen", "seen_ttl", "timers")
     ]
-    assert [each.name for each in operator.tables if not each.has_feed] == ["seen", "seen_ttl", "timers"]
+    assert [each.name for each in operator.tables if not each.has_change_feed] == ["seen", "seen_ttl", "timers"]
 
 
 def test_a_query_that_goes_on_with_other_variables_is_not_followed() -> None:
@@ -219,7 +229,7 @@ def test_paths_within_metadata_lead_to_the_copies(tmp_path: Path) -> None:
         said = operator | {"stateStoreInfo": stores, "operatorPropertiesJson": "{}"}
         store.put(f"state/0/_metadata/v2/{batch}", b"v2\n" + json.dumps(said).encode())
     store.put("state/0/_stateSchema/default/0_a", b"schema")
-    CheckpointFiles(store).bring_logs(3, tmp_path)
+    CheckpointFiles(store).copy_logs(3, tmp_path)
     moved = json.loads((tmp_path / "state/0/_metadata/v2/4").read_text().partition("\n")[2])
     (path,) = moved["stateStoreInfo"][0]["stateSchemaFilePaths"]
     assert path == f"file:{tmp_path}/state/0/_stateSchema/default/0_a"
@@ -300,9 +310,12 @@ def test_a_state_file_that_is_missing_is_named(recording: str, missing: str, tmp
     for info in [*store.list(missing)]:
         store.delete(info.key)
     files = CheckpointFiles(store)
-    assert 4 not in files.available()
-    with pytest.raises(Gone, match=f"batch 4 of .* is incomplete: {missing}.* is missing") as gone, files.reading(4):
-        files.bring_whole(files.stores(), 4, tmp_path)
+    assert 4 not in files.readable_batches()
+    with (
+        pytest.raises(Gone, match=f"batch 4 of .* is incomplete: {missing}.* is missing") as gone,
+        files.missing_files_as_gone(4),
+    ):
+        files.copy_whole_state(files.stores(), 4, tmp_path)
     assert gone.value.__cause__.key.startswith(missing)  # type: ignore[union-attr]
 
 
@@ -315,13 +328,13 @@ def test_a_file_with_another_sum_than_hadoop_wrote_beside_it_is_damaged(
     sums = b"".join(zlib.crc32(data[at : at + 512]).to_bytes(4, "big") for at in range(0, len(data), 512))
     changelog.with_name(".3.changelog.crc").write_bytes(b"crc\0" + (512).to_bytes(4, "big") + sums)
     files = CheckpointFiles(LocalStore(folder))
-    files.bring_whole(files.stores(), 4, tmp_path / "right")
+    files.copy_whole_state(files.stores(), 4, tmp_path / "right")
     changelog.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
     said = r"state/0/1/3.changelog of the checkpoint is damaged \(its checksum differs\): it has the changes of batch 2"
     with pytest.raises(Corruption, match=said):
-        files.bring_whole(files.stores(), 4, tmp_path / "wrong")
+        files.copy_whole_state(files.stores(), 4, tmp_path / "wrong")
     with pytest.raises(Corruption, match=said):
-        files.bring_changes(files.stores(), 2, tmp_path / "changes")
+        files.copy_changes(files.stores(), 2, tmp_path / "changes")
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), unique=True), st.integers(0, 6))
@@ -329,9 +342,9 @@ def test_the_version_that_lacks_is_the_one_with_which_all_are_there(
     there: list[tuple[int, bool]], version: int
 ) -> None:
     found = [StateFile(f"{n}.{'snapshot' if whole else 'delta'}", n, "", whole) for n, whole in there]
-    needed = whole_of(version, found, {})
-    lacks = lacking(version, found, {})
+    needed = find_needed_files(version, found, {})
+    lacks = missing_version(version, found, {})
     assert (lacks == 0) == (needed is not None)
     if lacks:
         below = [StateFile(f"{n}.delta", n, "", is_whole=False) for n in range(1, lacks + 1)]
-        assert whole_of(version, [*found, *below], {}) is not None
+        assert find_needed_files(version, [*found, *below], {}) is not None

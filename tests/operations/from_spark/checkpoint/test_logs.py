@@ -4,7 +4,13 @@ import json
 
 import pytest
 from slackwater.errors import Corruption, Refused
-from slackwater.operations.from_spark.checkpoint.logs import Commit, SourceOffsets, commit, offsets, query_id
+from slackwater.operations.from_spark.checkpoint.logs import (
+    CommitLog,
+    SourceOffsets,
+    parse_commit_log,
+    parse_offset_log,
+    query_id,
+)
 
 SAID = {"batchWatermarkMs": 0, "batchTimestampMs": 1_795_704_731_880, "conf": {"spark.sql.shuffle.partitions": "2"}}
 KAFKA = {"orders": {"1": 30, "0": 12}, "late": {"0": 4}}
@@ -15,7 +21,7 @@ def _log(version: str, *lines: object) -> bytes:
 
 
 def test_kafkas_offsets_are_by_partition_and_others_are_text() -> None:
-    said = offsets(_log("v1", SAID, KAFKA, {"logOffset": 3}, "-", {"pinned": {"0": 1, "2": 5}}), "offsets/3")
+    said = parse_offset_log(_log("v1", SAID, KAFKA, {"logOffset": 3}, "-", {"pinned": {"0": 1, "2": 5}}), "offsets/3")
     assert said.sources == (
         SourceOffsets("0", {"orders": (12, 30), "late": (4,)}, json.dumps(KAFKA)),
         SourceOffsets("1", {}, '{"logOffset": 3}'),
@@ -28,7 +34,7 @@ def test_kafkas_offsets_are_by_partition_and_others_are_text() -> None:
 
 def test_sources_that_the_query_names_have_their_names() -> None:
     head = SAID | {"batchWatermarkMs": 7, "controlBatchInfo": {"operationType": "REPARTITION"}}
-    said = offsets(_log("v2", head, f"shop:{json.dumps(KAFKA)}", "rates:41", "new:-"), "offsets/3")
+    said = parse_offset_log(_log("v2", head, f"shop:{json.dumps(KAFKA)}", "rates:41", "new:-"), "offsets/3")
     assert [(each.source, each.text) for each in said.sources] == [
         ("shop", json.dumps(KAFKA)),
         ("rates", "41"),
@@ -38,10 +44,10 @@ def test_sources_that_the_query_names_have_their_names() -> None:
 
 
 def test_ids_of_state_are_those_of_the_second_format() -> None:
-    assert commit(_log("v1", {"nextBatchWatermarkMs": 0}), "commits/0") == Commit(None, {})
-    assert commit(b"v1\n{}", "commits/0") == Commit(None, {})
+    assert parse_commit_log(_log("v1", {"nextBatchWatermarkMs": 0}), "commits/0") == CommitLog(None, {})
+    assert parse_commit_log(b"v1\n{}", "commits/0") == CommitLog(None, {})
     both = {"0": [["a"], ["b"]], "1": [["c", "d"], ["e", "f"]]}
-    assert commit(_log("v2", {"nextBatchWatermarkMs": 5, "stateUniqueIds": both}), "commits/0") == Commit(
+    assert parse_commit_log(_log("v2", {"nextBatchWatermarkMs": 5, "stateUniqueIds": both}), "commits/0") == CommitLog(
         5,
         {
             0: (("a",), ("b",)),
@@ -53,12 +59,12 @@ def test_ids_of_state_are_those_of_the_second_format() -> None:
 @pytest.mark.parametrize("data", [b"", b"v1", b"v1\n[]", b"v1\n{", b"\xff\xfe", b"vx\n{}", b'v1\n{"conf": 3}'])
 def test_a_damaged_log_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corruption, match="offsets/7 of the checkpoint"):
-        offsets(data, "offsets/7")
+        parse_offset_log(data, "offsets/7")
 
 
 def test_a_log_of_a_newer_spark_is_refused() -> None:
     with pytest.raises(Refused, match="commits/7 of the checkpoint has version 9; supported up to 3"):
-        commit(b"v9\n{}", "commits/7")
+        parse_commit_log(b"v9\n{}", "commits/7")
 
 
 def test_a_file_without_an_id_is_no_querys() -> None:

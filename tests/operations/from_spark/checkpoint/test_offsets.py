@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from slackwater.operations.from_spark.checkpoint.logs import offsets, offsets_of
+from slackwater.operations.from_spark.checkpoint.logs import offsets_by_source, parse_offset_log
 
 HEAD = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1_700_000_000_000, "conf": {}})
 
 
 def log(*sources: str) -> dict[str, tuple[int, ...]]:
     """The offsets in a file of `offsets/` with these sources, one a line."""
-    return offsets_of(offsets("\n".join(("v1", HEAD, *sources)).encode(), "offsets/7").sources)
+    return offsets_by_source(parse_offset_log("\n".join(("v1", HEAD, *sources)).encode(), "offsets/7").sources)
 
 
 @pytest.mark.parametrize(

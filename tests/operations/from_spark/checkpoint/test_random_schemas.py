@@ -7,9 +7,9 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused
-from slackwater.operations.from_spark.attach.rows import declared
+from slackwater.operations.from_spark.attach.rows import declare_tables
 from slackwater.operations.from_spark.attach.tail import Tail
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -64,13 +64,13 @@ def test_an_attached_app_has_the_rows_of_sparks_own_reader(
     writer.option("checkpointLocation", str(folder)).trigger(availableNow=True).start().awaitTermination()
     session._jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
     store = MemoryStore()
-    with opened(str(folder), spark) as checkpoint:
+    with open_checkpoint(str(folder), spark) as checkpoint:
         assert len(checkpoint.tables) == (2 if kind == "join" else 1) * OPERATORS
         following = Tail(store, cache, checkpoint, "shop", "q", by="host:1", partitions=2)
         caught_up(following)
-        names = [table_name("q", each) if each else "q" for each in declared(checkpoint.tables, 2)]
+        names = [table_name("q", each) if each else "q" for each in declare_tables(checkpoint.tables, 2)]
         compared = 0
-        for number in history.versions(store, "shop", "q"):
+        for number in history.list_versions(store, "shop", "q"):
             version = history.read(store, "shop", "q", number)
             if version.kind != "batch":
                 continue
@@ -90,8 +90,8 @@ def test_a_state_that_keeps_negative_zero_apart_is_refused(tmp_path: Path, spark
     rows = spark.readStream.schema("price double").parquet(str(tmp_path / "input")).dropDuplicates()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
-    with opened(str(tmp_path / "checkpoint"), spark) as checkpoint:
+    with open_checkpoint(str(tmp_path / "checkpoint"), spark) as checkpoint:
         (table,) = checkpoint.tables
-        for read in (checkpoint.rows(table, 0), checkpoint.changes(table, -1, 0)):
+        for read in (checkpoint.read_rows(table, 0), checkpoint.read_changes(table, -1, 0)):
             with pytest.raises(Refused, match=r"has a key with -0\.0 in 'price'"):
                 list(read)

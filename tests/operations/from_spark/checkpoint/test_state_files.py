@@ -11,15 +11,15 @@ from slackwater.errors import Corruption
 from slackwater.operations.from_spark.checkpoint.state_files import (
     StateFile,
     StoreFolder,
-    named_in,
-    state_file,
-    whole_of,
-    whole_versions,
+    complete_versions,
+    find_needed_files,
+    parse_state_file,
+    referenced_files,
 )
 
 
 def _files(*names: str) -> list[StateFile]:
-    return [file for file in map(state_file, names) if file is not None]
+    return [file for file in map(parse_state_file, names) if file is not None]
 
 
 def _names(needed: object) -> list[str]:
@@ -34,34 +34,40 @@ def test_a_store_has_a_folder_unless_it_is_the_operators_own() -> None:
 
 @pytest.mark.parametrize("name", ["1.delta.crc", ".1.delta.crc", "1.tmp", "x.delta", "SSTs/000008-1.sst", "schema"])
 def test_other_files_are_no_versions(name: str) -> None:
-    assert state_file(f"state/0/0/{name}") is None
+    assert parse_state_file(f"state/0/0/{name}") is None
 
 
 def test_a_version_is_the_newest_whole_state_and_what_changed_since() -> None:
     files = _files("1.delta", "2.delta", "2.snapshot", "3.delta", "4.delta", "5.delta")
-    assert _names(whole_of(4, files, {})) == ["2.snapshot", "3.delta", "4.delta"]
-    assert _names(whole_of(2, files, {})) == ["2.snapshot"]
-    assert _names(whole_of(1, files, {})) == ["1.delta"]
+    assert _names(find_needed_files(4, files, {})) == ["2.snapshot", "3.delta", "4.delta"]
+    assert _names(find_needed_files(2, files, {})) == ["2.snapshot"]
+    assert _names(find_needed_files(1, files, {})) == ["1.delta"]
 
 
 def test_a_version_of_which_a_change_is_gone_is_not_there() -> None:
     files = _files("2.delta", "4.changelog", "5.zip", "6.changelog")
-    assert whole_of(4, files, {}) is None
-    assert whole_of(2, files, {}) is None
-    assert _names(whole_of(6, files, {})) == ["5.zip", "6.changelog"]
+    assert find_needed_files(4, files, {}) is None
+    assert find_needed_files(2, files, {}) is None
+    assert _names(find_needed_files(6, files, {})) == ["5.zip", "6.changelog"]
 
 
 def test_what_a_task_left_that_did_not_count_is_no_part_of_a_version() -> None:
     files = _files("1_a.changelog", "1_x.changelog", "2_b.zip", "2_b.changelog", "2_x.zip", "3_c.changelog")
     ids = {1: "a", 2: "b", 3: "c"}
-    assert _names(whole_of(3, files, ids)) == ["2_b.zip", "3_c.changelog"]
-    assert _names(whole_of(1, files, ids)) == ["1_a.changelog"]
-    assert whole_of(3, files, {3: "y"}) is None
+    assert _names(find_needed_files(3, files, ids)) == ["2_b.zip", "3_c.changelog"]
+    assert _names(find_needed_files(1, files, ids)) == ["1_a.changelog"]
+    assert find_needed_files(3, files, {3: "y"}) is None
 
 
 def test_where_nobody_knows_which_task_counted_all_are_taken() -> None:
     files = _files("1_a.zip", "2_b.zip", "2_x.zip", "2_b.changelog", "3_c.changelog")
-    assert _names(whole_of(3, files, {3: "c"})) == ["1_a.zip", "2_b.changelog", "2_b.zip", "2_x.zip", "3_c.changelog"]
+    assert _names(find_needed_files(3, files, {3: "c"})) == [
+        "1_a.zip",
+        "2_b.changelog",
+        "2_b.zip",
+        "2_x.zip",
+        "3_c.changelog",
+    ]
 
 
 @given(
@@ -75,8 +81,8 @@ def test_the_versions_that_are_there_are_those_that_have_files(
     names: list[tuple[int, str, str]], ids: dict[int, str]
 ) -> None:
     files = _files(*(f"{version}{f'_{each}' if each else ''}.{kind}" for version, each, kind in names))
-    there = {version for version in range(9) if whole_of(version, files, ids) is not None}
-    assert whole_versions(files, ids) == there
+    there = {version for version in range(9) if find_needed_files(version, files, ids) is not None}
+    assert complete_versions(files, ids) == there
 
 
 def _snapshot(said: str) -> bytes:
@@ -88,8 +94,8 @@ def _snapshot(said: str) -> bytes:
 
 def test_a_snapshot_of_rocksdb_names_the_files_beside_it() -> None:
     said = {"sstFiles": [{"localFileName": "1.sst", "dfsSstFileName": "1-x.sst"}], "numKeys": 6}
-    assert named_in(_snapshot("v1\n" + json.dumps(said)), "6.zip") == ("SSTs/1-x.sst",)
-    assert named_in(_snapshot("v1\n" + json.dumps({"sstFiles": [], "logFiles": None})), "6.zip") == ()
+    assert referenced_files(_snapshot("v1\n" + json.dumps(said)), "6.zip") == ("SSTs/1-x.sst",)
+    assert referenced_files(_snapshot("v1\n" + json.dumps({"sstFiles": [], "logFiles": None})), "6.zip") == ()
 
 
 @pytest.mark.parametrize("data", [b"", _snapshot("v1"), _snapshot("v1\n[]"), _snapshot('v1\n{"sstFiles": [{}]}')])
@@ -98,4 +104,4 @@ def test_a_damaged_snapshot_is_corrupt(data: bytes) -> None:
         Corruption,
         match=r"6.zip of the checkpoint is damaged \(not a RocksDB snapshot: .*of batch 5",
     ):
-        named_in(data, "6.zip")
+        referenced_files(data, "6.zip")

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
 )
 from slackwater.errors import Refused
 from slackwater.operations.from_spark.checkpoint.operators import Operator, OperatorTable
-from slackwater.operations.from_spark.checkpoint.protocol import times_out
-from slackwater.operations.from_spark.checkpoint.tables import StateTable, state_table
+from slackwater.operations.from_spark.checkpoint.protocol import has_timeout
+from slackwater.operations.from_spark.checkpoint.tables import StateTable, make_state_table
 
 INSTANT = pa.timestamp("us", "UTC")
 WINDOW = StructType([StructField("start", TimestampType()), StructField("end", TimestampType())])
@@ -32,7 +32,7 @@ def _struct(*fields: tuple[str, DataType]) -> StructType:
 def _table(kind: str, **columns: DataType) -> StateTable:
     kept = OperatorTable("", "default")
     operator = Operator(0, kind, kind, ("default",), 2, (kept,))
-    return state_table("", operator, kept, _struct(*columns.items(), ("partition_id", IntegerType())))
+    return make_state_table("", operator, kept, _struct(*columns.items(), ("partition_id", IntegerType())))
 
 
 def _columns(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
@@ -44,7 +44,7 @@ def test_buffers_of_one_name_are_told_apart_by_numbers() -> None:
     table = _table("aggregate", key=_struct(("sum", StringType())), value=buffers)
     assert _columns(table.key) == [("sum", pa.string())]
     assert table.values.names == ["sum_2", "count", "Sum_3", "MS_0"]
-    assert [each.place for each in table.parts] == [(0,), (0,), (1,), (2,), (3,)]
+    assert [each.field_indices for each in table.reader_columns] == [(0,), (0,), (1,), (2,), (3,)]
     assert table.kind == "aggregate"
 
 
@@ -73,8 +73,8 @@ def test_a_users_state_has_its_own_names_and_its_timeout_is_a_time(kind: str) ->
     table = _table(kind, key=key, value=_struct(("groupState", inside), ("timeoutTimestamp", LongType())))
     # A state whose fields are all null is none that is not there.
     assert _columns(table.values) == [("n", pa.int64()), ("has_state", pa.bool_()), ("due_at", INSTANT)]
-    assert times_out(table.values)
-    assert not times_out(_table(kind, key=key, value=_struct(("groupState", inside))).values)
+    assert has_timeout(table.values)
+    assert not has_timeout(_table(kind, key=key, value=_struct(("groupState", inside))).values)
 
 
 def test_structs_within_keep_their_fields_under_names_that_differ() -> None:

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from slackwater.operations.from_spark.checkpoint.unsafe_rows import UnknownLayout, is_readable, structs
+from slackwater.operations.from_spark.checkpoint.unsafe_rows import UnknownLayout, decode_rows, is_readable
 
 from tests.models.profiles import scaled
 
@@ -111,7 +111,7 @@ def test_rows_are_read_as_spark_reads_them(of: tuple[StructType, list[Any]]) -> 
     data = b"\x07" + b"".join(laid)
     starts = 1 + np.cumsum([0, *map(len, laid)])[:-1]
     assert is_readable(kind)
-    found = structs(np.frombuffer(data, np.uint8), starts, kind)
+    found = decode_rows(np.frombuffer(data, np.uint8), starts, kind)
     found.validate(full=True)
     assert repr(found.to_pylist()) == repr(frame.toArrow().to_pylist())
 
@@ -119,13 +119,13 @@ def test_rows_are_read_as_spark_reads_them(of: tuple[StructType, list[Any]]) -> 
 def test_a_row_that_is_cut_short_is_no_row() -> None:
     kind = StructType([StructField("a", StringType()), StructField("b", LongType())])
     row = np.array([0, (24 << 32) | 3, 5, int.from_bytes(b"abc", "little")], np.int64).view(np.uint8)
-    assert structs(row, np.array([0]), kind).to_pylist() == [{"a": "abc", "b": 5}]
+    assert decode_rows(row, np.array([0]), kind).to_pylist() == [{"a": "abc", "b": 5}]
     for size in range(26):
         with pytest.raises(UnknownLayout):
-            structs(row[:size], np.array([0]), kind)
+            decode_rows(row[:size], np.array([0]), kind)
 
 
 def test_a_type_without_values_here_is_left_to_spark() -> None:
     for kind in ("interval", "variant", "array<struct<a: variant>>", "map<string, interval>"):
         assert not is_readable(DataType.fromDDL(kind)), kind
-    assert pa.types.is_struct(structs(np.zeros(8, np.uint8), np.array([0]), StructType([])).type)
+    assert pa.types.is_struct(decode_rows(np.zeros(8, np.uint8), np.array([0]), StructType([])).type)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from slackwater.operations.from_spark.checkpoint.checkpoint import opened
+from slackwater.operations.from_spark.checkpoint.checkpoint import open_checkpoint
 from slackwater.operations.from_spark.checkpoint.protocol import APPENDED, DELETED
 from slackwater.operations.from_spark.checkpoint.tables import StateTable
 
@@ -24,8 +24,8 @@ def test_changelogs_say_what_sparks_own_reader_says(
 ) -> None:
     """All kinds of variables, with and without time to live, and timers; one batch, or several, at once."""
     folder = recorded(name)
-    with opened(str(folder), spark) as checkpoint:
-        first, *later = checkpoint.available()[-4:]
+    with open_checkpoint(str(folder), spark) as checkpoint:
+        first, *later = checkpoint.readable_batches()[-4:]
         assert len(checkpoint.tables) == 7
         compared = (first, *later) if SEARCHES else (first, later[-1])
         expected = {
@@ -37,7 +37,7 @@ def test_changelogs_say_what_sparks_own_reader_says(
         for table, at_once in product(checkpoint.tables, (1, 2, 3)):
             state = dict(expected[table.name, first])
             ends = [*later[at_once - 1 : -1 : at_once], later[-1]]
-            read = checkpoint.changes(table, first, later[-1], at_once=at_once, appended=True)
+            read = checkpoint.read_changes(table, first, later[-1], at_once=at_once, appended=True)
             for batch, changed in zip(ends, read, strict=True):
                 _apply(state, table, changed)
                 assert state == expected.get((table.name, batch), state), (table.name, at_once, batch)

@@ -17,12 +17,12 @@ from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.stored_rows import TableSide
 from slackwater.snapshot.query.row_source import RowSource
 from slackwater.snapshot.take.audit_log import because, list_operations
-from slackwater.snapshot.under_way.runners import EDITS, RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import EDITS, HEARTBEATS, Heartbeat
 from slackwater.snapshot.verify.verify import verify
 from slackwater.state.kinds.aggregate import aggregate, mean
 from slackwater.state.kinds.aggregate import max as largest
 from slackwater.state.kinds.kind import Kind
-from slackwater.state.kinds.update import Code, Update
+from slackwater.state.kinds.update import Update, UpdateCode
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
@@ -221,7 +221,7 @@ def shown(store: ObjectStore, cache: SstCache) -> list[dict[str, Any]]:
     assert found is not None
     assert found.table is not None
     side = TableSide(store, cache, found.table, found)
-    rows = side.newest(found.ssts, 0, values=True)
+    rows = side.read_newest(found.ssts, 0, values=True)
     return [row for row in rows.to_pylist() if not row["_op"]]
 
 
@@ -255,7 +255,9 @@ def test_the_row_whose_key_is_null_can_be_changed_where_there_is_one(cache: SstC
 
 def test_edited_rows_fall_due_as_those_that_the_program_writes(cache: SstCache) -> None:
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    code = Code(lambda rows, state: state, lambda: pa.schema([("n", pa.int64()), ("until", pa.timestamp("us", "UTC"))]))
+    code = UpdateCode(
+        lambda rows, state: state, lambda: pa.schema([("n", pa.int64()), ("until", pa.timestamp("us", "UTC"))])
+    )
     schema, noon = pa.schema([("k", pa.string())]), round(at.timestamp() * 1000)
     store = stored(Update("until", code=code), schema, {("a",): (1, None, None)}, due_ms=noon)
 
@@ -302,8 +304,8 @@ def test_killed_anywhere_and_typed_again_it_is_done_once(cache: SstCache) -> Non
 
 
 def test_a_runner_that_does_not_come_to_it_is_told_of(app: FlightsApp, cache: SstCache) -> None:
-    beat = Beat(str(ULID()), "host:1", {"carriers": head(app).epoch})
-    RUNNERS.put(app.store, beat, app.name)
+    beat = Heartbeat(str(ULID()), "host:1", {"carriers": head(app).epoch})
+    HEARTBEATS.put(app.store, beat, app.name)
     with pytest.raises(Refused, match="runner host:1 did not apply the edit of flights/carriers within 0 s"):
         edited(app, cache, MORE, patience_s=0)
     assert not EDITS.all(app.store, app.name)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
-from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, row_of
+from slackwater.pipeline.reject.table import DeadLetter, RejectedTable, rejected_row
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Manifest
@@ -26,9 +26,9 @@ def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> 
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     name = next(iter(head.inputs))
     letters = [dataclasses.replace(letter(each), input=name, time_ms=now_ms) for each in offsets]
-    rows = [row_of(each, version=draft.version, now_ms=now_ms) for each in letters]
+    rows = [rejected_row(each, version=draft.version, now_ms=now_ms) for each in letters]
     written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
-    table = written.put(head, rows, draft.version, added=len(rows), waiting=len(rows))
+    table = written.upsert(head, rows, draft.version, added=len(rows), waiting=len(rows))
     return app.commit(replace(draft, side_tables={REJECTED: table}))
 
 
@@ -38,8 +38,8 @@ def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Pat
     now_ms = app.clock.tick(stage)
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
     written = RejectedTable(app.store, SstCache(cache, 1 << 30), app.name, stage)
-    rows = [each for each in written.rows(head).to_pylist() if each["offset"] in offsets]
+    rows = [each for each in written.read_rows(head).to_pylist() if each["offset"] in offsets]
     for row in rows:
         row["retried"], row["attempts"] = draft.version, row["attempts"] + 1
-    table = written.put(head, rows, draft.version, added=0, waiting=-len(rows))
+    table = written.upsert(head, rows, draft.version, added=0, waiting=-len(rows))
     return app.commit(replace(draft, side_tables={REJECTED: table}))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
-from slackwater.operations.repair.rejected_listing import rejected
+from slackwater.operations.repair.rejected_listing import list_rejected
 from slackwater.operations.staging.clone import clone
-from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.predicate import SqlPredicate
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.change import stages
 from slackwater.snapshot.change.stages import rescale
@@ -15,14 +15,14 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.key_history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
 from slackwater.snapshot.gc.reachable import Retention
-from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.answers import run_statement
 from slackwater.snapshot.query.columns import get
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import Manifest, SideTable
-from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, owner, rejected_of
+from slackwater.store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, find_owner, rejected_counts
 
 from tests.operations.repair.rejected.rejecting import mark_retried, reject
 from tests.support.collecting import aging_app, gc, keys_of, store_of, wait
@@ -45,7 +45,7 @@ def app(tmp_path: Path) -> FlightsApp:
 
 def asked(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights") -> list[tuple[object, ...]]:
     cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
-    found = answer(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms)
+    found = run_statement(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms)
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
@@ -73,7 +73,7 @@ def test_diff_history_and_bisect_know_it(app: FlightsApp, cache: SstCache) -> No
     assert (found.added, found.removed, found.changed) == (3, 0, 1 if app.heads["aircraft"].version == 7 else 0)
     history = key_history(app.store, cache, "flights", TABLE, ["flights", 0, 4, 0], now_ms=app.clock.now_ms)
     assert [(each.stage, each.kind) for each in history.changes] == [("aircraft", "changed"), ("aircraft", "added")]
-    where = Where(f'SELECT * FROM {TABLE} WHERE "offset" = 8')
+    where = SqlPredicate(f'SELECT * FROM {TABLE} WHERE "offset" = 8')
     verdict = bisect(app.store, cache, "flights", where, good="flights/aircraft@v4", now_ms=app.clock.now_ms)
     assert (verdict.stage, verdict.bad_version) == ("aircraft", 5)
     assert verdict.flips is not None
@@ -92,7 +92,7 @@ def test_verify_looks_at_every_byte_of_it(app: FlightsApp) -> None:
 def test_a_clone_has_it_and_its_source_keeps_it(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada", now_ms=app.clock.now_ms)
     staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
-    assert rejected_of(staging.heads["aircraft"]) == (0, 5, 4)
+    assert rejected_counts(staging.heads["aircraft"]) == (0, 5, 4)
     reject(staging, "aircraft", [11], tmp_path)
     assert asked(staging, cache, f"SELECT count(*) FROM {TABLE}", "staging") == [(6,)]
     assert asked(app, cache, f"SELECT count(*) FROM {TABLE}") == [(5,)]
@@ -105,7 +105,7 @@ def test_compactions_rescales_and_claims_carry_it_on(app: FlightsApp, cache: Sst
     app.claim("aircraft")
     app.send(*flights(5))
     app.step_all()
-    assert rejected_of(app.heads["aircraft"]) == (0, 5, 4)
+    assert rejected_counts(app.heads["aircraft"]) == (0, 5, 4)
     assert asked(app, cache, f"SELECT count(*) FROM {TABLE}") == [(5,)]
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
@@ -130,19 +130,19 @@ def test_garbage_collection_takes_what_no_version_names_and_nothing_else(tmp_pat
 
 def test_what_waits_is_listed_newest_first_with_all_that_is_known(app: FlightsApp, cache: SstCache) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
-    found = rejected(app.store, cache, cut)
+    found = list_rejected(app.store, cache, cut)
     assert (dict(found.total), dict(found.waiting)) == ({"aircraft": 5}, {"aircraft": 4})
     assert [each.address.partition("@")[2] for each in found.records] == ["7+0", "8+0", "9+0", "3+0"]
     assert found.records[0].value == b"no json"
-    assert len(rejected(app.store, cache, cut, every=True).records) == 5
-    assert len(rejected(app.store, cache, cut, limit=2).records) == 2
-    assert rejected(app.store, cache, cut, stage="legs").records == ()
+    assert len(list_rejected(app.store, cache, cut, every=True).records) == 5
+    assert len(list_rejected(app.store, cache, cut, limit=2).records) == 2
+    assert list_rejected(app.store, cache, cut, stage="legs").records == ()
     with pytest.raises(NotFound, match="'no-such'"):
-        rejected(app.store, cache, cut, stage="no-such")
+        list_rejected(app.store, cache, cut, stage="no-such")
 
 
 def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsApp) -> None:
-    assert stages.rejected_waiting(app.store, "flights") == {"aircraft": 4}
+    assert stages.count_retriable_records(app.store, "flights") == {"aircraft": 4}
     first = stages.request_retry(app.store, "flights", "aircraft", by="ada", now_ms=1)
     assert stages.request_retry(app.store, "flights", "aircraft", by="bob", now_ms=2) == first
     assert stages.RETRIES.all(app.store, "flights") == (first,)
@@ -151,12 +151,12 @@ def test_a_retry_is_asked_for_once_and_only_where_something_waits(app: FlightsAp
     with pytest.raises(Refused, match="flights/legs has no rejected records to retry"):
         stages.request_retry(app.store, "flights", "legs", by="ada", now_ms=3)
     with pytest.raises(NotFound):
-        stages.rejected_waiting(app.store, "flights", "no-such")
+        stages.count_retriable_records(app.store, "flights", "no-such")
 
 
 def test_a_stage_that_bears_the_name_owns_it() -> None:
     plain = Manifest("shop", "legs", 1, 1, "w", 1, "claim")
     with_rejects = replace(plain, side_tables={REJECTED: SideTable(REJECTED_RECORDS)})
-    assert owner("legs_rejected", {"legs": with_rejects}) == "legs"
-    assert owner("legs_rejected", {"legs": with_rejects, "legs_rejected": plain}) == "legs_rejected"
-    assert owner("legs_rejected", {"legs": plain}) == "legs_rejected"
+    assert find_owner("legs_rejected", {"legs": with_rejects}) == "legs"
+    assert find_owner("legs_rejected", {"legs": with_rejects, "legs_rejected": plain}) == "legs_rejected"
+    assert find_owner("legs_rejected", {"legs": plain}) == "legs_rejected"

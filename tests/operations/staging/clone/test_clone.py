@@ -11,17 +11,17 @@ from slackwater.operations.staging.clone import ClonePlan, clone
 from slackwater.snapshot.cut.graph import violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
-from slackwater.snapshot.cut.moments import line_of
+from slackwater.snapshot.cut.moments import read_line
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
+from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, VersionSpan
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore
@@ -85,7 +85,7 @@ def test_a_clone_of_an_earlier_moment_catches_up_from_there(app: FlightsApp) -> 
 def test_a_clone_reads_other_topics_where_it_is_told_to(app: FlightsApp) -> None:
     """Production went wrong after `good`; staging replays the corrected events from there."""
     app.step_all()
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "good")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
     app.send(*flights(10, delay=300))
     app.kafka.send("corrected", flights(10, delay=5))
@@ -124,7 +124,7 @@ def test_a_clone_shares_every_sst_and_copies_only_what_is_in_flight(app: Flights
 def test_a_clone_knows_nothing_of_snapshots_under_way_in_its_source(app: FlightsApp) -> None:
     head = app.step("aircraft")
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=head.time_ms + 1)
-    under_way = {"recorded": {"id": 3}, "awaited": {"id": ("x",)}, "captured": {"id": {"x": Span(1, 2)}}}
+    under_way = {"recorded": {"id": 3}, "awaited": {"id": ("x",)}, "captured": {"id": {"x": VersionSpan(1, 2)}}}
     version = app.commit(replace(draft, **under_way)).version
     make(app)
     first = history.read(app.store, "staging", "aircraft", version)
@@ -143,12 +143,12 @@ def test_the_source_is_pinned_while_the_clone_lives(app: FlightsApp) -> None:
     snapshot = read_snapshot(app.store, "flights", "clone-staging")
     assert (snapshot.kind, snapshot.clone, snapshot.stages) == ("clone", "staging", plan.source.versions)
     with pytest.raises(Refused, match="'staging' is a clone that uses"):
-        remove(app.store, "flights", "clone-staging")
+        delete_snapshot(app.store, "flights", "clone-staging")
 
 
 def test_versions_go_on_from_the_sources_so_that_newer_rows_win(app: FlightsApp) -> None:
     plan = make(app)
-    assert line_of(app.store, "staging").beginning().versions == plan.source.versions
+    assert read_line(app.store, "staging").beginning().versions == plan.source.versions
     staging = started(app)
     staging.run(flights(20))
     assert rows_of(app.store, staging.heads["carriers"]) == staging.state["carriers"]
@@ -334,7 +334,7 @@ def test_another_clone_of_a_name_that_is_taken_is_refused(
 
 
 def test_a_clone_that_runs_is_not_taken_for_one_of_the_present(app: FlightsApp) -> None:
-    pin(app.store, resolve(app.store, "flights", now_ms=0), "good")
+    pin_cut(app.store, resolve(app.store, "flights", now_ms=0), "good")
     make(app)
     make(app, "flights@good", "fixed")
     for name in ("staging", "fixed"):
@@ -409,7 +409,7 @@ def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(app: Fl
 
 
 def is_whole(store: ObjectStore, name: str = "staging") -> bool:
-    return apps.find_app(store, name) is not None and apps.find_cloning(store, name) is None
+    return apps.find_app(store, name) is not None and apps.find_clone_journal(store, name) is None
 
 
 def begun(app: FlightsApp, source: str = "flights", **more: object) -> None:
@@ -431,7 +431,7 @@ def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: Fligh
     plan = make(app, "flights@now")
     assert plan.resumed
     assert plan.source.versions == versions
-    assert line_of(app.store, "staging").beginning().versions == versions
+    assert read_line(app.store, "staging").beginning().versions == versions
 
 
 def test_an_unfinished_clone_asks_for_the_offsets_that_it_reads_from_though_now_has_moved_on(app: FlightsApp) -> None:
@@ -456,7 +456,7 @@ def test_an_unfinished_clone_is_refused_where_its_offsets_are_gone(app: FlightsA
 
 
 def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) -> None:
-    pin(app.store, resolve(app.store, "flights@~3", now_ms=0), "other")
+    pin_cut(app.store, resolve(app.store, "flights@~3", now_ms=0), "other")
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     begun(app)
     for source, more in (("flights@other", {}), ("flights", {"topics": {"flights": "corrected"}})):
@@ -562,9 +562,9 @@ class Recording(CountingStore):
         super().__init__(inner)
         self.keys: list[str] = []
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         self.keys.append(key)
-        return super()._ask(method, key, request, sent)
+        return super()._forward(method, key, request, sent)
 
 
 def test_a_clone_publishes_what_it_is_told_and_begins_it_anew(app: FlightsApp) -> None:

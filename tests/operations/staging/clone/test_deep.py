@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Corruption, Forbidden, Refused, Usage
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import ClonePlan, Terms
+from slackwater.operations.staging.clone_plan import ClonePlan, CloneTerms
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.reachable import Retention
@@ -13,7 +13,7 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import AppInfo
 from slackwater.store.versions.side_tables import all_ssts
@@ -21,7 +21,7 @@ from slackwater.store.versions.side_tables import all_ssts
 from tests.support.collecting import AgingStore, Killed, keys_of, killed_at_each_request
 from tests.support.histories import STAGES, FlightsApp, Kafka, copied, flights, rows_of
 
-DEEP = Terms(deep=True, owner="ada@host")
+DEEP = CloneTerms(deep=True, owner="ada@host")
 
 
 def source_app(store: ObjectStore) -> FlightsApp:
@@ -36,7 +36,7 @@ def source_app(store: ObjectStore) -> FlightsApp:
 
 def deep(app: FlightsApp, target: ObjectStore, **more: object) -> ClonePlan:
     if isinstance(app.store, MemoryStore):
-        app.store._others[target.url] = target  # else nobody finds it by its name
+        app.store._stores_by_root[target.url] = target  # else nobody finds it by its name
     arguments = {"terms": DEEP, "channels": app.kafka, "by": "ada@host", "now_ms": app.clock.now_ms}
     return clone(app.store, "flights", "copy", target_store=target, **arguments | more)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def test_typed_again_it_is_done_already_and_another_one_is_refused() -> None:
     deep(app, other)
     assert deep(app, other).done
     with pytest.raises(Refused, match=r"exists already under .*, a clone of flights@…, a deep clone"):
-        deep(app, other, terms=Terms())
+        deep(app, other, terms=CloneTerms())
 
 
 def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_before() -> None:
@@ -91,7 +91,7 @@ def test_killed_anywhere_it_goes_on_with_what_is_copied_and_is_there_for_nobody_
         )
         assert len([key for key in keys_of(other) if "/sst/" in key]) == len(copied_keys)
         assert list_snapshots(app.store, "flights") == ()
-        assert apps.find_cloning(other, "copy") is None
+        assert apps.find_clone_journal(other, "copy") is None
         staging = FlightsApp(other, app.kafka, "copy", clock=app.clock)
         for each in (app, staging):
             each.step_all()
@@ -137,7 +137,7 @@ def test_an_app_of_the_sources_name_in_the_other_root_may_be_collected() -> None
             assert len(other.get(sst.object)) == sst.bytes
 
 
-class ReadOnly(Wrapper):
+class ReadOnly(StoreWrapper):
     """A store whose user may read and nothing else."""
 
     def put(self, key: str, data: bytes) -> None:
@@ -155,7 +155,7 @@ def test_who_may_only_read_the_source_is_offered_a_deep_clone_and_can_make_one()
     before = keys_of(app.store)  # type: ignore[arg-type]
     app.store = ReadOnly(app.store)
     with pytest.raises(Forbidden, match=r"the moment of flights cannot be pinned under .*no right to put") as refused:
-        deep(app, other, terms=Terms())
+        deep(app, other, terms=CloneTerms())
     assert "--deep --to ROOT" in refused.value.hint
     assert keys_of(other) == set()
     deep(app, other)
@@ -183,7 +183,7 @@ def test_a_root_inside_an_app_of_a_third_root_is_refused(tmp_path: Path) -> None
     archive = LocalStore(tmp_path / "archive")
     apps.create_app(archive, AppInfo("flights-2026", 1))
     app = source_app(LocalStore(tmp_path / "production"))
-    for terms in (Terms(deep=True), Terms()):
+    for terms in (CloneTerms(deep=True), CloneTerms()):
         with pytest.raises(
             Refused, match="archive/flights-2026 lies inside the app 'flights-2026' of the root"
         ) as said:

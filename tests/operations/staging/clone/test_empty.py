@@ -3,10 +3,10 @@
 import pytest
 from slackwater.errors import Refused, Usage
 from slackwater.operations.erasure.family import Member
-from slackwater.operations.erasure.reach import out_of_reach
+from slackwater.operations.erasure.reach import list_out_of_reach
 from slackwater.operations.staging.clone import ClonePlan, clone
-from slackwater.operations.staging.clone_plan import Terms
-from slackwater.operations.staging.listing import clones
+from slackwater.operations.staging.clone_plan import CloneTerms
+from slackwater.operations.staging.listing import list_clones
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.store.objects.memory import MemoryStore
@@ -18,7 +18,7 @@ from tests.models.profiles import crash_points
 from tests.support.collecting import Killed, aging_app, keys_of, store_of
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
 
-EMPTY = Terms(empty=True, owner="ada@host")
+EMPTY = CloneTerms(empty=True, owner="ada@host")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def make(app: FlightsApp, source: str = "flights", **more: object) -> ClonePlan:
 
 
 def test_it_makes_of_all_input_what_its_source_made_of_it(app: FlightsApp) -> None:
-    assert make(app).state.stages == {}
+    assert make(app).initial_cut.stages == {}
     assert history.list_stages(app.store, "next") == ()
     again = FlightsApp(app.store, app.kafka, "next", clock=app.clock)
     for each in (app, again):
@@ -48,11 +48,11 @@ def test_it_makes_of_all_input_what_its_source_made_of_it(app: FlightsApp) -> No
 
 def test_it_publishes_nothing_and_pins_nothing(app: FlightsApp) -> None:
     make(app)
-    assert apps.publishes(app.store, apps.read_app(app.store, "next"), None) == {}
+    assert apps.published_sinks(app.store, apps.read_app(app.store, "next"), None) == {}
     assert list_snapshots(app.store, "flights") == ()
-    (listed,) = clones(app.store)
+    (listed,) = list_clones(app.store)
     assert (listed.name, listed.source, listed.shared_bytes, listed.has_run) == ("next", "flights", 0, False)
-    assert "flights" in apps.ancestors(app.store, "next"), "it may be promoted over its source"
+    assert "flights" in apps.iter_clone_sources(app.store, "next"), "it may be promoted over its source"
 
 
 def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp) -> None:
@@ -63,7 +63,7 @@ def test_typed_again_it_is_there_and_made_anew_it_is_empty_again(app: FlightsApp
         make(app)
     app.clock.now_ms += 3_600_000
     done = refresh(app.store, "next", channels=app.kafka, cache=None, by="ada@host", now_ms=app.clock.now_ms)
-    assert done.state.stages == {}
+    assert done.initial_cut.stages == {}
     assert history.list_stages(app.store, "next") == ()
 
 
@@ -88,20 +88,20 @@ def test_killed_at_any_request_the_same_call_finishes_it() -> None:
 def test_with_state_and_without_are_two_clones(app: FlightsApp) -> None:
     make(app)
     with pytest.raises(Refused, match="exists already"):
-        make(app, terms=Terms(owner="ada@host"))
+        make(app, terms=CloneTerms(owner="ada@host"))
 
 
 def test_whoever_forgets_a_key_is_told_of_it(app: FlightsApp) -> None:
     make(app)
-    told = out_of_reach((Member(app.store, "flights", app.heads),), None)
+    told = list_out_of_reach((Member(app.store, "flights", app.heads),), None)
     assert [each.name for each in told if each.what == "deep clone"] == ["next"]
 
 
 @pytest.mark.parametrize(
     ("source", "terms"),
-    [("flights@~1", EMPTY), ("flights", Terms(empty=True, masks={"aircraft.flights": "null"}))],
+    [("flights@~1", EMPTY), ("flights", CloneTerms(empty=True, masks={"aircraft.flights": "null"}))],
 )
-def test_what_needs_state_does_not_go_with_it(app: FlightsApp, source: str, terms: Terms) -> None:
+def test_what_needs_state_does_not_go_with_it(app: FlightsApp, source: str, terms: CloneTerms) -> None:
     with pytest.raises(Usage, match="--empty takes no state"):
         make(app, source, terms=terms)
 

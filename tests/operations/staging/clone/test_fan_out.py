@@ -10,7 +10,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.answers import channel_tables
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
@@ -78,7 +78,7 @@ class FanOut:
         """The stage reads so many of the sender's versions."""
         draft = self.next(stage)
         source = draft.inputs["out"]
-        later = list(history.after(self.store, self.name, "sender", source.version))[:versions]
+        later = list(history.iter_after(self.store, self.name, "sender", source.version))[:versions]
         if later:
             last = later[-1].outputs["out"]
             rows = sum(last.sent) - sum(source.consumed)
@@ -107,11 +107,11 @@ class FanOut:
             for flight in in_flight(self.store, cut)
         }
         assert found == expected
-        pin(self.store, cut, "kept", reader=self.kafka)
+        pin_cut(self.store, cut, "kept", reader=self.kafka)
         assert self.kept(resolve(self.store, f"{self.name}@kept", now_ms=START_MS)) == expected
         report = verify(self.store, self.name, now_ms=START_MS, deep=True, reader=self.kafka)
         assert report.consistent, report.differences
-        remove(self.store, self.name, "kept")
+        delete_snapshot(self.store, self.name, "kept")
 
     def kept(self, cut: Cut) -> Mapping[str, list[str]]:
         rows = channel_tables(self.store, cut, "FROM inflight('out')", None)["out"].to_pylist()

@@ -37,7 +37,7 @@ def drop(app: FlightsApp) -> None:
         for topic in removal.topics:
             app.kafka.topics.pop(topic, None)
 
-    remove_app(app.store, "staging", by="ada@host", now_ms=LATER_MS, pause=pause, outside=outside)
+    remove_app(app.store, "staging", by="ada@host", now_ms=LATER_MS, pause=pause, remove_topics=outside)
 
 
 def all_points() -> int:
@@ -133,7 +133,7 @@ def test_a_runner_and_a_clone_that_take_one_name_at_the_same_moment_never_both_h
         info = apps.find_app(app.store, "staging")
         if info == AppInfo("staging", 7):
             assert failed is not None
-            assert apps.find_cloning(app.store, "staging") is None
+            assert apps.find_clone_journal(app.store, "staging") is None
             assert history.list_stages(fresh(app.store), "staging") == ()
             ended.add("run")
         else:

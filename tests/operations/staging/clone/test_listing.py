@@ -6,8 +6,8 @@ import pytest
 from slackwater.common.durations import DAY_MS
 from slackwater.errors import NotFound
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import Terms
-from slackwater.operations.staging.listing import KnownClone, clones
+from slackwater.operations.staging.clone_plan import CloneTerms
+from slackwater.operations.staging.listing import KnownClone, list_clones
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -15,7 +15,7 @@ from slackwater.store.versions import apps, keys
 
 from tests.support.histories import FlightsApp, Kafka, flights
 
-LEASE = Terms(owner="ada@host", reason="try the new program", ttl_ms=3 * DAY_MS)
+LEASE = CloneTerms(owner="ada@host", reason="try the new program", ttl_ms=3 * DAY_MS)
 
 
 def source_app(store: ObjectStore) -> FlightsApp:
@@ -24,13 +24,15 @@ def source_app(store: ObjectStore) -> FlightsApp:
     return app
 
 
-def make(app: FlightsApp, name: str = "staging", source: str = "flights", terms: Terms = LEASE, **more: object) -> None:
+def make(
+    app: FlightsApp, name: str = "staging", source: str = "flights", terms: CloneTerms = LEASE, **more: object
+) -> None:
     arguments = {"channels": app.kafka, "by": "eve@host", "now_ms": app.clock.now_ms, "terms": terms} | more
     clone(app.store, source, name, **arguments)  # type: ignore[arg-type]
 
 
 def only(store: ObjectStore, source: str = "") -> KnownClone:
-    (found,) = clones(store, source)
+    (found,) = list_clones(store, source)
     return found
 
 
@@ -50,14 +52,14 @@ def test_a_clone_says_who_has_it_why_and_until_when() -> None:
 
 def test_one_that_says_nothing_is_never_over() -> None:
     app = source_app(MemoryStore())
-    make(app, terms=Terms())
+    make(app, terms=CloneTerms())
     assert (only(app.store).expires_ms, only(app.store).is_expired(10**15)) == (0, False)
 
 
 def test_who_types_a_clone_again_does_not_become_its_owner() -> None:
     app = source_app(MemoryStore())
     make(app)
-    make(app, terms=Terms(owner="eve@host", reason="mine", ttl_ms=1))
+    make(app, terms=CloneTerms(owner="eve@host", reason="mine", ttl_ms=1))
     assert (only(app.store).owner, only(app.store).reason) == ("ada@host", "try the new program")
 
 
@@ -70,18 +72,18 @@ def test_what_a_clone_alone_keeps_grows_as_its_source_merges_what_they_share() -
     app.compact("carriers")
     assert (only(app.store).shared_bytes, only(app.store).kept_bytes) == (shared, gone)
     make(app, "other", "flights@clone-staging")
-    assert [found.kept_bytes for found in clones(app.store)] == [0, 0], "each would be kept by the other"
+    assert [found.kept_bytes for found in list_clones(app.store)] == [0, 0], "each would be kept by the other"
 
 
 def test_clones_of_one_app_alone() -> None:
     app = source_app(MemoryStore())
     make(app)
     make(app, "second", "staging")
-    assert [found.name for found in clones(app.store)] == ["second", "staging"]
+    assert [found.name for found in list_clones(app.store)] == ["second", "staging"]
     assert only(app.store, "staging").name == "second"
     assert only(app.store, "flights").name == "staging"
     with pytest.raises(NotFound, match="no app named 'flihgts'; the nearest: flights"):
-        clones(app.store, "flihgts")
+        list_clones(app.store, "flihgts")
 
 
 def test_one_under_another_root_is_known_on_both_sides(tmp_path: Path) -> None:
@@ -95,20 +97,20 @@ def test_one_under_another_root_is_known_on_both_sides(tmp_path: Path) -> None:
 
 def test_a_deep_one_keeps_nothing(tmp_path: Path) -> None:
     app, other = source_app(LocalStore(tmp_path / "home")), LocalStore(tmp_path / "there")
-    make(app, terms=Terms(deep=True), target_store=other)
+    make(app, terms=CloneTerms(deep=True), target_store=other)
     found = only(other)
     assert (found.source_root, found.snapshot, found.shared_bytes, found.kept_bytes) == ("", "", 0, 0)
-    assert clones(app.store) == ()
+    assert list_clones(app.store) == ()
 
 
 def test_a_pin_whose_clone_is_gone_and_half_a_clone_are_told() -> None:
     app = source_app(MemoryStore())
     make(app)
     app.store.delete(keys.app_info("staging"))
-    assert [(found.name, found.state) for found in clones(app.store)] == [("staging", "gone")]
+    assert [(found.name, found.state) for found in list_clones(app.store)] == [("staging", "gone")]
     half = source_app(MemoryStore())
     make(half)
     info = apps.read_app(half.store, "staging")
-    apps.begin_clone(other := MemoryStore(), apps.Cloning(info, other.url, ""))
-    found = {each.state: each for each in clones(other)}
+    apps.begin_clone(other := MemoryStore(), apps.CloneJournal(info, other.url, ""))
+    found = {each.state: each for each in list_clones(other)}
     assert (found["being made"].name, found["being made"].has_run) == ("staging", False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import ClonePlan, Terms, still_shown
+from slackwater.operations.staging.clone_plan import ClonePlan, CloneTerms, find_unmasked_columns
 from slackwater.snapshot.change.copies import ColumnMask, Masks
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.state.kinds import aggregate, join, update, upsert
@@ -63,7 +63,9 @@ def people(store: ObjectStore, batches: list[list[Row]], table: Table = PEOPLE) 
 
 
 def masked(store: ObjectStore, cache: SstCache, masks: Mapping[str, str], name: str = "test", **more: Any) -> ClonePlan:
-    return clone(store, "crm", name, terms=Terms(masks=masks), channels=Kafka(), cache=cache, by="ada@host", **more)
+    return clone(
+        store, "crm", name, terms=CloneTerms(masks=masks), channels=Kafka(), cache=cache, by="ada@host", **more
+    )
 
 
 def rows_in(store: ObjectStore, app: str) -> list[list[dict[str, Any]]]:
@@ -214,7 +216,7 @@ def test_rows_on_the_way_that_have_the_column_are_not_copied(cache: SstCache) ->
     app = source_app(MemoryStore())
     # A table of the app that has a column of the channel's.
     with pytest.raises(Refused, match="6 in-flight rows on 'by-aircraft' have delay unmasked"):
-        Masks.of({"aircraft.delay": "null"}).check_in_flight(app_states(app.store))
+        Masks.from_options({"aircraft.delay": "null"}).check_in_flight(app_states(app.store))
 
 
 def app_states(store: ObjectStore) -> Any:
@@ -227,10 +229,10 @@ def app_states(store: ObjectStore) -> Any:
 def test_a_hash_needs_the_salt() -> None:
     column = pa.chunked_array([["ada", None, "ada"]])
     mask = ColumnMask("people", "name", "hash")
-    one, other = (mask.over(column, salt).to_pylist() for salt in (b"1" * 16, b"2" * 16))
+    one, other = (mask.apply(column, salt).to_pylist() for salt in (b"1" * 16, b"2" * 16))
     assert one[0] == one[2] != other[0]
     assert one[1] is None
-    assert mask.over(column, b"1" * 16).to_pylist() == one
+    assert mask.apply(column, b"1" * 16).to_pylist() == one
 
 
 def test_where_else_hidden_values_stand_is_said() -> None:
@@ -252,7 +254,7 @@ def test_where_else_hidden_values_stand_is_said() -> None:
     cut = Cut("crm", {each.stage: each for each in stages})
 
     def said(*places: str) -> list[str]:
-        return list(still_shown(cut, Masks.of(dict.fromkeys(places, "hash"))))
+        return list(find_unmasked_columns(cut, Masks.from_options(dict.fromkeys(places, "hash"))))
 
     assert said("people.email") == [
         "people.email is masked, but by name the same values are in totals.latest (max(email)), regions.latest, "

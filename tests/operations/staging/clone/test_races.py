@@ -8,7 +8,7 @@ from slackwater.errors import NotFound, SlackwaterError
 from slackwater.operations.staging.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import delete_snapshot, pin_cut
 from slackwater.store.versions import apps
 
 from tests.support.collecting import AgingStore
@@ -68,7 +68,7 @@ def with_kept_records() -> tuple[FlightsApp, Racing]:
     app.run(flights(20))
     app.send(*flights(6))
     app.step("legs")
-    kept = pin(store, resolve(store, "flights", now_ms=0), "good", reader=app.kafka)
+    kept = pin_cut(store, resolve(store, "flights", now_ms=0), "good", reader=app.kafka)
     assert kept.object_keys
     return app, store
 
@@ -82,7 +82,10 @@ def test_whatever_comes_first_no_snapshot_names_records_that_are_gone(number: in
     clones = removals = 0
     for other in range(1, 9):
         app, store = with_kept_records()
-        verbs = {"clone": lambda app=app: make(app), "remove": lambda store=store: remove(store, "flights", "good")}
+        verbs = {
+            "clone": lambda app=app: make(app),
+            "remove": lambda store=store: delete_snapshot(store, "flights", "good"),
+        }
         ended = store.race(verbs, {"clone": (number, 1.0), "remove": (other, 2.0)})
         left = list_snapshots(store, "flights")
         for snapshot in left:
@@ -106,7 +109,7 @@ def test_whatever_comes_first_no_snapshot_names_records_that_are_gone(number: in
 def test_a_pin_that_keeps_less_than_the_snapshot_does_is_not_taken_over() -> None:
     app, store = with_kept_records()
     # An earlier call for the same versions, without the snapshot's name, ended behind its pin.
-    bare = pin(store, resolve(store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
+    bare = pin_cut(store, resolve(store, "flights", now_ms=0), "clone-staging", "clone", clone="staging")
     assert bare.channels == ()
     make(app)
     good = find_snapshot(store, "flights", "good")

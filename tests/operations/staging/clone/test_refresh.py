@@ -8,10 +8,10 @@ from slackwater.common import instants
 from slackwater.errors import Refused, SlackwaterError
 from slackwater.operations.maintenance.removal import Removal
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.clone_plan import ClonePlan, Terms
+from slackwater.operations.staging.clone_plan import ClonePlan, CloneTerms
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.cut.stored import list_snapshots
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
+from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, keys
 from slackwater.store.versions.commit import successor
@@ -21,7 +21,7 @@ from ulid import ULID
 from tests.support.collecting import HOUR_MS, Killed, aging_app, keys_of, killed_at_each_request, store_of, wait
 from tests.support.histories import FlightsApp, flights
 
-TERMS = Terms(
+TERMS = CloneTerms(
     topics={"flights": "corrected"},
     sinks={"alerts": "trial"},
     owner="ada@host",
@@ -72,7 +72,7 @@ def check_anew(app: FlightsApp) -> None:
     assert (info.owner, info.reason, info.ttl_ms) == (TERMS.owner, TERMS.reason, TERMS.ttl_ms)
     assert info.expires_ms == info.created_ms + TERMS.ttl_ms
     assert [snapshot.name for snapshot in list_snapshots(app.store, "flights")] == [info.origin.snapshot]
-    assert keys.refreshing("staging") not in keys_of(store_of(app))
+    assert keys.refresh_journal("staging") not in keys_of(store_of(app))
     staging = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
     assert staging.state == app.state
     app.send(*flights(4))
@@ -135,7 +135,7 @@ def test_what_cannot_be_made_anew_stays_as_it_is(spoil: str, words: str) -> None
             apps.create_app(app.store, replace(info, origin=origin))
         case "runs":
             store_of(app).clock_ms = instants.now_ms()
-            RUNNERS.put(app.store, Beat(str(ULID()), "host:1", {"legs": 1}), "staging")
+            HEARTBEATS.put(app.store, Heartbeat(str(ULID()), "host:1", {"legs": 1}), "staging")
         case "cloned":
             clone(app.store, "staging", "second", channels=app.kafka, by="t", now_ms=app.clock.now_ms)
         case "offsets":
@@ -157,8 +157,10 @@ def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_f
         fresh_state(app, dry_run=True)
     with pytest.raises(Killed), store_of(app).death_after(len(made) + 3):
         fresh_state(app)
-    assert keys.refreshing("staging") in keys_of(store_of(app))
-    apps.NAMES.add(app.store, apps.NameNote("flights", 1, "next", "flights", "t", app.clock.now_ms))
+    assert keys.refresh_journal("staging") in keys_of(store_of(app))
+    apps.PROMOTION_OUTCOMES.add(
+        app.store, apps.PromotionOutcome("flights", 1, "next", "flights", "t", app.clock.now_ms)
+    )
     assert fresh_state(app).source.app == "flights"
     wait(app)
     # `fresh_state` says another time than the app's clock: that it was made before the promotion.
@@ -173,7 +175,9 @@ def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_f
     assert [snapshot.name for snapshot in list_snapshots(app.store, "flights")] == ["clone-next"]
     # And back: it follows the name, by which its source was called when it was made.
     wait(app)
-    apps.NAMES.add(app.store, apps.NameNote("flights", 2, "flights", "next", "t", plan.info.created_ms + 1, back=True))
+    apps.PROMOTION_OUTCOMES.add(
+        app.store, apps.PromotionOutcome("flights", 2, "flights", "next", "t", plan.info.created_ms + 1, back=True)
+    )
     assert fresh_state(app, dry_run=True).source.app == "flights"
 
 

@@ -20,22 +20,22 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql.types import BinaryType, StructField, StructType
 from slackwater.common import instants
-from slackwater.pipeline.batch.committer import Committed, Committer, PendingVersion, PromotedMeanwhile
-from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.kafka.channels import group_of
-from slackwater.pipeline.kafka.messages import of_attempts, rows_of, send, split
-from slackwater.pipeline.kafka.protocol import Broken, Kafka, Overtaken, TransactionSettings
+from slackwater.pipeline.batch.committer import CommittedVersion, Committer, PendingVersion, PromotedMeanwhile
+from slackwater.pipeline.batch.schemas import StageSchemas
+from slackwater.pipeline.kafka.channels import consumer_group
+from slackwater.pipeline.kafka.messages import filter_by_attempts, rows_of, send_messages, split_into_messages
+from slackwater.pipeline.kafka.protocol import Kafka, ProducerFenced, TransactionFailed, TransactionSettings
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.core import Backlog, Publisher
-from slackwater.pipeline.publish.targets import Book, ToTopic
+from slackwater.pipeline.publish.targets import SinkProgress, TopicTarget
 from slackwater.pipeline.run.claim import Claimer
-from slackwater.pipeline.source.planner import admit
+from slackwater.pipeline.source.planner import admit_records
 from slackwater.pipeline.source.wake import PlannerFiles, RequestWatch
-from slackwater.snapshot.change.switch import settled
+from slackwater.snapshot.change.switch import settle_promotion
 from slackwater.snapshot.cut.moments import heads_of
-from slackwater.snapshot.cut.stored import notify
-from slackwater.snapshot.under_way.runners import RUNNERS, Beat
-from slackwater.state.event_time import due_after
+from slackwater.snapshot.cut.stored import notify_runners
+from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
+from slackwater.state.event_time import due_span_after
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, EventTime, Input, Manifest, Sink
@@ -43,7 +43,7 @@ from ulid import ULID
 
 STAGES = ("numbers", "alerts")
 _ROWS = StructType([StructField("body", BinaryType())])
-_SHAPE = Shape({}, {"passed": _ROWS}, (), None, None)
+_SHAPE = StageSchemas({}, {"passed": _ROWS}, (), None, None)
 
 
 def program(name: str, topic: str, out: str) -> sw.App:
@@ -59,7 +59,7 @@ def program(name: str, topic: str, out: str) -> sw.App:
 class _Published:
     """The publisher of a sink, as its thread drives it."""
 
-    book: Book
+    book: SinkProgress
     publisher: Publisher
     backlog: Backlog
     opened: bool = False
@@ -96,18 +96,18 @@ class Runner:
         app = dataclasses.replace(declared, file=self.declared.file)
         info = apps.ensure_app(store, AppInfo(self.folder, 1))
         heads = heads_of(store, self.folder, history.list_stages(store, self.folder)).values()
-        promotion = settled(store, heads, by="runner", now_ms=1, claims=STAGES) if heads else None
+        promotion = settle_promotion(store, heads, by="runner", now_ms=1, claims=STAGES) if heads else None
         yield
         claimer = Claimer(store, self.kafka, app, {}, str(ULID()), f"runner:{self.folder}", accept_loss=False)
         number = promotion.number if promotion is not None else 0
-        claimer = dataclasses.replace(claimer, publishes=apps.publishes(store, info, promotion), promotion=number)
-        claimer.create_channels(app.in_order())
-        for stage in app.in_order():
+        claimer = dataclasses.replace(claimer, publishes=apps.published_sinks(store, info, promotion), promotion=number)
+        claimer.create_channels(app.stages_in_order())
+        for stage in app.stages_in_order():
             claimed = claimer.claim(stage, _SHAPE, instants.now_ms())
-            committer = Committer(store, claimed, max_unflushed=self.ahead, failed=self._failures.append)
+            committer = Committer(store, claimed, max_unflushed=self.ahead, on_failure=self._failures.append)
             self.committers[stage.name] = committer
             yield
-        notify(store, self.folder)
+        notify_runners(store, self.folder)
         self.give_sign_of_life()
         self._files = Path(tempfile.mkdtemp())
         self._planners = PlannerFiles(self._files)
@@ -118,11 +118,11 @@ class Runner:
         """What a runner does every quarter of a minute. It is left behind by one that is killed."""
         heads = {stage: each.head for stage, each in self.committers.items()}
         writer, epochs = heads["numbers"].writer, {stage: head.epoch for stage, head in heads.items()}
-        RUNNERS.put(self.store, Beat(writer, f"runner:{self.folder}", epochs), self.folder)
+        HEARTBEATS.put(self.store, Heartbeat(writer, f"runner:{self.folder}", epochs), self.folder)
 
     def stop(self) -> None:
         """End in order."""
-        RUNNERS.remove(self.store, self.committers["numbers"].head.writer, self.folder)
+        HEARTBEATS.remove(self.store, self.committers["numbers"].head.writer, self.folder)
         self.close()
 
     def close(self) -> None:
@@ -135,15 +135,15 @@ class Runner:
     @property
     def held(self) -> bool:
         """Whether the app is held at offsets."""
-        return self._watch.held
+        return self._watch.is_held
 
     def look(self) -> None:
         """Look for what is asked of it, and for what others committed; a stage that cannot commit ends it."""
         if self._failures:
             raise self._failures[0]
-        if self._watch.look(busy=True):
+        if self._watch.poll(busy=True):
             for committer in self.committers.values():
-                committer.refresh()
+                committer.adopt_newest()
 
     def begin(self, stage: str, most: int = 1_000) -> None:
         """Compute a batch on what is there, unless one is computed."""
@@ -162,7 +162,7 @@ class Runner:
             return
         if (change := self._pending.pop(stage, None)) is not None:
 
-            def tell(done: Committed) -> None:
+            def tell(done: CommittedVersion) -> None:
                 for each in list(self._published.values()) if stage == "alerts" else ():
                     each.backlog.offer(done.manifest)
 
@@ -171,7 +171,7 @@ class Runner:
             except PromotedMeanwhile:
                 if self.ahead:  # what follows it is lost with it: the stage ends
                     raise
-                self.committers[stage].refresh()
+                self.committers[stage].adopt_newest()
 
     def publish(self) -> bool:
         """A step of the publisher, if the sink may be published; whether it did anything."""
@@ -179,7 +179,7 @@ class Runner:
         for name, sink in head.sinks.items():
             one = self._published.get((name, sink.since)) or self._publisher(head, name)
             self._published = {(name, sink.since): one}
-            if not one.book.decided():
+            if not one.book.may_publish():
                 return False
             try:
                 if one.again:
@@ -188,14 +188,14 @@ class Runner:
                     one.publisher.open()
                     one.opened, one.again = True, False
                     return True
-                moved = one.publisher.step()
-            except (Overtaken, Broken):
+                moved = one.publisher.publish_next()
+            except (ProducerFenced, TransactionFailed):
                 one.opened, one.again = False, True
                 return True
-            if one.publisher.place != one.book.noted and self.chance.random() < 0.7:
-                one.book.note(one.publisher.place)
+            if one.publisher.position != one.book.stored_position and self.chance.random() < 0.7:
+                one.book.store_position(one.publisher.position)
                 return True
-            return moved or one.publisher.place != one.book.noted
+            return moved or one.publisher.position != one.book.stored_position
         return False
 
     def step(self) -> None:
@@ -208,26 +208,26 @@ class Runner:
             self.look() if what == "look" else self.publish()
 
     def _publisher(self, head: Manifest, name: str) -> _Published:
-        book = Book(self.store, head, name)
+        book = SinkProgress(self.store, head, name)
         settings = TransactionSettings(
             f"slackwater-{head.app}-{head.stage}-{name}",
-            group_of(head.app, head.stage),
+            consumer_group(head.app, head.stage),
             book.sink.topic,
-            (apps.publishes(self.store, self._info, head.promotion) or {}).get(name, name),
+            (apps.published_sinks(self.store, self._info, head.promotion) or {}).get(name, name),
             patience_s=30,
         )
-        backlog = Backlog(name, lambda version: history.after(self.store, head.app, head.stage, version))
+        backlog = Backlog(name, lambda version: history.iter_after(self.store, head.app, head.stage, version))
         backlog.offer(head)
-        target = ToTopic(self.kafka.transactions(settings), book, self._info.created_ms)
+        target = TopicTarget(self.kafka.transactional_producer(settings), book, self._info.created_ms)
 
         return _Published(book, Publisher(book.title, backlog, target, partial(self._read, book.sink.topic)), backlog)
 
     def _numbers(self, base: Manifest, most: int) -> Manifest | None:
         ((name, at),) = base.inputs.items()
-        ends, bounds = self.kafka.offsets(at.topic)[1], self._planners.bounds(at.topic)
+        ends, bounds = self.kafka.offset_bounds(at.topic)[1], self._planners.end_offsets(at.topic)
         if bounds is not None:
             ends = tuple(map(min, ends, bounds + at.offsets[len(bounds) :]))
-        ends = admit(at.offsets, ends, most)
+        ends = admit_records(at.offsets, ends, most)
         rows = [
             message.value() or b""
             for partition, (start, end) in enumerate(zip(at.offsets, ends, strict=True))
@@ -243,8 +243,8 @@ class Runner:
 
     def _alerts(self, base: Manifest) -> Manifest | None:
         at, read, rows, now_ms = base.inputs["passed"], base.inputs, list[bytes](), round(self.clock() * 1_000)
-        times = due_after(base.event_time, "clock", self._planners.clock_ms(now_ms)) if self.timed else None
-        new = list(history.after(self.store, base.app, "numbers", at.version))
+        times = due_span_after(base.event_time, "clock", self._planners.clock_ms(now_ms)) if self.timed else None
+        new = list(history.iter_after(self.store, base.app, "numbers", at.version))
         if any(each.outputs["passed"].rows for each in new):
             last = new[-1].outputs["passed"]
             rows = self._passed(base.app, at, last.ends)
@@ -271,7 +271,7 @@ class Runner:
         kept: dict[bytes, int] = {}
         first = history.first_version(self.store, head.app, "alerts")
         at = history.read(self.store, head.app, "alerts", first).inputs["passed"]
-        for each in history.between(self.store, head.app, "alerts", first, head.version):
+        for each in history.iter_between(self.store, head.app, "alerts", first, head.version):
             if each.kind == "batch":
                 times = each.event_time
                 assert times is not None
@@ -284,25 +284,25 @@ class Runner:
 
     def _passed(self, app: str, at: Input, ends: tuple[int, ...]) -> list[bytes]:
         """What `numbers` has sent up to these offsets since `alerts` stood there."""
-        new = history.after(self.store, app, "numbers", at.version)
+        new = history.iter_after(self.store, app, "numbers", at.version)
         attempts = frozenset(one for each in new for one in each.outputs["passed"].attempts)
         parts = (part for _, part in self._read(at.topic, at.offsets[0], ends[0], attempts))
         return [row for part in parts for row in part["body"].to_pylist()]
 
     def _give(self, sink: Sink, app: str, rows: list[bytes]) -> Sink:
         table = pa.table({"body": pa.array([app.encode() + b":" + row for row in rows], pa.binary())})
-        mine = outgoing.records(table, self.declared.stages["alerts"].sinks[0].encoding, 30)  # type: ignore[arg-type]
+        mine = outgoing.encode_records(table, self.declared.stages["alerts"].sinks[0].encoding, 30)  # type: ignore[arg-type]
         attempt, end = self._send(sink.topic, mine)
         return replace(sink, end=end, attempts=(attempt,), rows=len(rows), sent=sink.sent + len(rows))
 
     def _send(self, topic: str, rows: pa.Table) -> tuple[str, int]:
         """Rows as a task's messages; its attempt, and the offset behind them."""
-        attempt, messages = str(ULID()), list(split(rows, np.zeros(len(rows), np.int32)))
-        return attempt, send(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
+        attempt, messages = str(ULID()), list(split_into_messages(rows, np.zeros(len(rows), np.int32)))
+        return attempt, send_messages(self.kafka, topic, messages, attempt.encode(), patience_s=30)[0]
 
     def _read(self, topic: str, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
         for messages in self.kafka.read(topic, 0, start, end, patience_s=30):
-            for message in of_attempts(messages, attempts):
+            for message in filter_by_attempts(messages, attempts):
                 yield message.offset() + 1, rows_of(message)
 
 

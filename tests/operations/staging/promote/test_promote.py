@@ -12,18 +12,18 @@ from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.maintenance.removal import remove_app
 from slackwater.operations.program_changes import migrate_app
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.promote import _Watch
-from slackwater.operations.staging.promote_plan import plan
+from slackwater.operations.staging.promote import _HeadPoller
+from slackwater.operations.staging.promote_plan import make_plan
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.pipeline.listener import Listener
 from slackwater.pipeline.run.options import Options
-from slackwater.pipeline.run.preflight import Start, preflight
+from slackwater.pipeline.run.preflight import PreflightResult, preflight
 from slackwater.snapshot.change.stages import commit_retired
-from slackwater.snapshot.change.switch import MovedOn, Standing
+from slackwater.snapshot.change.switch import SwitchoverFailed, SwitchoverPosition
 from slackwater.snapshot.cut.moments import heads_of
 from slackwater.snapshot.under_way import runners as holds
-from slackwater.snapshot.under_way.runners import RUNNERS
+from slackwater.snapshot.under_way.runners import HEARTBEATS
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import apps
 from slackwater.store.versions.amend import Amendment, amend
@@ -61,7 +61,7 @@ def test_each_row_is_in_the_sink_once_whatever_is_killed(seed: int, times: int, 
             else:
                 break
         world.promote("p", staging, calm=True)
-        assert apps.promoted(world.store, "p")[:2] == (new, old)
+        assert apps.owner_folders(world.store, "p")[:2] == (new, old)
         for _ in range(world.chance.randrange(40)):
             world.step()
     world.start(new)
@@ -101,7 +101,7 @@ def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_resta
     old, new = world.runners["p"], world.runners["s"]
     promote_with(world, pause=lambda: idle(old, new))
     with pytest.raises(Fenced, match="promoted over"):
-        old.committers["numbers"].refresh()
+        old.committers["numbers"].adopt_newest()
     world.start("p")
     assert world.runners["p"].committers["alerts"].head.sinks == {}
     assert world.runners["p"].committers["alerts"].head.silent == {OUT: "topic"}
@@ -114,33 +114,33 @@ def test_the_old_app_is_fenced_and_runs_on_silent_and_the_new_one_needs_no_resta
 def test_a_promotion_that_is_not_decided_is_withdrawn_by_who_runs_the_old_app_again(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, old, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
-    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
+    found, old, new = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
+    switch = found.switchover(1, SwitchoverPosition({TOPIC: (2, 1)}, None), "ada@host")
     switch.prepare(world.store, KafkaChannels(world.kafka), (old, new), 1)
     world.start("p")
     world.send(3)
     for folder in "ps":
         until_idle(world.runners[folder])
     assert [folder for folder, _ in world.published()] == ["p"] * 6
-    with pytest.raises(MovedOn, match="was withdrawn, by runner"):
+    with pytest.raises(SwitchoverFailed, match="was withdrawn, by runner"):
         switch.decide(world.store, 1)
     world.promote("p", "s", calm=True)
     world.send(3)
     until_idle(world.runners["s"])
     assert sorted(number for _, number in world.published()) == list(range(9))
-    assert apps.NAMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
+    assert apps.PROMOTION_OUTCOMES.newest(world.store, "p").number == 2  # type: ignore[union-attr]
 
 
 def test_a_new_app_that_is_started_half_prepared_gets_no_sinks(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, _, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
-    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
+    found, _, new = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
+    switch = found.switchover(1, SwitchoverPosition({TOPIC: (2, 1)}, None), "ada@host")
     half = {"numbers": new["numbers"]}
     switch.prepare(world.store, KafkaChannels(world.kafka), ({}, half), 1)
     world.start("s")
     assert not world.runners["s"].committers["alerts"].head.sinks
-    with pytest.raises(MovedOn, match="was withdrawn, by runner"):
+    with pytest.raises(SwitchoverFailed, match="was withdrawn, by runner"):
         switch.decide(world.store, 1)
     world.send(3)
     for folder in "ps":
@@ -157,19 +157,19 @@ def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -
     world = World(Random(1), store)
     world.start("s")
     world.calmly()
-    found, *heads = plan(world.store, "p", "s", KafkaChannels(world.kafka))
-    stalled, late = (found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
+    found, *heads = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
+    stalled, late = (found.switchover(1, SwitchoverPosition({TOPIC: (2, 1)}, None), "ada@host") for _ in range(2))
     stalled.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
 
     def outside(_removal: object) -> None:
-        with pytest.raises(MovedOn, match="s is being removed"):
+        with pytest.raises(SwitchoverFailed, match="s is being removed"):
             late.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
 
     def pause(seconds: float) -> None:
         store.clock_ms += round(seconds * 1_000)
 
-    remove_app(store, "s", by="eve@host", now_ms=1 << 42, fence=True, outside=outside, pause=pause)
-    with pytest.raises(MovedOn, match="was withdrawn, by eve@host"):
+    remove_app(store, "s", by="eve@host", now_ms=1 << 42, fence=True, remove_topics=outside, pause=pause)
+    with pytest.raises(SwitchoverFailed, match="was withdrawn, by eve@host"):
         stalled.decide(world.store, 1)
     world.start("p")
     world.send(3)
@@ -208,7 +208,7 @@ def test_one_that_nobody_runs_is_refused_while_the_other_runs(world: World) -> N
 
 def test_a_runner_that_has_just_claimed_its_stages_is_waited_for(world: World) -> None:
     world.start("s")
-    RUNNERS.remove(world.store, world.runners["s"].committers["alerts"].head.writer, "s")
+    HEARTBEATS.remove(world.store, world.runners["s"].committers["alerts"].head.writer, "s")
 
     def pause() -> None:
         tick(world)
@@ -230,8 +230,8 @@ def test_where_nobody_runs_either_it_goes_on_and_says_so(world: World) -> None:
 def test_one_that_was_begun_is_finished_though_nobody_runs_the_new_app_any_more(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, *heads = plan(world.store, "p", "s", KafkaChannels(world.kafka))
-    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
+    found, *heads = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
+    switch = found.switchover(1, SwitchoverPosition({TOPIC: (2, 1)}, None), "ada@host")
     switch.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
     world.stop("s")
     done = promote_with(world, pause=lambda: tick(world))
@@ -275,10 +275,12 @@ def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
 
     def pause() -> None:
         world.now_s += 0.1
-        holds.put_holds(world.store, [holds.Hold("p", "p", "other", "eve@host", len(said), {}, None)], tell=False)
+        holds.put_holds(
+            world.store, [holds.Hold("p", "p", "other", "eve@host", len(said), {}, None)], wake_runners=False
+        )
         said.append(1)
 
-    holds.put_holds(world.store, [holds.Hold("p", "p", "other", "eve@host", 99, {}, None)], tell=True)
+    holds.put_holds(world.store, [holds.Hold("p", "p", "other", "eve@host", 99, {}, None)], wake_runners=True)
     with pytest.raises(Refused, match="eve@host is promoting other over p right now"):
         promote_with(world, pause=pause)
 
@@ -286,7 +288,7 @@ def test_of_two_promotions_at_once_the_second_is_refused(world: World) -> None:
 def test_what_can_never_be_promoted_is_a_sentence(world: World) -> None:
     def refused(staging: str, why: str, name: str = "p") -> None:
         with pytest.raises(SlackwaterError) as caught:
-            plan(world.store, name, staging, KafkaChannels(world.kafka))
+            make_plan(world.store, name, staging, KafkaChannels(world.kafka))
         assert why in caught.value.message
 
     world.kafka.create_topics({"elsewhere": 2, "otherwise": 1})
@@ -326,7 +328,7 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     world.close()
     options = Options(store=str(tmp_path / "store"), kafka=world.kafka.properties)
 
-    def start(called: str, file: Path, topic: str = TOPIC) -> Start:
+    def start(called: str, file: Path, topic: str = TOPIC) -> PreflightResult:
         return preflight(replace(program("p", topic, OUT), name=called, file=file), options, Listener())
 
     # Also where it does not fit what is stored by now: the way on would be one back to it.
@@ -341,8 +343,8 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
         with pytest.raises(Refused, match=r"p\.py is the program that p had before s was promoted over it"):
             migrate_app(before, open_store(str(tmp_path / "store")), options, renames={}, dry_run=dry_run)
     new, old = start("p", files["s"]), start("p~1", files["p"])
-    assert (new.claimer.app.name, new.claimer.publishes, new.clone) == ("s", None, False)
-    assert (old.claimer.app.name, old.claimer.publishes, old.clone) == ("p", {}, True)
+    assert (new.claimer.app.name, new.claimer.publishes, new.is_clone) == ("s", None, False)
+    assert (old.claimer.app.name, old.claimer.publishes, old.is_clone) == ("p", {}, True)
     for info in list(world.store.list("s/")):
         world.store.delete(info.key)
     # Whatever took it away, nothing begins anew as production.
@@ -358,12 +360,14 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
 def test_an_app_that_is_being_removed_is_not_promoted(world: World) -> None:
     world.start("s")
     world.calmly()
-    found, old, new = plan(world.store, "p", "s", KafkaChannels(world.kafka))
+    found, old, new = make_plan(world.store, "p", "s", KafkaChannels(world.kafka))
     for head in new.values():
         commit_retired(world.store, head, by="eve@host", now_ms=1)
-    switch = found.switch(1, Standing({TOPIC: (2, 1)}, None), "ada@host")
+    switch = found.switchover(1, SwitchoverPosition({TOPIC: (2, 1)}, None), "ada@host")
     with pytest.raises(Refused, match="every stage of s is retired"):
-        switch.prepare(world.store, KafkaChannels(world.kafka), _Watch(world.store, {"p": old, "s": new}).look(), 1)
+        switch.prepare(
+            world.store, KafkaChannels(world.kafka), _HeadPoller(world.store, {"p": old, "s": new}).poll(), 1
+        )
     assert apps.promotions(world.store, "p") == ()
 
 
@@ -372,9 +376,9 @@ def test_the_runner_of_the_old_app_ends_with_what_to_type(world: World) -> None:
     old, new = world.runners["p"], world.runners["s"]
     promote_with(world, pause=lambda: idle(old, new))
     with pytest.raises(Fenced) as caught:
-        old.committers["numbers"].refresh()
+        old.committers["numbers"].adopt_newest()
     assert caught.value.hint.endswith("(slackwater run FILE --app p~1), and then: slackwater promote --back --over p")
     world.promote("p", "", calm=True)
     with pytest.raises(Fenced) as caught:
-        new.committers["numbers"].refresh()
+        new.committers["numbers"].adopt_newest()
     assert caught.value.hint.endswith("and then: slackwater promote s --over p")

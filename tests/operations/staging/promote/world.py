@@ -9,13 +9,13 @@ from uuid import uuid4
 
 from slackwater.errors import CommitConflict, Refused
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.promote import Promoted, promote
+from slackwater.operations.staging.promote import PromotionResult, promote
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.protocol import Record
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.objects.wrapper import StoreWrapper
 from slackwater.store.versions import apps
 
 from tests.operations.staging.promote.runners import Runner, program, started, until_idle
@@ -29,14 +29,14 @@ class Killed(BaseException):
     """The promoter's process is gone."""
 
 
-class Interrupted(Wrapper):
+class Interrupted(StoreWrapper):
     """The store as the promoter has it: before and after each request anything may happen, also its end."""
 
     def __init__(self, inner: ObjectStore, happens: Callable[[], None]) -> None:
         super().__init__(inner)
         self._happens = happens
 
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+    def _forward(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
         self._happens()
         answer = request()
         self._happens()
@@ -143,7 +143,7 @@ class World:
         except (CommitConflict, Refused):
             self.end(folder)
 
-    def promote(self, name: str, staging: str, *, calm: bool = False) -> Promoted:
+    def promote(self, name: str, staging: str, *, calm: bool = False) -> PromotionResult:
         store = self.store if calm else Interrupted(self.store, self.happens)
         return promote(
             store,
@@ -189,7 +189,7 @@ def idle(*runners: Runner) -> None:
 
 def promote_with(
     world: World, pause: Callable[[], None], timeout_s: float = 60, *, dry_run: bool = False, **more: Any
-) -> Promoted:
+) -> PromotionResult:
     kafka = KafkaChannels(world.kafka)
     how: Any = {"by": "ada@host", "cache": None, "clock": lambda: world.now_s, "dry_run": dry_run}
     return promote(world.store, kafka, "p", "s", pause=pause, timeout_s=timeout_s, **how, **more)

@@ -4,7 +4,7 @@ from contextlib import ExitStack, nullcontext
 
 from slackwater.operations.maintenance.removal import Removal
 from slackwater.operations.staging.clone import ScratchClone
-from slackwater.operations.staging.clone_plan import Terms
+from slackwater.operations.staging.clone_plan import CloneTerms
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -36,8 +36,8 @@ def trial(began: tuple[FlightsApp, Cut]) -> None:
                     del app.kafka.topics[topic]
 
             # By words that name another moment meanwhile.
-            args = store, "flights", start, name, Terms(), app.kafka, "ada@host", outside, lambda: None
-            stack.enter_context(ScratchClone(*args).there(nullcontext))
+            args = store, "flights", start, name, CloneTerms(), app.kafka, "ada@host", outside, lambda: None
+            stack.enter_context(ScratchClone(*args).created(nullcontext))
             made.append(FlightsApp(store, app.kafka, name, clock=app.clock))
             began, at = (each["legs"].inputs["flights"].offsets for each in (made[-1].heads, start.stages))
             assert began == at

@@ -10,8 +10,8 @@ from slackwater.client.show.render.markdown import render
 from slackwater.client.show.report import Mask
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.operations.staging.clone import clone
-from slackwater.operations.staging.trial import Trial
-from slackwater.operations.staging.trial_plan import Release, TrialPlan, check_reached, in_all_to_read, make_plan
+from slackwater.operations.staging.trial import TrialResult
+from slackwater.operations.staging.trial_plan import Release, TrialPlan, check_reached, count_unread, make_plan
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.moments import new_tables
@@ -95,9 +95,9 @@ def test_names_that_a_release_gives_are_known_to_its_queries(app: FlightsApp, tm
 
 def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
-    assert in_all_to_read(cut, {"legs"}, {"flights": (10, 12, 3)}) == 5
-    assert in_all_to_read(cut, {"legs"}, {"others": (9,)}) is None
-    assert in_all_to_read(cut, {"legs", "new"}, {"flights": (10, 12)}) is None
+    assert count_unread(cut, {"legs"}, {"flights": (10, 12, 3)}) == 5
+    assert count_unread(cut, {"legs"}, {"others": (9,)}) is None
+    assert count_unread(cut, {"legs", "new"}, {"flights": (10, 12)}) is None
     check_reached(cut, app.heads, {"flights": (8, 12)}, "the program")
     # Of stages that were not tried nothing is asked.
     check_reached(cut, {"carriers"}, {"flights": (9, 12)}, "the program")
@@ -107,31 +107,33 @@ def test_what_there_is_to_read_is_counted_and_what_is_left_of_it_is_an_error(app
 
 def test_a_query_that_could_not_say_is_told_beside_the_result(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
-    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), not_allowed=("no column named 'x' (FROM legs)",))
-    shown = trials.trial(found, "new.py", show_values=False)
+    found = TrialResult(
+        "flights", cut, cut, (), (), (), 20, 1.0, False, (), not_allowed=("no column named 'x' (FROM legs)",)
+    )
+    shown = trials.trial_result(found, "new.py", show_values=False)
     assert shown.failed
     assert isinstance(shown.data, dict)
     assert (shown.data["same"], shown.data["not_allowed"]) == (True, found.not_allowed)
     assert "no column named 'x'" in shown.notes[0]
-    assert "no column named" in render(trials.page(found, "new.py", Mask(False)))
+    assert "no column named" in render(trials.trial_page(found, "new.py", Mask(False)))
 
 
 def test_a_table_that_only_the_changed_program_has_is_told_and_is_no_difference(app: FlightsApp) -> None:
     cut = resolve(app.store, "flights", now_ms=0)
-    found = Trial("flights", cut, cut, (), (), (), 20, 1.0, False, (), new_tables={"routes": 7})
-    shown = trials.trial(found, "new.py", show_values=False)
+    found = TrialResult("flights", cut, cut, (), (), (), 20, 1.0, False, (), new_tables={"routes": 7})
+    shown = trials.trial_result(found, "new.py", show_values=False)
     assert not shown.failed
     assert "new table routes, of about 7 rows: not compared" in shown.blocks
     assert isinstance(shown.data, dict)
     assert (shown.data["same"], shown.data["new_tables"]) == (True, {"routes": 7})
-    assert "Not compared: new table routes, of about 7 rows" in render(trials.page(found, "new.py", Mask(False)))
+    assert "Not compared: new table routes, of about 7 rows" in render(trials.trial_page(found, "new.py", Mask(False)))
     older = Cut(cut.app, {name: each for name, each in cut.stages.items() if name != "carriers"})
     assert new_tables(older, cut).keys() == {"carriers"}
     assert new_tables(cut, older) == {}
 
 
 def test_a_clone_that_goes_again_leaves_no_word_with_its_source(app: FlightsApp) -> None:
-    clone(app.store, "flights", "t", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms, noted=False)
+    clone(app.store, "flights", "t", channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms, is_logged=False)
     assert audit_log.list_operations(app.store, "flights") == ()
     assert [each.verb for each in audit_log.list_operations(app.store, "t")] == ["clone"]
     assert history.list_stages(app.store, "t")

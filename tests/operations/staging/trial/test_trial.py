@@ -14,8 +14,8 @@ import pytest
 import slackwater as sw
 from pyspark.sql import SparkSession
 from slackwater.errors import Refused, Usage
-from slackwater.operations.staging.trial_plan import Sample, sampled, up_to
-from slackwater.pipeline.batch.schemas import shapes
+from slackwater.operations.staging.trial_plan import Sample, restrict_to_sample, with_upstream
+from slackwater.pipeline.batch.schemas import derive_schemas
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.run.program import load_app
 from slackwater.store.objects.open import open_store
@@ -168,12 +168,12 @@ def test_a_share_of_keys_is_refused_where_a_stage_mixes_them(kafka: EmbeddedKafk
     spark = SparkSession.getActiveSession()
     assert spark is not None
     app = load_app(str(ledger.program), name=ledger.app)
-    known, stages = shapes(app, spark), up_to(app, ())
+    known, stages = derive_schemas(app, spark), with_upstream(app, ())
     with pytest.raises(Refused, match=r"stage 'branches' has the key \(branch\), of which it would get only some"):
-        sampled(app, known, stages, Sample.of("1%"))
-    some = up_to(app, ["latest"])
+        restrict_to_sample(app, known, stages, Sample.parse("1%"))
+    some = with_upstream(app, ["latest"])
     assert some == ("entries", "latest")
-    assert sampled(app, known, some, Sample.of("1%"))[1] == {"latest": KeyShare(("account",), 100)}
+    assert restrict_to_sample(app, known, some, Sample.parse("1%"))[1] == {"latest": KeyShare(("account",), 100)}
     for wrong in ("1", "0%", "101%", "a%"):
         with pytest.raises(Usage, match="expected a share of all keys"):
-            Sample.of(wrong)
+            Sample.parse(wrong)

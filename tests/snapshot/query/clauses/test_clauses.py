@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.snapshot.query.clauses import Clause, TableAt, Versions, bare, understand
+from slackwater.snapshot.query.clauses import Clause, TableAtClause, VersionsClause, parse_statement, strip_comments
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
 
@@ -11,28 +11,28 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), m
 @pytest.mark.parametrize(
     ("sql", "clauses", "rewritten"),
     [
-        ("FROM routes AT '-1h'", [TableAt("routes", "-1h")], 'FROM "@-1h"."routes"'),
+        ("FROM routes AT '-1h'", [TableAtClause("routes", "-1h")], 'FROM "@-1h"."routes"'),
         (
             "FROM routes now JOIN routes at 'v4' AS was USING (k)",
-            [TableAt("routes", "v4")],
+            [TableAtClause("routes", "v4")],
             'FROM routes now JOIN "@v4"."routes" AS was USING (k)',
         ),
         (
             "FROM \"by-tail\" AT -- then\n '~3', b AT '~3'",
-            [TableAt("by-tail", "~3"), TableAt("b", "~3")],
+            [TableAtClause("by-tail", "~3"), TableAtClause("b", "~3")],
             'FROM "@~3"."by-tail", "@~3"."b"',
         ),
-        ("FROM r AT 'x' JOIN r AT 'x' b ON true", [TableAt("r", "x")], 'FROM "@x"."r" JOIN "@x"."r" b ON true'),
-        ("FROM versions('r')", [Versions("r")], 'FROM "@..now  of r"."versions"'),
+        ("FROM r AT 'x' JOIN r AT 'x' b ON true", [TableAtClause("r", "x")], 'FROM "@x"."r" JOIN "@x"."r" b ON true'),
+        ("FROM versions('r')", [VersionsClause("r")], 'FROM "@..now  of r"."versions"'),
         (
             "FROM VERSIONS ('R', '-1h', 'now', '5m') v",
-            [Versions("r", "-1h", "now", "5m")],
+            [VersionsClause("r", "-1h", "now", "5m")],
             'FROM "@-1h..now 5m of r"."versions" v',
         ),
     ],
 )
 def test_each_clause_becomes_the_name_of_a_view(sql: str, clauses: list[Clause], rewritten: str) -> None:
-    found = understand(sql)
+    found = parse_statement(sql)
     assert (list(found.clauses), found.sql) == (clauses, rewritten)
 
 
@@ -49,14 +49,14 @@ def test_each_clause_becomes_the_name_of_a_view(sql: str, clauses: list[Clause],
 )
 def test_no_statement_that_duckdb_takes_is_changed(sql: str) -> None:
     duckdb.sql(sql)
-    assert (understand(sql).sql, understand(sql).clauses) == (sql, ())
+    assert (parse_statement(sql).sql, parse_statement(sql).clauses) == (sql, ())
 
 
 @given(NAMES, NAMES)
 def test_a_view_is_found_by_its_name_whatever_that_is(table: str, moment: str) -> None:
     name, text = table.replace('"', '""'), moment.replace("'", "''")
-    found = understand(f"FROM \"{name}\" AT '{text}'")
-    assert found.clauses == (TableAt(table.lower(), moment),)
+    found = parse_statement(f"FROM \"{name}\" AT '{text}'")
+    assert found.clauses == (TableAtClause(table.lower(), moment),)
     with duckdb.connect() as con:
         schema, view = found.sql.removeprefix("FROM ").split('"."')
         con.execute(f'CREATE SCHEMA {schema}"')
@@ -80,7 +80,7 @@ def test_a_view_is_found_by_its_name_whatever_that_is(table: str, moment: str) -
 )
 def test_a_clause_that_is_written_otherwise_is_refused_with_how_to_write_it(sql: str) -> None:
     with pytest.raises(Usage) as caught:
-        understand(sql)
+        parse_statement(sql)
     assert "write " in caught.value.hint
 
 
@@ -101,7 +101,7 @@ def test_a_statement_can_be_put_inside_another_whatever_stands_around_it(
     sql: str, before: list[str], behind: list[str], last: str
 ) -> None:
     around = "".join(part for part in before if part != ";")
-    inner = bare(f"{around}{sql}{''.join(behind)}{last}")
+    inner = strip_comments(f"{around}{sql}{''.join(behind)}{last}")
     assert inner == sql
     with duckdb.connect() as con:
         assert con.sql(f"SELECT count(*) FROM ({inner}) t").fetchall() == [(1,)]
@@ -109,4 +109,4 @@ def test_a_statement_can_be_put_inside_another_whatever_stands_around_it(
 
 @pytest.mark.parametrize("sql", ["", ";", " -- c", "/* ; */ ;;"])
 def test_of_comments_alone_nothing_is_left(sql: str) -> None:
-    assert bare(sql) == ""
+    assert strip_comments(sql) == ""

@@ -3,8 +3,8 @@
 import pytest
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.answers import answer
-from slackwater.snapshot.query.clauses import InputOf, understand
+from slackwater.snapshot.query.answers import run_statement
+from slackwater.snapshot.query.clauses import InputClause, parse_statement
 from slackwater.store.archive import index, objects
 from slackwater.store.archive.extents import Extent
 from slackwater.store.objects.memory import MemoryStore
@@ -34,7 +34,7 @@ def ends(app: FlightsApp, ref: str = APP) -> tuple[int, ...]:
 
 def ask(app: FlightsApp, sql: str, cache: SstCache, ref: str = APP) -> list[dict[str, object]]:
     cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
-    return answer(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms).to_pylist()
+    return run_statement(app.store, cache, cut, sql, later={}, now_ms=app.clock.now_ms).to_pylist()
 
 
 def test_it_has_what_the_app_had_read_by_then_and_nothing_that_came_later(app: FlightsApp, cache: SstCache) -> None:
@@ -66,7 +66,7 @@ def test_it_is_a_table_like_any_other(app: FlightsApp, cache: SstCache) -> None:
 
 
 def test_only_what_is_asked_for_is_read(app: FlightsApp, cache: SstCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", 0)
     rows = ask(app, "SELECT count(value) n FROM input('flights') WHERE \"offset\" BETWEEN 4 AND 6", cache)
     assert rows[0]["n"] == sum(min(end, 7) - 4 for end in ends(app) if end > 4)
 
@@ -87,7 +87,7 @@ def test_a_topic_that_is_not_read_or_not_archived_is_named(app: FlightsApp, cach
 def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
     app: FlightsApp, cache: SstCache, whole: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "_WHOLE_BYTES", whole)
+    monkeypatch.setattr(objects, "_SMALL_OBJECT_BYTES", whole)
     head = index.newest(app.store, APP, "flights")
     assert head is not None
     data = bytearray(app.store.get(head.objects[0].object))
@@ -103,8 +103,8 @@ def test_an_object_that_is_damaged_is_named_and_no_row_is_given(
 def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: FlightsApp, cache: SstCache) -> None:
     index.change(
         app.store,
-        index.empty(APP, "flights", 2),
-        index.appended((), (Extent(0, 0, 100),)),
+        index.empty_index(APP, "flights", 2),
+        index.append_update((), (Extent(0, 0, 100),)),
         by=BY,
         now_ms=app.clock.now_ms + 1,
     )
@@ -112,7 +112,7 @@ def test_a_moment_before_a_topic_was_made_anew_has_the_records_of_then(app: Flig
 
 
 def test_it_is_understood_where_it_stands_alone() -> None:
-    assert understand("FROM input('a') WHERE x = 'input(''b'')'").clauses == (InputOf("a"),)
-    assert understand("SELECT input(a), input FROM t").clauses == ()
+    assert parse_statement("FROM input('a') WHERE x = 'input(''b'')'").clauses == (InputClause("a"),)
+    assert parse_statement("SELECT input(a), input FROM t").clauses == ()
     with pytest.raises(Usage, match="takes one string"):
-        understand("FROM input('a', 'b')")
+        parse_statement("FROM input('a', 'b')")

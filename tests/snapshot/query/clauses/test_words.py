@@ -4,7 +4,7 @@ import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.query.clauses import words
+from slackwater.snapshot.query.clauses import tokenize
 
 PIECES = st.sampled_from(
     [
@@ -20,12 +20,12 @@ TEXTS = st.lists(PIECES, max_size=12).map(" ".join)
 def test_names_and_strings_begin_where_duckdb_says(text: str) -> None:
     kinds = (duckdb.token_type.identifier, duckdb.token_type.keyword, duckdb.token_type.string_const)
     starts = {start for start, kind in duckdb.tokenize(text) if kind in kinds}
-    assert {word.start for word in words(text) if word.kind not in ("sign", "number")} == starts
+    assert {word.start for word in tokenize(text) if word.kind not in ("sign", "number")} == starts
 
 
 @given(st.text(st.sampled_from("at '\"$/*-\n;eE\\x")))
 def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> None:
-    found = words(text)
+    found = tokenize(text)
     ends = [0, *(word.end for word in found)]
     assert all(before <= word.start < word.end <= len(text) for before, word in zip(ends, found, strict=False))
     assert all(word.kind != "open" for word in found[:-1])
@@ -35,11 +35,11 @@ def test_any_text_has_words_that_follow_each_other_up_to_its_end(text: str) -> N
     "text", ["'abc", "'abc''", '"abc', "E'abc\\'", "/* abc", "/* /* */", "$$abc", "$a$ $$", "E'", "$$"]
 )
 def test_what_is_not_closed_hides_all_that_follows(text: str) -> None:
-    assert [word.kind for word in words(f"{text};")] == ["open"]
+    assert [word.kind for word in tokenize(f"{text};")] == ["open"]
 
 
 def test_names_and_strings_have_their_values_without_quotes() -> None:
-    found = words("""At 'it''s' "a""b" E'x'""")
+    found = tokenize("""At 'it''s' "a""b" E'x'""")
     assert [(word.kind, word.value) for word in found[:3]] == [("name", "At"), ("string", "it's"), ("quoted", 'a"b')]
-    assert found[0].says("at")
-    assert not words('"at"')[0].says("at")
+    assert found[0].is_keyword("at")
+    assert not tokenize('"at"')[0].is_keyword("at")

@@ -16,7 +16,7 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.store.objects import s3_client
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.open import access_to, open_store, take
+from slackwater.store.objects.open import open_store, s3_access_for_others, use_s3_access
 from slackwater.store.objects.s3_settings import S3Access, S3Credentials, S3Settings
 from slackwater.store.objects.s3_store import S3Store
 
@@ -37,7 +37,7 @@ url, access = pickle.load(sys.stdin.buffer)
 # At first with nothing of AWS's, and then with what is another's.
 for others in ({}, json.loads(sys.argv[1])):
     os.environ.update(others)
-    store = open_store(url, patience_s=10, place=take(access))
+    store = open_store(url, patience_s=10, client_config=take(access))
     store.put("from-a-task", b"here")
     print(store.get("from-a-driver").decode())
 """
@@ -62,7 +62,7 @@ def access(key: str = ACCESS_KEY, token: str = "") -> S3Access:
         AWS_REGION="eu-west-1",
         AWS_ENDPOINT_URL="http://user:password@127.0.0.1:2",
     ):
-        found = access_to(S3Store(BUCKET, settings=S3Settings(sse="AES256")))
+        found = s3_access_for_others(S3Store(BUCKET, settings=S3Settings(sse="AES256")))
     assert found is not None
     return found
 
@@ -90,7 +90,7 @@ def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
             assert isinstance(store, S3Store)
             store._connect()[0].s3.create_bucket(Bucket=BUCKET)
             store.put("from-a-driver", b"there")
-            handed = pickle.dumps((store.url, access_to(store)))
+            handed = pickle.dumps((store.url, s3_access_for_others(store)))
             bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
             task = subprocess.run(
                 [sys.executable, "-c", _TASK, json.dumps(OTHERS)],
@@ -109,18 +109,18 @@ def test_what_is_handed_over_shows_no_secret_and_has_all_the_rest() -> None:
         assert secret not in repr(found) + str(found)
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
     assert found.credentials == S3Credentials(ACCESS_KEY, SECRET_KEY, TOKEN)
-    place = found.place
+    place = found.client_config
     assert (place.endpoint_url, place.region) == ("http://127.0.0.1:2", "eu-west-1")
     assert place.settings == S3Settings(sse="AES256")
 
 
 def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_the_host() -> None:
     with environment(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_REGION="eu-west-1"):
-        found = access_to(S3Store("a-bucket"))
+        found = s3_access_for_others(S3Store("a-bucket"))
     assert found is not None
-    assert found.place.endpoint_url == ""
+    assert found.client_config.endpoint_url == ""
     with environment(**OTHERS):
-        store = open_store("s3://a-bucket", place=take(found))
+        store = open_store("s3://a-bucket", client_config=use_s3_access(found))
         assert isinstance(store, S3Store)
         s3 = store._connect()[0].s3
         url = s3.generate_presigned_url("get_object", Params={"Bucket": "a-bucket", "Key": "k"})
@@ -130,12 +130,12 @@ def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_
 
 def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_added() -> None:
     first = access()
-    store = open_store(f"s3://{BUCKET}", place=take(first))
+    store = open_store(f"s3://{BUCKET}", client_config=use_s3_access(first))
     assert signs_with(store) == (ACCESS_KEY, SECRET_KEY, None)
     before = len(s3_client._connections)
     for n in range(50):
         renewed = replace(first, credentials=S3Credentials(f"key-{n}", f"secret-{n}", f"token-{n}"))
-        again = open_store(f"s3://{BUCKET}", place=take(renewed))
+        again = open_store(f"s3://{BUCKET}", client_config=use_s3_access(renewed))
         assert signs_with(store) == signs_with(again) == (f"key-{n}", f"secret-{n}", f"token-{n}")
     assert len(s3_client._connections) == before
 
@@ -157,30 +157,30 @@ def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> No
         store = S3Store(BUCKET, str(uuid4()))
         tell("second", timedelta(hours=1))
         for _ in range(2):
-            found = access_to(store)
+            found = s3_access_for_others(store)
             assert found is not None
             assert found.credentials == S3Credentials("second", "s", "second")
 
 
 def test_a_file_of_certificates_that_a_worker_has_not_is_named(tmp_path: Path) -> None:
     found = access()
-    absent = replace(found, place=replace(found.place, ca_bundle=str(tmp_path / "company.pem")))
+    absent = replace(found, client_config=replace(found.client_config, ca_bundle=str(tmp_path / "company.pem")))
     with pytest.raises(Refused, match=r"has no file .*company\.pem, which AWS_CA_BUNDLE names") as refused:
-        open_store(f"s3://{BUCKET}", place=take(absent)).get("a")
+        open_store(f"s3://{BUCKET}", client_config=use_s3_access(absent)).get("a")
     assert "each machine" in refused.value.hint
 
 
 def test_nothing_is_handed_over_where_the_root_is_enough_or_there_is_nothing(tmp_path: Path) -> None:
-    assert access_to(open_store(str(tmp_path))) is None
-    assert access_to(MemoryStore()) is None
+    assert s3_access_for_others(open_store(str(tmp_path))) is None
+    assert s3_access_for_others(MemoryStore()) is None
     nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
     with environment(AWS_EC2_METADATA_DISABLED="true", **nowhere):
-        assert access_to(S3Store(BUCKET)) is None
-    assert take(None) is None
+        assert s3_access_for_others(S3Store(BUCKET)) is None
+    assert use_s3_access(None) is None
 
 
 def test_a_store_of_a_place_is_pickled_without_what_it_signs_with() -> None:
-    store = open_store(f"s3://{BUCKET}/a", place=take(access()))
+    store = open_store(f"s3://{BUCKET}/a", client_config=use_s3_access(access()))
     data = pickle.dumps(store)
     assert SECRET_KEY.encode() not in data
     assert signs_with(pickle.loads(data)) == (ACCESS_KEY, SECRET_KEY, None)  # noqa: S301

@@ -71,7 +71,7 @@ def test_a_server_that_does_not_encrypt_is_refused(versitygw_server: str, write:
     with pytest.raises(Refused, match="did not encrypt an object: asked for 'AES256', found 'nothing'") as caught:
         WRITES[write](store)
     assert "SLACKWATER_S3_SSE" in caught.value.hint
-    assert list(store.leftovers("")) == []
+    assert list(store.unfinished_writes("")) == []
 
 
 @pytest.mark.ci

@@ -113,7 +113,7 @@ def test_a_create_whose_answer_was_lost_finds_its_own_object(store: S3Store, pro
 def test_a_commit_whose_answer_was_lost_is_a_commit(store: S3Store, proxy: S3Proxy) -> None:
     proxy.accidents = ["lose"]
     commit(store, manifest(1))
-    assert list(history.after(store, "app", "stage", 0)) == [manifest(1)]
+    assert list(history.iter_after(store, "app", "stage", 0)) == [manifest(1)]
     # Create, create again, read back, look for a boundary; then, with v1 in memory, look for v2.
     assert proxy.requests == 5
 
@@ -191,7 +191,7 @@ def test_a_missing_bucket_is_told_with_how_to_make_it(each_s3: str) -> None:
         lambda: list(store.list_folders("")),
         lambda: store.delete("a"),
         lambda: store.put("a", bytes(6 << 20)),
-        lambda: list(store.leftovers("")),
+        lambda: list(store.unfinished_writes("")),
     ):
         with pytest.raises(NotFound) as caught:
             request()

@@ -42,7 +42,7 @@ def test_a_large_object_goes_and_comes_in_parts(store: S3Store, proxy: S3Proxy) 
     assert verbs(proxy) == ["GET"] * 4
     assert store.get_range("a", PART - 3, PART + 6) == DATA[PART - 3 : 2 * PART + 3]
     assert [(info.key, info.size_bytes) for info in store.list("")] == [("a", len(DATA))]
-    assert list(store.leftovers("")) == []
+    assert list(store.unfinished_writes("")) == []
 
 
 def test_an_object_of_one_part_takes_one_request(store: S3Store, proxy: S3Proxy) -> None:
@@ -89,7 +89,7 @@ def test_an_upload_that_is_refused_leaves_nothing(store: S3Store, proxy: S3Proxy
     with pytest.raises(Refused, match="answered 400 InvalidRequest"):
         store.put("a", DATA)
     assert proxy.seen[-1].startswith("DELETE")
-    assert (list(store.list("")), list(store.leftovers(""))) == ([], [])
+    assert (list(store.list("")), list(store.unfinished_writes(""))) == ([], [])
 
 
 def test_an_upload_to_a_server_that_goes_away_ends_and_is_found_later(store: S3Store, proxy: S3Proxy) -> None:
@@ -97,11 +97,11 @@ def test_an_upload_to_a_server_that_goes_away_ends_and_is_found_later(store: S3S
     with pytest.raises(Unavailable, match="did not answer"):
         hasty(store, proxy).put("a", DATA)
     proxy.accidents = []
-    (leftover,) = store.leftovers("")
+    (leftover,) = store.unfinished_writes("")
     assert (leftover.key, list(store.list(""))) == ("a", [])
     store.discard(leftover)
     store.discard(leftover)
-    assert list(store.leftovers("")) == []
+    assert list(store.unfinished_writes("")) == []
 
 
 def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy) -> None:
@@ -125,6 +125,6 @@ def test_leftovers_of_more_than_a_page_are_all_found(store: S3Store) -> None:
 
     s3.meta.events.register("provide-client-params.s3.ListMultipartUploads", two)
     try:
-        assert [leftover.key for leftover in store.leftovers("")] == ["0", "0", "1", "1", "2"]
+        assert [leftover.key for leftover in store.unfinished_writes("")] == ["0", "0", "1", "1", "2"]
     finally:
         s3.meta.events.unregister("provide-client-params.s3.ListMultipartUploads", two)
