@@ -13,8 +13,8 @@ from slackwater.pipeline.batch.committer import spool_root
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from slackwater.common.whole_file import own_folder
-with own_folder(Path(sys.argv[1]), "dead") as folder:
+from slackwater.common.whole_file import locked_folder
+with locked_folder(Path(sys.argv[1]), "dead") as folder:
     (folder / "x").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """

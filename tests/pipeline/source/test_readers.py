@@ -11,7 +11,7 @@ PLANNING = """
 import json, os, sys
 from pathlib import Path
 from pyspark.sql.types import StructType
-from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.data_source import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 
 class Away:
@@ -29,7 +29,7 @@ else:
     print(json.dumps(ended))
     sys.exit()
 
-reader = TopicSourceReader(SourceOptions(input="t", topic="t"), StructType(), Private())
+reader = TopicSourceReader(SourceOptions(input="t", topic="t"), StructType(), PrivateOptions())
 try:
     exec(what)
 finally:

@@ -112,8 +112,8 @@ def test_a_daemon_of_planners_is_there_for_spark_whether_it_is_forked_or_not_and
 def test_the_process_that_planners_are_forked_from_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, pathlib, psutil\n"
-        "from slackwater.pipeline.spark.planner_server import serving\n"
-        "with serving(pathlib.Path(sys.argv[1]), sys.executable):\n"
+        "from slackwater.pipeline.spark.planner_server import run_server\n"
+        "with run_server(pathlib.Path(sys.argv[1]), sys.executable):\n"
         "    print(psutil.Process().children()[0].pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

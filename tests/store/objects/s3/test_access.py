@@ -32,12 +32,12 @@ OTHERS = {
 
 _TASK = """
 import json, os, pickle, sys
-from slackwater.store.objects.open import open_store, take
+from slackwater.store.objects.open import open_store, use_s3_access
 url, access = pickle.load(sys.stdin.buffer)
 # At first with nothing of AWS's, and then with what is another's.
 for others in ({}, json.loads(sys.argv[1])):
     os.environ.update(others)
-    store = open_store(url, patience_s=10, client_config=take(access))
+    store = open_store(url, patience_s=10, client_config=use_s3_access(access))
     store.put("from-a-task", b"here")
     print(store.get("from-a-driver").decode())
 """
