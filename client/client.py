@@ -59,10 +59,10 @@ class Client(Backends, Displayable):
     """
 
     _internal_names = frozenset((
-        *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
+        *("at_root", "by", "cache", "unchecked_app", "channels", "channels_of", "channels_for_clone", "channels_or_stub"),
         *("digest_of", "flags"),
-        *("known_channels", "moment", "moment_of_table", "note", "note_thinned"),
-        *("on_behalf_of", "program_of"),
+        *("require_channels", "moment", "moment_of_table", "note", "note_thinned"),
+        *("on_behalf_of", "program_path"),
         *("settings", "store"),
     ))  # fmt: skip
 

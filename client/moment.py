@@ -75,8 +75,8 @@ class Moment(Displayable):
     """
 
     _internal_names = frozenset((
-        *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
-        *("exported", "partitions", "partitions_of", "rows_of", "stage_of", "write"),
+        *("query_rows", "from_ref", "current_cut", "cut", "table_declaration", "first_rows", "with_table", "parse_key_values", "look_up", "open_rows"),
+        *("export_tables", "partition_count", "key_partitions", "read_rows", "stage_of", "write_duckdb"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_undamaged: bool = True) -> None:

@@ -42,8 +42,8 @@ class Server(ServedObject):
         *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Internal methods.
-        *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
-        *("known_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_of", "store"),
+        *("at_root", "by", "cache", "unchecked_app", "channels_of", "channels_for_clone", "channels_or_stub"),
+        *("require_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_path", "store"),
     ))  # fmt: skip
 
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:

@@ -78,7 +78,7 @@ def refresh(
         removal = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
         apps.check_name_free(store, name)
         source = apps.current_owner(store.at(origin.root), origin.app, info.created_ms)
-        plan = make_clone(info, source, dry_run=True, over=True, left=removal.removal.topics)
+        plan = make_clone(info, source, dry_run=True, replaces_existing=True, left=removal.removal.topics)
         if dry_run:
             return plan
         note = codec.add(store, key, RefreshJournal(info, by, now_ms, source))
