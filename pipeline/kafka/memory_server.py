@@ -136,7 +136,7 @@ class RemoteMemoryKafka:
         yield from chunks
 
     def transactional_producer(self, settings: TransactionSettings) -> RemoteTransactionalProducer:
-        return RemoteTransactionalProducer(self._call, self._call(0, "transactions", settings))
+        return RemoteTransactionalProducer(self._call, self._call(0, "transactional_producer", settings))
 
     def _call(self, number: int, method: str, *positional: Any, **keywords: Any) -> Any:
         # Views and iterators cannot be sent.
