@@ -28,6 +28,7 @@ from .clients import (
 )
 from .protocol import (
     MAX_MESSAGE_BYTES,
+    Kafka,
     Offsets,
     Properties,
     Record,
@@ -53,7 +54,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class LibrdKafka:
+class LibrdKafka(Kafka):
     """Implements `Kafka` with confluent-kafka.
 
     Holds only properties: `process_clients` has the process's connections.
@@ -86,9 +87,6 @@ class LibrdKafka:
 
         return self._retry_until_leader(ask, timeout_s)
 
-    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.topic_state(topic, timeout_s=timeout_s)[:2]
-
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         specs = [OffsetSpec.for_timestamp(time_ms) for time_ms in times_ms]
         return self._retry_until_leader(lambda remaining_s: self._list_offsets(topic, specs, remaining_s)[0], 10)
@@ -99,9 +97,6 @@ class LibrdKafka:
         futures = self._clients.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
         absent = {name for name, _ in self._failures(futures, ())}
         return {name: _topic_id(future.result()) for name, future in futures.items() if name not in absent}
-
-    def topic_id(self, topic: str) -> str:
-        return self.topic_ids([topic]).get(topic, "")
 
     def _retry_until_leader(self, request: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call `request` with the seconds left; repeat it while partitions have no leader, until the timeout."""
