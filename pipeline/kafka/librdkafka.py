@@ -21,6 +21,7 @@ from .clients import (
     LibrdKafkaProducer,
     missing_right_error,
     process_clients,
+    produce_waiting,
     read_range,
     server_name,
     unavailable_error,
@@ -236,13 +237,7 @@ class LibrdKafka(Kafka):
                     "headers": list(record.headers) or None,
                 }
                 keywords = {name: value for name, value in extra.items() if value is not None}
-                while True:
-                    try:
-                        producer.produce(topic, record.value, record.key, on_delivery=delivered, **keywords)
-                        break
-                    except BufferError:
-                        # The queue is full; delivery timeouts make room if the broker is slow.
-                        producer.poll(POLL_S)
+                produce_waiting(producer, topic, record.value, record.key, on_delivery=delivered, **keywords)
                 producer.poll(0)
             patience = kafka_patience(self, patience_s + 5)
             while producer.flush(1) > 0:
