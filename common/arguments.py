@@ -54,8 +54,11 @@ def unwrap_annotated(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def union_members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, also of nested ones; for any other type, the type itself."""
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
+        return tuple(part for member in typing.get_args(hint) for part in union_members(member))
+    return (hint,)
 
 
 def declaration_of(function: Callable[..., Any]) -> Any:
@@ -227,7 +230,7 @@ def _check_argument(
         least = _MINIMUMS.get(parameter.name)
         if isinstance(item, Real) and least is not None and item < least:
             raise Usage(f"{function.__name__}(): {parameter.name} is {item}; expected {least} or more")
-        if item is default or _has_type(item, hint) or (not numbers and {int, float} & {*_union_members(hint)}):
+        if item is default or _has_type(item, hint) or (not numbers and {int, float} & {*union_members(hint)}):
             continue
         more = _MOMENT_HINT if timedelta in typing.get_args(hint) else ""
         if parameter.name in _DURATION_ARGUMENTS and isinstance(item, Real | timedelta):
@@ -286,15 +289,8 @@ class _UnknownType(metaclass=_UnknownMeta):
     """Stand-in for a name imported only for type checkers, its attributes and its parameters; accepts any value."""
 
 
-def _union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, also of nested ones; for any other type, the type itself."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return tuple(part for member in typing.get_args(hint) for part in _union_members(member))
-    return (hint,)
-
-
 def _has_type(value: object, hint: Any) -> bool:
-    return any(_has_member_type(value, part) for part in _union_members(hint))
+    return any(_has_member_type(value, part) for part in union_members(hint))
 
 
 def _has_member_type(value: object, hint: Any) -> bool:
@@ -323,13 +319,13 @@ def _has_member_type(value: object, hint: Any) -> bool:
 
 
 def _describe_value(value: object, hint: Any) -> str:
-    if isinstance(value, list | tuple) and any(_is_list_type(part) for part in _union_members(hint)):
-        inner = next(typing.get_args(part)[:1] for part in _union_members(hint) if _is_list_type(part))
+    if isinstance(value, list | tuple) and any(_is_list_type(part) for part in union_members(hint)):
+        inner = next(typing.get_args(part)[:1] for part in union_members(hint) if _is_list_type(part))
         wrong = next((item for item in value if inner and not _has_type(item, inner[0])), None)
         if wrong is not None:
             return f"has {_value_text(wrong)}"
     if isinstance(value, Mapping):
-        inner = next((typing.get_args(part)[-1:] for part in _union_members(hint) if _is_mapping(part)), ())
+        inner = next((typing.get_args(part)[-1:] for part in union_members(hint) if _is_mapping(part)), ())
         named = next(((name, item) for name, item in value.items() if inner and not _has_type(item, inner[0])), None)
         if named is not None:
             return f"has {named[0]!r:.100}: {_value_text(named[1])}"
@@ -353,15 +349,15 @@ def _all_have_type(values: Iterable[object], hint: Any) -> bool:
 
 def _is_list_type(hint: Any) -> bool:
     """Return True if values of the type can be lists and cannot be text."""
-    if str in _union_members(hint):
+    if str in union_members(hint):
         return False
-    kinds = [typing.get_origin(part) or part for part in _union_members(hint)]
+    kinds = [typing.get_origin(part) or part for part in union_members(hint)]
     several = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Iterable)]
     return any(not issubclass(kind, str | bytes | Mapping) for kind in several)
 
 
 def _type_text(hint: Any) -> str:
-    phrases = [_member_text(part) for part in _union_members(hint)]
+    phrases = [_member_text(part) for part in union_members(hint)]
     phrases = [*dict.fromkeys(phrases)]
     return phrases[0] if len(phrases) == 1 else f"{', '.join(phrases[:-1])} or {phrases[-1]}"
 

@@ -47,22 +47,28 @@ def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_exte
 
 
 @contextmanager
+def _refusing(path: Path, option: str) -> Iterator[None]:
+    try:
+        yield
+    except SlackwaterError:
+        raise  # some are `OSError`s of a store, not of this disk
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
+
+
+@contextmanager
 def atomic_file(path: Path, option: str) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends without an error.
 
     Raises `Refused` if the file cannot be written; `option` is the option that named it.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
+    with _refusing(path, option):
         try:
             yield temporary
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    except SlackwaterError:
-        raise  # some are `OSError`s of a store, not of this disk
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
 
 
 @contextmanager
@@ -76,7 +82,7 @@ def atomic_folder(path: Path, option: str) -> Iterator[Path]:
     check_parent_folder(path, option)
     check_absent(path, option)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
+    with _refusing(path, option):
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"):
             with suppress(OSError), _lock_folder(leftover):  # otherwise another process uses it
                 shutil.rmtree(leftover)
@@ -93,10 +99,6 @@ def atomic_folder(path: Path, option: str) -> Iterator[Path]:
                 fsync_path(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except SlackwaterError:
-        raise  # some are `OSError`s of a store, not of this disk
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint=f"choose another {option}") from None
 
 
 def check_absent(path: Path, option: str) -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -79,6 +80,15 @@ class _Trace:
     def map_sources(self, change: Callable[[_SourceField], _SourceField], kind: Any = None) -> "_Trace":
         every = [*self.sources, *(source for part in self.fields.values() for source in part.sources)]
         return _Trace(tuple(dict.fromkeys(map(change, every))), kind)
+
+    def child(self, step: str, kind: Any = None) -> "_Trace":
+        return self.map_sources(lambda source: source.child(step), kind)
+
+    def with_function(self, name: str, kind: Any = None) -> "_Trace":
+        return self.map_sources(lambda source: source.with_function(name), kind)
+
+    def element(self) -> "_Trace":
+        return replace(self, type=_inner_type(self.type, "elementType"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +193,24 @@ class Tracer:
         outputs = [_expression_id(_parse_tree(nodes)) for nodes in plan.fields["generatorOutput"]]
         if id_ not in outputs:
             return None
-        return self._trace_generator(
-            _parse_tree(plan.fields["generator"]), outputs.index(id_), len(outputs), plan.children[0]
-        )
+        at, count = outputs.index(id_), len(outputs)
+        generator, plan = _parse_tree(plan.fields["generator"]), plan.children[0]
+        children = generator.children
+        if generator.kind == "JsonTuple":
+            return self._trace_expression(children[0], plan).child(str(children[1 + at].fields.get("value")))
+        traced = self._trace_expression(children[0], plan) if children else _Trace()
+        if generator.kind == "PosExplode":
+            if at == 0:
+                return _Trace()
+            at, count = at - 1, count - 1
+        if generator.kind in ("Explode", "PosExplode"):
+            if count == 2:  # a map's keys and values
+                step, part = (PROPERTY_NAMES, "keyType") if at == 0 else (ANY_PROPERTY, "valueType")
+                return traced.child(step, _inner_type(traced.type, part))
+            return traced.element()
+        if generator.kind == "Inline":
+            return _field_trace(traced.element(), at, "")
+        return self._trace_all(children, plan).with_function(_sql_name(generator))
 
     def _union(self, id_: int, plan: _Node) -> _Trace | None:
         columns = [column for column, _ in _output_columns(plan.children[0])]
@@ -197,28 +222,6 @@ class Tracer:
     def _trace_to_inputs(self, plan: _Node) -> _Trace:
         """Return one source without a field for each input below a node, because the field is unknown."""
         return _Trace(tuple(_SourceField(name, ()) for name in _inputs_below(plan, self.feeds)))
-
-    def _trace_generator(self, generator: _Node, at: int, count: int, plan: _Node) -> _Trace:
-        children = generator.children
-        if generator.kind == "JsonTuple":
-            name = str(children[1 + at].fields.get("value"))
-            return self._trace_expression(children[0], plan).map_sources(lambda source: source.child(name))
-        traced = self._trace_expression(children[0], plan) if children else _Trace()
-        if generator.kind == "PosExplode":
-            if at == 0:
-                return _Trace()
-            at, count = at - 1, count - 1
-        if generator.kind in ("Explode", "PosExplode"):
-            if count == 2:  # a map's keys and values
-                step = PROPERTY_NAMES if at == 0 else ANY_PROPERTY
-                return traced.map_sources(
-                    lambda source: source.child(step), _inner_type(traced.type, "keyType" if at == 0 else "valueType")
-                )
-            return _Trace(traced.sources, _inner_type(traced.type, "elementType"), traced.fields)
-        if generator.kind == "Inline":
-            return _field_trace(replace(traced, type=_inner_type(traced.type, "elementType")), at, "")
-        everything = self._trace_all(children, plan)
-        return everything.map_sources(lambda source: source.with_function(_sql_name(generator)))
 
     def _trace_expression(self, node: _Node, plan: _Node) -> _Trace:
         kind = node.kind
@@ -235,8 +238,8 @@ class Tracer:
         if kind in _ANY_CHILD:
             return replace(every, type={"type": "array", "elementType": every.type}) if kind == "CreateArray" else every
         if kind in _TEXT_FUNCTIONS and len(node.children) == 1:
-            return every.map_sources(lambda source: source.with_function(_TEXT_FUNCTIONS[kind]), "string")
-        return every.map_sources(lambda source: source.with_function(_sql_name(node)), node.fields.get("dataType"))
+            return every.with_function(_TEXT_FUNCTIONS[kind], "string")
+        return every.with_function(_sql_name(node), node.fields.get("dataType"))
 
     def _trace_all(self, nodes: Iterable[_Node], plan: _Node) -> _Trace:
         return _merge_traces([self._trace_expression(node, plan) for node in nodes])
@@ -247,32 +250,28 @@ class Tracer:
 
     def _struct_field(self, node: _Node, plan: _Node) -> _Trace:
         inner = self._trace_expression(node.children[0], plan)
-        return _field_trace(inner, node.fields.get("ordinal", 0), node.fields.get("name") or "")
-
-    def _trace_array_struct_field(self, node: _Node, plan: _Node) -> _Trace:
-        inner = self._trace_expression(node.children[0], plan)
-        inner = replace(inner, type=_inner_type(inner.type, "elementType"))
-        return _field_trace(inner, node.fields.get("ordinal", 0), (node.fields.get("field") or {}).get("name", ""))
+        if node.kind == "GetArrayStructFields":
+            inner = inner.element()
+        name = node.fields.get("name") or (node.fields.get("field") or {}).get("name", "")
+        return _field_trace(inner, node.fields.get("ordinal", 0), name)
 
     def _json_path(self, node: _Node, plan: _Node) -> _Trace:
         value, path = node.children[:2]
         traced, steps = self._trace_expression(value, plan), _json_path_steps(path) if path.kind == "Literal" else None
         if steps is None:
-            return traced.map_sources(lambda source: source.with_function(_sql_name(node)))
-        for step in steps:
-            traced = traced.map_sources(lambda source, step=step: source.child(step))  # type: ignore[misc]
-        return traced
+            return traced.with_function(_sql_name(node))
+        return reduce(_Trace.child, steps, traced)
 
     def _element(self, node: _Node, plan: _Node) -> _Trace:
         inner, key = self._trace_expression(node.children[0], plan), node.children[1]
         if _inner_type(inner.type, "type") != "map":
-            return _Trace(inner.sources, _inner_type(inner.type, "elementType"), inner.fields)
+            return inner.element()
         name = str(key.fields.get("value")) if key.kind == "Literal" else ANY_PROPERTY
-        return inner.map_sources(lambda source: source.child(name), _inner_type(inner.type, "valueType"))
+        return inner.child(name, _inner_type(inner.type, "valueType"))
 
     def _trace_map_keys_or_values(self, node: _Node, plan: _Node) -> _Trace:
         step = PROPERTY_NAMES if node.kind == "MapKeys" else ANY_PROPERTY
-        return self._trace_expression(node.children[0], plan).map_sources(lambda source: source.child(step))
+        return self._trace_expression(node.children[0], plan).child(step)
 
     def _new_struct(self, node: _Node, plan: _Node) -> _Trace:
         names = [str(child.fields.get("value")) for child in node.children[::2]]
@@ -289,14 +288,13 @@ class Tracer:
         if how := format_of(name):
             inner = self._trace_expression(node.children[0], plan)
             return _Trace(tuple(replace(source, format=how) for source in inner.sources), kind)
-        return self._trace_all(node.children, plan).map_sources(lambda source: source.with_function(name), kind)
+        return self._trace_all(node.children, plan).with_function(name, kind)
 
 
 _EXPRESSION_RULES: Mapping[str, Callable[[Tracer, _Node, _Node], _Trace]] = {
     "AttributeReference": Tracer._attribute,
     "Literal": lambda _tracer, _node, _plan: _Trace(),
-    "GetStructField": Tracer._struct_field,
-    "GetArrayStructFields": Tracer._trace_array_struct_field,
+    **dict.fromkeys(("GetStructField", "GetArrayStructFields"), Tracer._struct_field),
     **dict.fromkeys(("GetJsonObject", "VariantGet"), Tracer._json_path),
     **dict.fromkeys(("GetMapValue", "ElementAt"), Tracer._element),
     **dict.fromkeys(("MapKeys", "MapValues"), Tracer._trace_map_keys_or_values),
@@ -363,7 +361,7 @@ def _field_trace(traced: _Trace, ordinal: int, name: str) -> _Trace:
     name = declared.get("name", name)
     if name in traced.fields:
         return traced.fields[name]
-    return traced.map_sources(lambda source: source.child(name), declared.get("type"))
+    return traced.child(name, declared.get("type"))
 
 
 def _merge_traces(alternatives: Sequence[_Trace]) -> _Trace:

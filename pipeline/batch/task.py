@@ -105,18 +105,14 @@ def separate_too_large(
     if most <= limit:
         return records, ()
     large, unsent = np.flatnonzero(sizes > limit), list[OversizedRecord]()
-    for row, size in zip(records.take(pa.array(large)).to_pylist(), sizes[large].tolist(), strict=True):
-        named = [
-            (name[len(outgoing.HEADER_PREFIX) :], it)
-            for name, it in row.items()
-            if name.startswith(outgoing.HEADER_PREFIX)
-        ]
-        carried = [(header["key"], header["value"]) for header in row.get(outgoing.HEADERS_COLUMN) or ()]
-        headers = tuple(header for header in (*named, *carried) if header[1] is not None)
+    rows = records.take(pa.array(large))
+    headers = outgoing.record_headers(rows) or [()] * len(large)
+    for row, size, row_headers in zip(rows.to_pylist(), sizes[large].tolist(), headers, strict=True):
+        set_headers = tuple((name, value) for name, value in row_headers if value is not None)
         reason = RecordTooLarge(row["key"], size, limit).description
         unsent.append(
             OversizedRecord(
-                target.name, row["key"], row["value"], headers, f"sink {target.name!r} at v{version}: {reason}"
+                target.name, row["key"], row["value"], set_headers, f"sink {target.name!r} at v{version}: {reason}"
             )
         )
         if not target.rejects_too_large:

@@ -176,10 +176,10 @@ class DevServers:
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
         return self._recorded_server(EmbeddedKafka), self._recorded_server(EmbeddedS3)
 
-    def _recorded_server(self, kind: type[_Server], port: int = 0) -> _Server:
+    def _recorded_server(self, kind: type[_Server]) -> _Server:
         key = kind.name.lower()
-        if not port and (memory := self._read_record(key)):
-            port = memory.port
+        memory = self._read_record(key)
+        port = memory.port if memory else 0
         return kind(self.folder / key, port=port, log=self._control_folder / f"{key}.log", report=self._report)
 
     def _server_on_port(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
@@ -196,16 +196,15 @@ class DevServers:
                 )
             return recorded
         if port is None:
-            port = choose_port(*filter(None, (recorded.port, usual_port)))
-            server = self._recorded_server(kind, port)
-            server.may_change_port = True
-            return server
+            recorded.port, recorded.may_change_port = choose_port(*filter(None, (recorded.port, usual_port))), True
+            return recorded
         if not is_port_free(port):
             raise Refused(
                 f"{recorded.name} cannot listen on port {port} of {HOST}: it is taken",
                 hint=f"choose another with --{kind.name.lower()}-port, or leave it out to use any free port",
             )
-        return self._recorded_server(kind, port)
+        recorded.port = port
+        return recorded
 
     def _running_record(self, server: EmbeddedServer) -> _ProcessRecord | None:
         memory = self._read_record(server.folder.name)

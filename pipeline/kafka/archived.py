@@ -7,8 +7,10 @@ name other records. Then the past is read only from the archive, which knows the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 
 from ...errors import Corruption, Gone, KeysForgotten, Refused
 from ...state.records import TopicState, is_kafka_id, is_other_topic
@@ -17,16 +19,7 @@ from ...store.archive.extents import Extent, intersect
 from ...store.archive.reading import Archives, TopicArchives
 from ...store.objects.protocol import ObjectStore
 from .columns import ArchivedMessages
-from .protocol import (
-    Kafka,
-    Message,
-    Offsets,
-    Properties,
-    Record,
-    TransactionalProducer,
-    TransactionSettings,
-    topic_recreated_error,
-)
+from .protocol import Kafka, Message, Offsets, topic_recreated_error
 
 _CHUNK = 10_000
 _DELETED_REASON = "gone from Kafka"
@@ -37,8 +30,12 @@ def with_archives(kafka: Kafka, store: ObjectStore, app: str) -> ArchivedKafka:
     return ArchivedKafka(kafka, Archives(lambda: store, app))
 
 
+def _kafka_member(name: str) -> Any:
+    return property(attrgetter(f"kafka.{name}"))
+
+
 @dataclass(frozen=True, slots=True)
-class ArchivedKafka:
+class ArchivedKafka(Kafka):
     """Implements `Kafka`: reads from archives and from Kafka, and writes only to Kafka."""
 
     kafka: Kafka = field(repr=False)
@@ -52,16 +49,20 @@ class ArchivedKafka:
     """Archive columns to read into messages, besides `offset`. Fewer columns halve the read time."""
     _ids: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
-    @property
-    def properties(self) -> Properties:
-        return self.kafka.properties
-
-    @property
-    def name(self) -> str:
-        return self.kafka.name
-
-    def partition_counts(self, *, timeout_s: float = 10) -> dict[str, int]:
-        return self.kafka.partition_counts(timeout_s=timeout_s)
+    properties = _kafka_member("properties")
+    name = _kafka_member("name")
+    partition_counts = _kafka_member("partition_counts")
+    topic_ids = _kafka_member("topic_ids")
+    create_topics = _kafka_member("create_topics")
+    delete_topics = _kafka_member("delete_topics")
+    delete_records = _kafka_member("delete_records")
+    retention_ms = _kafka_member("retention_ms")
+    max_message_bytes = _kafka_member("max_message_bytes")
+    write_error = _kafka_member("write_error")
+    send = _kafka_member("send")
+    transactional_producer = _kafka_member("transactional_producer")
+    commit_offsets = _kafka_member("commit_offsets")
+    delete_groups = _kafka_member("delete_groups")
 
     def topic_state(self, topic: str, *, timeout_s: float = 10) -> TopicState:
         """Return a topic's state.
@@ -74,9 +75,6 @@ class ArchivedKafka:
             return current
         earliest = tuple(archive.covered_start(partition, first) for partition, first in enumerate(current.earliest))
         return current._replace(earliest=earliest)
-
-    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         offsets, (earliest, _) = self.kafka.offsets_for_times(topic, times_ms), self.kafka.offset_bounds(topic)
@@ -97,32 +95,6 @@ class ArchivedKafka:
         if archive is None or (is_kafka_id(topic_id) and archive.topic_id != topic_id):
             return ()
         return tuple(archive.covered_start(partition, end) for partition, end in enumerate(ends))
-
-    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        return self.kafka.topic_ids(topics)
-
-    def topic_id(self, topic: str) -> str:
-        return self.kafka.topic_id(topic)
-
-    def create_topics(
-        self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None
-    ) -> None:
-        self.kafka.create_topics(partitions, validate_only=validate_only, config=config)
-
-    def delete_topics(self, names: Sequence[str]) -> tuple[str, ...]:
-        return self.kafka.delete_topics(names)
-
-    def delete_records(self, topic: str, offset: int, partition: int = 0) -> None:
-        self.kafka.delete_records(topic, offset, partition)
-
-    def retention_ms(self, topic: str) -> int | None:
-        return self.kafka.retention_ms(topic)
-
-    def max_message_bytes(self, topic: str) -> int | None:
-        return self.kafka.max_message_bytes(topic)
-
-    def write_error(self, topic: str) -> Refused | None:
-        return self.kafka.write_error(topic)
 
     def read(
         self,
@@ -201,18 +173,6 @@ class ArchivedKafka:
             raise errors[0]
         if deletion_errors is not None and archive.has_forgotten_keys(partition, first, end):
             deletion_errors.append(KeysForgotten("keys were forgotten"))
-
-    def send(self, topic: str, records: Iterable[Record], *, patience_s: float) -> dict[int, int]:
-        return self.kafka.send(topic, records, patience_s=patience_s)
-
-    def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer:
-        return self.kafka.transactional_producer(settings)
-
-    def commit_offsets(self, group: str, positions: Mapping[str, Offsets], *, wait: bool = True) -> None:
-        self.kafka.commit_offsets(group, positions, wait=wait)
-
-    def delete_groups(self, groups: Sequence[str]) -> None:
-        self.kafka.delete_groups(groups)
 
     def _archive(self, topic: str, topic_id: str = "") -> TopicArchives | None:
         """Return the archives of the topic with this id, or of Kafka's current topic if no id is given.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, cached_property
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -161,6 +162,16 @@ def missing_right_error(kafka: Properties, error: KafkaError | None, right: str,
     )
 
 
+def produce_waiting(producer: Producer, topic: str, value: bytes | None, key: bytes | None, **keywords: Any) -> None:
+    """Write one record. While librdkafka's queue is full, wait: deliveries and delivery timeouts make room."""
+    while True:
+        try:
+            producer.produce(topic, value, key, **keywords)
+            return
+        except BufferError:
+            producer.poll(POLL_S)
+
+
 def read_range(
     kafka: Properties,
     topic: str,
@@ -225,7 +236,6 @@ def _skip_deleted(
 _QUEUE_KB = 256 << 10
 _BATCH_BYTES = 1_000_000
 _OPEN_TIMEOUT_S = 10.0
-_FULL_QUEUE_POLL_S = 0.1
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
@@ -313,10 +323,10 @@ class LibrdKafkaProducer:
                     try:
                         producer.produce(topic, value, key)
                     except BufferError:
-                        self._put(key, value)
+                        produce_waiting(producer, topic, value, key)
             else:
                 for key, value, record_headers in zip(keys, values, headers, strict=True):
-                    self._put(key, value, record_headers)
+                    produce_waiting(producer, topic, value, key, headers=list(record_headers))
             producer.poll(0)
 
     def commit(self, offset: int, text: str) -> None:
@@ -362,15 +372,6 @@ class LibrdKafkaProducer:
         if self._producer is None:
             raise TransactionFailed("the producer is closed")
         return self._producer
-
-    def _put(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
-        """Write one record. While librdkafka's queue is full, wait: deliveries and delivery timeouts make room."""
-        while True:
-            try:
-                self._open_producer.produce(self._topic, value, key, headers=list(headers))
-                return
-            except BufferError:
-                self._open_producer.poll(_FULL_QUEUE_POLL_S)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and self._undelivered is None:

@@ -21,6 +21,7 @@ from .clients import (
     LibrdKafkaProducer,
     missing_right_error,
     process_clients,
+    produce_waiting,
     read_range,
     server_name,
     unavailable_error,
@@ -28,6 +29,7 @@ from .clients import (
 )
 from .protocol import (
     MAX_MESSAGE_BYTES,
+    Kafka,
     Offsets,
     Properties,
     Record,
@@ -53,7 +55,7 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class LibrdKafka:
+class LibrdKafka(Kafka):
     """Implements `Kafka` with confluent-kafka.
 
     Holds only properties: `process_clients` has the process's connections.
@@ -86,9 +88,6 @@ class LibrdKafka:
 
         return self._retry_until_leader(ask, timeout_s)
 
-    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.topic_state(topic, timeout_s=timeout_s)[:2]
-
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         specs = [OffsetSpec.for_timestamp(time_ms) for time_ms in times_ms]
         return self._retry_until_leader(lambda remaining_s: self._list_offsets(topic, specs, remaining_s)[0], 10)
@@ -99,9 +98,6 @@ class LibrdKafka:
         futures = self._clients.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=10)
         absent = {name for name, _ in self._failures(futures, ())}
         return {name: _topic_id(future.result()) for name, future in futures.items() if name not in absent}
-
-    def topic_id(self, topic: str) -> str:
-        return self.topic_ids([topic]).get(topic, "")
 
     def _retry_until_leader(self, request: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call `request` with the seconds left; repeat it while partitions have no leader, until the timeout."""
@@ -241,13 +237,7 @@ class LibrdKafka:
                     "headers": list(record.headers) or None,
                 }
                 keywords = {name: value for name, value in extra.items() if value is not None}
-                while True:
-                    try:
-                        producer.produce(topic, record.value, record.key, on_delivery=delivered, **keywords)
-                        break
-                    except BufferError:
-                        # The queue is full; delivery timeouts make room if the broker is slow.
-                        producer.poll(POLL_S)
+                produce_waiting(producer, topic, record.value, record.key, on_delivery=delivered, **keywords)
                 producer.poll(0)
             patience = kafka_patience(self, patience_s + 5)
             while producer.flush(1) > 0:

@@ -20,6 +20,7 @@ from ...state.records import TopicState, id_of_epochs
 from .protocol import (
     MAX_MESSAGE_BYTES,
     Headers,
+    Kafka,
     Offsets,
     ProducerFenced,
     Properties,
@@ -78,7 +79,7 @@ class _Partition:
     epoch: int = 0
 
 
-class MemoryKafka:
+class MemoryKafka(Kafka):
     """Implements `Kafka` in the memory of its process. Thread-safe."""
 
     def __init__(self, address: str) -> None:
@@ -124,9 +125,6 @@ class MemoryKafka:
             topic_id = self._ids[topic] if self.has_topic_ids else id_of_epochs([part.epoch for part in partitions])
             return TopicState(starts, ends, topic_id)
 
-    def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
-        return self.topic_state(topic, timeout_s=timeout_s)[:2]
-
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         return tuple(
             next((entry.offset() for entry in part.log[part.start :] if entry and entry.timestamp()[1] >= ms), -1)
@@ -136,9 +134,6 @@ class MemoryKafka:
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         with self._lock:
             return {name: self._ids[name] if self.has_topic_ids else "" for name in topics if name in self._topics}
-
-    def topic_id(self, topic: str) -> str:
-        return self.topic_ids([topic]).get(topic, "")
 
     def create_topics(
         self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None

@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Iterator, KeysView, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from itertools import count
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
+from types import SimpleNamespace
 from typing import Any, cast
 
 from ...errors import Gone, Unavailable
 from .memory import MemoryKafka, MemoryTransactionalProducer
-from .protocol import Kafka, Message, Properties, TransactionSettings
+from .protocol import Kafka, Message, Properties, TransactionalProducer, TransactionSettings
 
 SERVER_PROPERTY = "memory.place"
 """Name of the property with the server's process id, port and key."""
@@ -31,7 +31,7 @@ def serve(kafka: MemoryKafka) -> Iterator[Properties]:
     key, closed = secrets.token_bytes(16), threading.Event()
     with Listener((_HOST, 0), backlog=64, authkey=key) as listener:
         _, port = cast("tuple[str, int]", listener.address)
-        arguments = listener, _RemoteObjects(kafka), closed
+        arguments = listener, kafka, closed
         acceptor = threading.Thread(target=_accept_connections, args=arguments, name="memory-kafka", daemon=True)
         acceptor.start()
         try:
@@ -56,30 +56,7 @@ def _remote_client(_pid: int, address: str, server: str) -> RemoteMemoryKafka:
     return RemoteMemoryKafka(address, server)
 
 
-class _RemoteObjects:
-    """Objects whose methods remote clients call, by number: 0 is the Kafka, others are its transactional producers."""
-
-    def __init__(self, kafka: MemoryKafka) -> None:
-        self._objects: dict[int, MemoryKafka | MemoryTransactionalProducer] = {0: kafka}
-        self._numbers = count(1)
-
-    def call(self, number: int, method: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[str, Any]:
-        """Call a method of object `number`. Return a pair of outcome and result.
-
-        The pair is ("returned", value), ("made", number of the new producer) or ("raised", error).
-        """
-        try:
-            result = getattr(self._objects[number], method)(*positional, **keywords)
-        except Exception as error:
-            return "raised", error
-        if isinstance(result, MemoryTransactionalProducer):
-            new_number = next(self._numbers)
-            self._objects[new_number] = result
-            return "made", new_number
-        return "returned", result
-
-
-def _accept_connections(listener: Listener, calls: _RemoteObjects, closed: threading.Event) -> None:
+def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threading.Event) -> None:
     while True:
         try:
             connection = listener.accept()
@@ -88,13 +65,27 @@ def _accept_connections(listener: Listener, calls: _RemoteObjects, closed: threa
         if closed.is_set():
             connection.close()
             return
-        threading.Thread(target=_serve_connection, args=(connection, calls), name="memory-kafka", daemon=True).start()
+        threading.Thread(target=_serve_connection, args=(connection, kafka), name="memory-kafka", daemon=True).start()
 
 
-def _serve_connection(connection: Connection[Any, Any], calls: _RemoteObjects) -> None:
+def _serve_connection(connection: Connection[Any, Any], kafka: MemoryKafka) -> None:
+    """Answer each call of (object, method, arguments, keywords) with a pair of result and error.
+
+    Object 0 is the Kafka; other numbers are the transactional producers that this client has made.
+    """
+    objects: list[MemoryKafka | MemoryTransactionalProducer] = [kafka]
     with connection, suppress(EOFError, OSError):
         while True:
-            connection.send(calls.call(*connection.recv()))
+            number, method, positional, keywords = connection.recv()
+            try:
+                result = getattr(objects[number], method)(*positional, **keywords)
+            except Exception as error:
+                connection.send((None, error))
+                continue
+            if isinstance(result, MemoryTransactionalProducer):
+                objects.append(result)
+                result = len(objects) - 1
+            connection.send((result, None))
 
 
 class RemoteMemoryKafka:
@@ -135,35 +126,24 @@ class RemoteMemoryKafka:
             deletion_errors += gone_errors
         yield from chunks
 
-    def transactional_producer(self, settings: TransactionSettings) -> RemoteTransactionalProducer:
-        return RemoteTransactionalProducer(self._call, self._call(0, "transactional_producer", settings))
+    def transactional_producer(self, settings: TransactionSettings) -> TransactionalProducer:
+        call = partial(self._call, self._call(0, "transactional_producer", settings))
+        methods = {name: partial(call, name) for name in ("open", "begin", "write", "commit", "close")}
+        return cast("TransactionalProducer", SimpleNamespace(**methods))
 
     def _call(self, number: int, method: str, *positional: Any, **keywords: Any) -> Any:
         # Views and iterators cannot be sent.
         arguments = tuple(list(value) if isinstance(value, Iterator | KeysView) else value for value in positional)
         with self._lock:
             try:
-                outcome, result = self._exchange((number, method, arguments, keywords))
+                if self._connection is None:
+                    _pid, port, key = self._server.split()
+                    self._connection = Client((_HOST, int(port)), authkey=bytes.fromhex(key))
+                self._connection.send((number, method, arguments, keywords))
+                result, raised = self._connection.recv()
             except (EOFError, OSError) as error:
                 self._connection = None
                 raise Unavailable(f"{self.name} is gone: the process that held it in memory has ended") from error
-        if outcome == "raised":
-            raise result
+        if raised is not None:
+            raise raised
         return result
-
-    def _exchange(self, request: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> tuple[str, Any]:
-        if self._connection is None:
-            _pid, port, key = self._server.split()
-            self._connection = Client((_HOST, int(port)), authkey=bytes.fromhex(key))
-        self._connection.send(request)
-        return cast("tuple[str, Any]", self._connection.recv())
-
-
-class RemoteTransactionalProducer:
-    """Client for a `MemoryTransactionalProducer` in another process; has its methods."""
-
-    def __init__(self, call: Callable[..., Any], number: int) -> None:
-        self._call, self._number = call, number
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        return partial(self._call, self._number, method)

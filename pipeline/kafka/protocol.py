@@ -155,6 +155,7 @@ class Kafka(Protocol):
 
     def offset_bounds(self, topic: str, *, timeout_s: float = 10) -> tuple[Offsets, Offsets]:
         """Return the earliest and the end offset of each partition. Raises `NotFound`."""
+        return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
         """Return, for each partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
@@ -164,6 +165,7 @@ class Kafka(Protocol):
 
     def topic_id(self, topic: str) -> str:
         """Return a topic's id, which changes when the topic is deleted and created again; empty if unknown."""
+        return self.topic_ids([topic]).get(topic, "")
 
     def create_topics(
         self, partitions: Mapping[str, int], *, validate_only: bool = False, config: Mapping[str, str] | None = None

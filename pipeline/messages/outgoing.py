@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from ...errors import NotFound, Refused
 from ...store.archive import columns
 from ...store.sst.arrow_types import escape_invalid_text
 from ..api.sink import Encoding
+from ..kafka.protocol import Headers
 from . import json_messages
 from .registry import HEADER_BYTES, Registry, encode_varints, varint_sizes
 
@@ -72,6 +74,19 @@ def encode_records(rows: pa.Table, encoding: Encoding, patience_s: float) -> pa.
     if encoding.all_headers:
         fields[HEADERS_COLUMN] = rows[encoding.all_headers].cast(columns.HEADERS)
     return pa.table(fields)
+
+
+def record_headers(records: pa.Table) -> Sequence[Headers] | None:
+    """Return the headers of each record of `encode_records`; None if the sink sends no headers."""
+    if HEADERS_COLUMN in records.column_names:
+        lists = records[HEADERS_COLUMN].to_pylist()
+        return [[(header["key"], header["value"]) for header in entries or ()] for entries in lists]
+    named = [name for name in records.column_names if name.startswith(HEADER_PREFIX)]
+    if not named:
+        return None
+    names = [name.removeprefix(HEADER_PREFIX) for name in named]
+    rows = zip(*(records[name].to_pylist() for name in named), strict=True)
+    return [[(name, value) for name, value in zip(names, row, strict=True) if value is not None] for row in rows]
 
 
 _BATCH_OVERHEAD = 61

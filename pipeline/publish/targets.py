@@ -19,7 +19,7 @@ from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import PublishedPosition
 from ..api.sink import VersionFunction
 from ..kafka.protocol import ProducerFenced, TransactionalProducer, TransactionFailed
-from ..messages.outgoing import HEADER_PREFIX, HEADERS_COLUMN
+from ..messages.outgoing import record_headers
 from ..spark.user_errors import as_user_error
 
 
@@ -102,22 +102,7 @@ class TopicTarget:
         self.producer.begin()
 
     def add(self, rows: pa.Table) -> None:
-        keys, values = rows["key"].to_pylist(), rows["value"].to_pylist()
-        if HEADERS_COLUMN in rows.column_names:
-            maps = rows[HEADERS_COLUMN].to_pylist()
-            headers = [[(header["key"], header["value"]) for header in entries or ()] for entries in maps]
-            self.producer.write(keys, values, headers)
-            return
-        named = [name for name in rows.column_names if name.startswith(HEADER_PREFIX)]
-        if not named:
-            self.producer.write(keys, values)
-            return
-        columns = zip(*(rows[name].to_pylist() for name in named), strict=True)
-        names = [name.removeprefix(HEADER_PREFIX) for name in named]
-        headers = [
-            [(name, value) for name, value in zip(names, row, strict=True) if value is not None] for row in columns
-        ]
-        self.producer.write(keys, values, headers)
+        self.producer.write(rows["key"].to_pylist(), rows["value"].to_pylist(), record_headers(rows))
 
     def commit(self, place: PublishedPosition) -> None:
         self.producer.commit(place.offset, f"{self.app_id} v{place.version} {place.rows}")

@@ -241,7 +241,7 @@ class Metrics(Listener):
         }
         of_archive = ("app", "topic")
         self._archives = {
-            "behind": gauge("archive_lag_records", "Offsets read and not in the input archive yet.", of_archive),
+            "lag": gauge("archive_lag_records", "Offsets read and not in the input archive yet.", of_archive),
             "objects": gauge("archive_objects", "Objects of the input archive.", of_archive),
             "bytes": gauge("archive_bytes", "Bytes of the input archive.", of_archive),
         }

@@ -208,16 +208,10 @@ class StartFinder:
                 at.version, version.version, at.offsets, output.ends, (), output.sent, frozenset(markers)
             )
             position, lost = in_flight.skip_gap(replace(at, topic_id=topic_id), gap)
+            broken = in_flight.snapshots_broken_by_gap(self.head, name, gap)
             if lost.rows and not any(lost.rows):
-                return StartPosition(
-                    replace(position, lost=at.lost),
-                    None,
-                    in_flight.snapshots_broken_by_gap(self.head, name, gap),
-                    recreated_reason=why,
-                )
-            return StartPosition(
-                position, lost, in_flight.snapshots_broken_by_gap(self.head, name, gap), recreated_reason=why
-            )
+                return StartPosition(replace(position, lost=at.lost), None, broken, recreated_reason=why)
+            return StartPosition(position, lost, broken, recreated_reason=why)
         return StartPosition(replace(at, topic_id=topic_id), recreated_reason=why)
 
     def _start_after_gap(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:

@@ -41,6 +41,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Folder on the tasks' machine where fetched records are kept for the archive; empty for none."""
     counts_folder: str = ""
     planner_folder: str = ""
+    """Folder of `PlannerFiles`; empty if no runner writes any."""
     starts_woken_batches: bool = False
     """True if this input's planner starts the batches for which the runner wakes the stage."""
     starts_snapshot_batches: bool = False

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from ...snapshot.cut.stored import newest_notice, open_requests
@@ -34,47 +35,45 @@ class PlannerFiles:
     folder: Path
 
     def write_requests(self, snapshots: Iterable[str]) -> None:
-        self._write("asked", " ".join(snapshots))
+        self._write("asked", list(snapshots))
 
     def requested_snapshots(self) -> tuple[str, ...]:
-        return tuple((self._read("asked") or "").split())
+        return tuple(self._read("asked") or ())
 
     def write_committed(self, stage: str, version: int) -> None:
-        self._write(f"committed/{stage}", str(version))
+        self._write(f"committed/{stage}", version)
 
     def committed_version(self, stage: str) -> int | None:
-        text = self._read(f"committed/{stage}")
-        return None if text is None else int(text)
+        version: int | None = self._read(f"committed/{stage}")
+        return version
 
     def write_needed_columns(self, stage: str, columns: Mapping[str, Collection[str]]) -> None:
         """Send the columns of users' topics that a stage needs, by input. Inputs that are left out need all columns."""
-        self._write(f"needed/{stage}", json.dumps({name: sorted(names) for name, names in columns.items()}))
+        self._write(f"needed/{stage}", {name: sorted(names) for name, names in columns.items()})
 
     def needed_columns(self, stage: str, name: str) -> frozenset[str] | None:
-        needed = json.loads(self._read(f"needed/{stage}") or "{}").get(name)
+        needed = (self._read(f"needed/{stage}") or {}).get(name)
         return None if needed is None else frozenset(needed)
 
     def write_key_shares(self, stage: str, shares: Mapping[str, KeyShare]) -> None:
         """Send the shares of keys that a stage needs, by input. Inputs that are left out need all rows."""
-        self._write(
-            f"chosen/{stage}", json.dumps({name: [share.columns, share.parts] for name, share in shares.items()})
-        )
+        self._write(f"chosen/{stage}", {name: [share.columns, share.parts] for name, share in shares.items()})
 
     def key_share(self, stage: str, name: str) -> KeyShare | None:
-        chosen = json.loads(self._read(f"chosen/{stage}") or "{}").get(name)
+        chosen = (self._read(f"chosen/{stage}") or {}).get(name)
         return None if chosen is None else KeyShare(tuple(chosen[0]), chosen[1])
 
     def schedule_wake_up(self, stage: str, version: int, at_ms: int | None) -> None:
         """Make a stage start a batch after this version, at or after a time (ms since 1970); None cancels the batch."""
-        self._write(f"wake/{stage}", None if at_ms is None else f"{version} {at_ms}")
+        self._write(f"wake/{stage}", None if at_ms is None else [version, at_ms])
 
     def due_wake_version(self, stage: str, handled: int, now_ms: int) -> int:
         """Return the version after which a batch is due now; 0 if there is none newer than `handled`."""
-        version, at_ms = map(int, (self._read(f"wake/{stage}") or "0 0").split())
+        version, at_ms = self._read(f"wake/{stage}") or (0, 0)
         return version if version > handled and at_ms <= self.clock_ms(now_ms) else 0
 
     def set_held(self, stage: str, *, held: bool) -> None:
-        self._write(f"held/{stage}", "" if held else None)
+        self._write(f"held/{stage}", True if held else None)
 
     def is_held(self, stage: str) -> bool:
         return (self.folder / "held" / stage).exists()
@@ -84,35 +83,34 @@ class PlannerFiles:
 
         `clock_ms` (ms since 1970) is a time at which to stop the clock by which rows fall due.
         """
-        text = None if until is None else json.dumps([{topic: [*at] for topic, at in until.items()}, clock_ms])
-        self._write("bounds", text)
+        self._write("bounds", None if until is None else [{topic: [*at] for topic, at in until.items()}, clock_ms])
 
     def end_offsets(self, topic: str) -> tuple[int, ...] | None:
         """Return the end offsets that limit reading of a topic, by partition; None for no limit.
 
         Partitions without an end offset are not read.
         """
-        text = self._read("bounds")
-        return None if text is None else tuple(json.loads(text)[0].get(topic, ()))
+        bounds = self._read("bounds")
+        return None if bounds is None else tuple(bounds[0].get(topic, ()))
 
     def clock_ms(self, now_ms: int) -> int:
         """Return the time of the clock by which rows fall due: now, or the earlier time at which it is stopped."""
-        _, held_ms = json.loads(self._read("bounds") or "[{}, null]")
+        _, held_ms = self._read("bounds") or ({}, None)
         return now_ms if held_ms is None else min(now_ms, held_ms)
 
-    def _write(self, name: str, text: str | None) -> None:
+    def _write(self, name: str, value: object) -> None:
         path = self.folder / name
-        if text is None:
+        if value is None:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)  # may be called before the query starts
         whole = path.with_name(f"{path.name}.{uuid4().hex}")
-        whole.write_text(text)
+        whole.write_text(json.dumps(value))
         whole.replace(path)
 
-    def _read(self, name: str) -> str | None:
+    def _read(self, name: str) -> Any:
         try:
-            return (self.folder / name).read_text()
+            return json.loads((self.folder / name).read_text())
         except FileNotFoundError:
             return None
 

@@ -36,7 +36,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ...store.sst.schema import arrow_schema
 from ...store.versions import history
 from ...store.versions.apps import replace_name_by_folder
-from ...store.versions.manifest import Manifest, Table
+from ...store.versions.manifest import Manifest, Sst, Table
 from ...store.versions.side_tables import as_main_table, find_owner, possible_owners, tables_of
 from ..source.spark_types import arrow_schema_of, spark_schema_of
 
@@ -114,15 +114,16 @@ class VersionedTable:
         stage = find_owner(table, heads_of(store, folder, possible_owners(table, history.list_stages(store, folder))))
         return cls(place, folder, stage, version, table, clock_ms)
 
-    def read_manifest(self, store: ObjectStore) -> Manifest:
-        """Return the version's manifest, with this table as the main one.
+    def load(self) -> tuple[ObjectStore, Manifest, Table]:
+        """Return the store, the version's manifest with this table as the main one, and the table.
 
         Raises `NotFound` if gc has deleted the version, or if it does not have the table.
         """
+        store = self.store.open()
         manifest = as_main_table(read_version(store, self.app, self.stage, self.version), self.table)
         if manifest.table is None:
             raise NotFound(f"table at {self.app}/{self.stage}@v{self.version}", self.table)
-        return manifest
+        return store, manifest, manifest.table
 
     @contextmanager
     def explaining_gc(self, store: ObjectStore, manifest: Manifest) -> Iterator[None]:
@@ -206,8 +207,7 @@ class TableReader(DataSourceReader):
                 )
 
     def partitions(self) -> Sequence[InputPartition]:
-        manifest = self._at.read_manifest(self._at.store.open())
-        table = _main_table(manifest)
+        _, manifest, table = self._at.load()
         numbers = {*sorted_runs.by_partition(manifest.ssts, table.partitions)}
         if self._keys is not None:
             numbers &= {*partition_of(hash_keys(self._keys, self._keys.schema.names), table.partitions).tolist()}
@@ -218,22 +218,21 @@ class TableReader(DataSourceReader):
         assert isinstance(partition, _StatePartition)  # noqa: S101  what partitions() made
         if partition.number < 0:
             return
-        store, schema = self._at.store.open(), arrow_schema_of(self._schema)
-        manifest = self._at.read_manifest(store)
+        (store, manifest, table), schema = self._at.load(), arrow_schema_of(self._schema)
         with self._at.explaining_gc(store, manifest):
-            for rows in self._rows(store, manifest, partition.number):
+            for rows in self._rows(store, manifest.ssts, table, partition.number):
                 yield from rows.select(schema.names).cast(schema).combine_chunks().to_batches(_BATCH_ROWS)
 
-    def _rows(self, store: ObjectStore, manifest: Manifest, partition: int) -> Iterable[pa.Table]:
-        table, clock_ms = _main_table(manifest), self._at.clock_ms
+    def _rows(self, store: ObjectStore, ssts: tuple[Sst, ...], table: Table, partition: int) -> Iterable[pa.Table]:
+        clock_ms = self._at.clock_ms
         if self._keys is None:
-            return iter_visible_rows(store, None, manifest.ssts, table, partition, clock_ms, columns=self._schema.names)
+            return iter_visible_rows(store, None, ssts, table, partition, clock_ms, columns=self._schema.names)
         hashes = hash_keys(self._keys, self._keys.schema.names)
         indexes = np.flatnonzero(partition_of(hashes, table.partitions) == partition)
         # Look-ups need keys in the order of their hashes.
         indexes = indexes[np.argsort(hashes[indexes], kind="stable")]
         keys = self._keys.take(pa.array(indexes))
-        values, present = multi_get(store, None, manifest.ssts, table, hashes[indexes], keys, clock_ms=clock_ms)
+        values, present = multi_get(store, None, ssts, table, hashes[indexes], keys, clock_ms=clock_ms)
         return [
             pa.table([*keys.columns, *values.columns], [*keys.column_names, *values.column_names]).filter(
                 pa.array(present)
@@ -245,8 +244,7 @@ class FilteringReader(TableReader):
     """Reads only rows with the keys that a query's filters select. Spark applies the filters to the rows again."""
 
     def pushFilters(self, filters: list) -> Iterable:  # type: ignore[type-arg]  # noqa: N802  Spark's name
-        table = _main_table(self._at.read_manifest(self._at.store.open()))
-        self._keys = filtered_keys(table, filters)
+        self._keys = filtered_keys(self._at.load()[2], filters)
         return filters
 
 
@@ -262,9 +260,4 @@ def reader_for(at: VersionedTable, schema: StructType) -> TableReader:
 
 def visible_columns(at: VersionedTable) -> StructType:
     """Return the columns that users see, as a Spark schema. Raises `NotFound` if gc has deleted the version."""
-    return spark_schema_of(visible_schema(_main_table(at.read_manifest(at.store.open()))))
-
-
-def _main_table(manifest: Manifest) -> Table:
-    assert manifest.table is not None  # noqa: S101  `find` and `read` checked it
-    return manifest.table
+    return spark_schema_of(visible_schema(at.load()[2]))

@@ -27,7 +27,7 @@ with spark_session("placing", master=sys.argv[1], conf=conf) as spark:
     for _ in sys.stdin:
         rows = placed.place(spark.range(1000), (F.col("id") % {PARTITIONS}).cast("int"), {PARTITIONS})
         assert rows.count() == 1000
-        print(json.dumps(placement._located(placed._homes)), flush=True)
+        print(json.dumps(placement._count_by_executor(placed._homes)), flush=True)
 """
 
 

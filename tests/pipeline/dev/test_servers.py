@@ -9,8 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import partial
@@ -36,14 +35,9 @@ from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedS3
 from slackwater.pipeline.dev.servers import DevServers
 from typer.testing import CliRunner
 
+from tests.support.running import eventually
+
 PATIENCE_S = 60.0
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.1)
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -154,7 +148,7 @@ def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
         assert test.stdout.readline() == b"ready\n"
         assert len(servers_of(folder)) == 1
         test.kill()
-    eventually(lambda: not processes_of(folder))
+    eventually(lambda: not processes_of(folder), "it ends")
 
 
 def on_a_terminal(*words: str) -> list[str]:
@@ -217,7 +211,7 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
     assert producer.flush(PATIENCE_S) == 0
     broker_pid = first["servers"][0]["pid"]
     psutil.Process(broker_pid).kill()
-    eventually(lambda: not psutil.pid_exists(broker_pid))
+    eventually(lambda: not psutil.pid_exists(broker_pid), "it ends")
     assert not is_port_open(int(first["servers"][0]["address"].rpartition(":")[2]))
     assert [each["state"] for each in dev("status")] == ["stopped", "running"]
     second = dev("up")
@@ -250,7 +244,7 @@ def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
     command = [sys.executable, "-m", "slackwater.cli.main", "dev", "up"]
     for _ in range(5):
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
-            eventually(lambda: len(servers_of(folder)) == 2)
+            eventually(lambda: len(servers_of(folder)) == 2, "both are launched")
             starting = [psutil.Process(pid) for pid in servers_of(folder)]
             for server in starting:
                 server.suspend()  # what does not run does not come up before the signal does

@@ -116,8 +116,10 @@ class Upstream:
         commit.commit(self.store, manifest)
 
     def planner(self, max_records: int | None = None, told: PlannerFiles | None = None) -> ChannelPlanner:
-        woken = {"woken": lambda handled: told.due_wake_version("s", handled, now_ms=1_000)} if told is not None else {}
-        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **woken)
+        planner = ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records)
+        if told is not None:
+            planner.wake_version = lambda handled: told.due_wake_version("s", handled, now_ms=1_000)
+        return planner
 
 
 START = Position("c", (0,), 0, (0,))

@@ -15,7 +15,7 @@ from slackwater.pipeline.source.data_source import PrivateOptions, SourceOptions
 from slackwater.pipeline.source.readers import TopicSourceReader
 
 class Away:
-    def latest(self, start):
+    def plan_end(self, start):
         raise ConnectionResetError("Kafka's")
 
 ended = {}

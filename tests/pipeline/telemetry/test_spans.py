@@ -141,7 +141,7 @@ def test_nothing_is_imported_where_nothing_is_configured() -> None:
         "for name in [each for each in os.environ if each.startswith(('OTEL_', 'OPENLINEAGE'))]: del os.environ[name]\n"
         "from slackwater.pipeline.run import monitoring, runner\n"
         "from slackwater.pipeline.telemetry import lineage, spans\n"
-        "assert spans.tracing_of() is None and not lineage.is_configured()\n"
+        "assert spans.configured_tracing() is None and not lineage.is_configured()\n"
         "assert not [each for each in sys.modules if each.startswith(('opentelemetry', 'openlineage'))]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
