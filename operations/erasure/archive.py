@@ -1,5 +1,6 @@
 """Erasure in input archives: rewrites objects without the keys, and commits an index that names the new objects."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -138,12 +139,11 @@ def _rows(search: KeySearch, item: ArchiveObject) -> Iterable[pa.Table]:
 
 
 def _fields(search: KeySearch, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
-    fields: dict[str, int] = {}
+    fields = Counter[str]()
     search.unproved.pop(key, None)
     for rows in parts:
         for matches in _matches(search, topic, key, rows)[1]:
-            for text, count in matches.fields.items():
-                fields[text] = fields.get(text, 0) + count
+            fields.update(matches.fields)
     return fields
 
 

@@ -1,5 +1,6 @@
 """Search of an app's objects for keys: referenced and unreferenced SSTs, records, edits and log entries."""
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -174,8 +175,7 @@ class KeySearch:
                 else self._rejected_of_topic(name, key, some)
             )
             matches.mask[at] = matches_of_input.mask
-            for text, count in matches_of_input.fields.items():
-                matches.fields[text] = matches.fields.get(text, 0) + count
+            matches.fields.update(matches_of_input.fields)
         return matches
 
     def _rejected_of_topic(self, name: str, key: str, rows: pa.Table) -> Matches:
@@ -195,8 +195,7 @@ class KeySearch:
                 continue
             row_matches = self.match_records(_REJECTED, name, key, sent)
             matches.mask[place] = row_matches.mask.any()
-            for text in row_matches.fields:
-                matches.fields[text] = matches.fields.get(text, 0) + 1
+            matches.fields.update(row_matches.fields.keys())
         return matches
 
     def archives(self) -> Iterator[ArchiveIndex]:
@@ -249,13 +248,10 @@ class KeySearch:
         """
         self.searched_count += 1
         if item.side and not self.is_attached(item.stage):
-            fields: dict[str, int] = {}
+            fields = Counter[str]()
             self.unproved.pop(item.sst.object, None)
             for block in read_blocks(self.member.store, item.sst, item.table):
-                for text, count in self.match_rejected(
-                    item.sst.object, pa.Table.from_batches([block.stored])
-                ).fields.items():
-                    fields[text] = fields.get(text, 0) + count
+                fields.update(self.match_rejected(item.sst.object, pa.Table.from_batches([block.stored])).fields)
             return (partial(_rejected_block, self), fields) if fields else None
         keys_of_table = self.keys_of(item.stage, item.table, item.side)
         if keys_of_table is None:
@@ -405,12 +401,11 @@ def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iter
             search.fields.rules_for(state.channel) or search.fields.unclear_columns(state.channel)
         ):
             continue
-        fields: dict[str, int] = {}
+        fields = Counter[str]()
         search.unproved.pop(state.topic, None)
         try:
             for rows in channels.read(state) if channels is not None else ():
-                for text, count in search.match_records(UNREAD, state.channel, state.topic, rows).fields.items():
-                    fields[text] = fields.get(text, 0) + count
+                fields.update(search.match_records(UNREAD, state.channel, state.topic, rows).fields)
             why = "" if channels is not None else "no Kafka configured"
         except SlackwaterError as error:
             why = error.sentence

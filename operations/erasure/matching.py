@@ -10,6 +10,7 @@ no key's text and no JSON escape are only checked to be valid JSON.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -123,8 +124,8 @@ class Matches:
     """Records that hold a key, and counts of matches and of undecided records."""
 
     mask: Mask
-    fields: dict[str, int] = field(default_factory=dict)
-    unproved: dict[str, int] = field(default_factory=dict)
+    fields: Counter[str] = field(default_factory=Counter)
+    unproved: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -246,7 +247,7 @@ def match_records(
         _match_rule(documents, rule, keys[rule.table], matches, unproved)
     for row, why in (documents.undecodable | unproved).items():
         if not matches.mask[row]:
-            matches.unproved[why] = matches.unproved.get(why, 0) + 1
+            matches.unproved[why] += 1
     return matches
 
 
@@ -262,7 +263,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
     for text, is_match in (item for column in columns for item in column.by_field.items()):
         # A record counts once.
         if new := int((is_match & uncounted).sum()):
-            matches.fields[text] = matches.fields.get(text, 0) + new
+            matches.fields[text] += new
         uncounted &= ~is_match
     matches.mask |= holds_key
     for column in () if keys.has_all_spellings else columns:
