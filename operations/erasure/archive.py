@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ...common import instants
 from ...errors import CommitConflict, Corruption, ObjectNotFound
+from ...pipeline.kafka.messages import encode_rows
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
@@ -29,7 +30,6 @@ _PAUSES = 20
 
 
 ARCHIVE_KIND = "input archive"
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
@@ -222,14 +222,7 @@ def _without_keys(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Match
     for (place, message), match in zip(sent.items(), matches[1:], strict=True):
         if match.mask.any():
             gone[place] = gone[place] or match.mask.all()
-            values[place] = _encoded(message.filter(pa.array(~match.mask)))
+            values[place] = encode_rows(message.filter(pa.array(~match.mask)).combine_chunks())
     if sent:
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
     return rows.filter(pa.array(~gone)) if gone.any() else rows
-
-
-def _encoded(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
-        writer.write_table(rows.combine_chunks())
-    return bytes(sink.getvalue())
