@@ -18,7 +18,7 @@ from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, UnreadableJson, all_column_text, all_json_text, parse_json
-from ...snapshot.take.audit_log import OPERATIONS
+from ...snapshot.take.audit_log import OPERATIONS, Operation
 from ...snapshot.take.capture import read_captured_object
 from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
@@ -318,12 +318,10 @@ class KeySearch:
         columns = tuple((FieldComparison(Field(name), name),) for name in requested.rows.column_names)
         return bool(match_records(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
-    def log_entries_with_keys(self) -> Iterator[str]:
-        """Yield the object names of entries of the log of operations whose text contains a key."""
-        store, app = self.member.store, self.member.app
-        for done in OPERATIONS.all(store, app):
-            if self.texts.contain_key(done.detail, done.message):
-                yield OPERATIONS.key(done, app)
+    def log_entries_with_keys(self) -> Iterator[Operation]:
+        """Yield entries of the log of operations whose text contains a key."""
+        entries = OPERATIONS.all(self.member.store, self.member.app)
+        return (entry for entry in entries if self.texts.contain_key(entry.detail, entry.message))
 
     def edited_versions_with_keys(self) -> Iterator[Manifest]:
         """Yield stored versions whose edit contains a key in its statement or its message."""
