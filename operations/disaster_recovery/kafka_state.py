@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.in_flight import InFlight, in_flight
+from ...snapshot.cut.in_flight import InFlight, in_flight, rows_of_sink
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Anchor, UnpublishedSinkRows
 from ...snapshot.cut.stored import Captured, Snapshot
@@ -88,27 +88,8 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
         done = place.version if place is not None else sink.since
         if done >= head.version or (remaining := published.unpublished_rows(sink, place)) <= 0:
             continue
-        between = tuple(history.iter_between(store, head.app, head.stage, done, head.version))
-        attempts = tuple(attempt for at in between if name in at.sinks for attempt in at.sinks[name].attempts)
         begin = place.offset if place is not None else history.read(store, head.app, head.stage, done).sinks[name].end
-        ends = (begin,), (sink.end,)
-        yield (
-            name,
-            InFlight(
-                name,
-                sink.topic,
-                head.stage,
-                head.stage,
-                *ends,
-                attempts,
-                remaining,
-                (remaining,),
-                done,
-                head.version,
-                "",
-                sink.topic_id,
-            ),
-        )
+        yield name, rows_of_sink(store, head, name, begin, done, remaining)
 
 
 def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:

@@ -36,7 +36,7 @@ from ...pipeline.spark.conf import add_to_python_path
 from ...pipeline.spark.session import running_session, warm_up
 from ...snapshot.change.migrate import describe_stage_change
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.cut.in_flight import rows_of_sink
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.equality import surplus_rows, unequal_records
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
@@ -44,8 +44,6 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import KeyShare
-from ...store.versions import history
-from ...store.versions.manifest import Manifest
 from ..maintenance.removal import Removal
 from ..program_changes import migrate_app, open_spark
 from .clone import ScratchClone
@@ -89,22 +87,12 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut
 def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.Table]]:
     channels = KafkaChannels(kafka)
     for head in cut.stages.values():
-        for name in head.sinks:
+        for name, sink in head.sinks.items():
             tables = [
                 rows.drop_columns([p for p in _POSITION_COLUMNS if p in rows.column_names])
-                for rows in channels.read(_all_written(store, head, name))
+                for rows in channels.read(rows_of_sink(store, head, name, 0, sink.since - 1, sink.sent))
             ]
             yield name, pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-
-
-def _all_written(store: ObjectStore, head: Manifest, name: str) -> InFlight:
-    sink = head.sinks[name]
-    versions = history.iter_after(store, head.app, head.stage, sink.since - 1)
-    attempts = tuple(
-        attempt for manifest in versions if name in manifest.sinks for attempt in manifest.sinks[name].attempts
-    )
-    where = (name, sink.topic, head.stage, "", (0,), (sink.end,))
-    return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
 
 
 _POLL_S = 1.0
