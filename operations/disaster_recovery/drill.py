@@ -22,7 +22,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.side_tables import tables_of
 from ..maintenance.removal import Removal
-from ..staging.clone import ScratchClone
+from ..staging.clone import clone, remove_temporary_clone
 from ..staging.clone_plan import CloneTerms as CloneTerms
 from .fence import inspect_primary
 from .recover import StepTimer, make_checked_plan
@@ -98,6 +98,7 @@ def drill(
     of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", StepTimer()
+    remove_clone = partial(remove_temporary_clone, target, app, name, REASON, remove_topics, partial(pause, 1.0))
     for attempt in range(_ATTEMPTS):
         replica_info = _replica(target, app)
         old = primary(replica_info.root) if primary is not None else None
@@ -109,12 +110,9 @@ def drill(
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
             start, channels = resolve(target, ref, now_ms=0), cast("KafkaTopics", _AcceptingTopics(kafka))
-            scratch = ScratchClone(
-                target, ref, start, name, clone_terms, channels, by, remove_topics, partial(pause, 1.0)
-            )
-            scratch.remove()
+            remove_clone()
             with clock.step("prepare the run"):
-                scratch.create(is_logged=False)
+                clone(target, ref, name, at=start, terms=clone_terms, channels=channels, by=by, is_logged=False)
             break
         except NotFound:  # replication has replaced the cut meanwhile
             if attempt == _ATTEMPTS - 1:
@@ -128,7 +126,7 @@ def drill(
     finally:
         if not keep:
             with clock.step("remove the clone"):
-                scratch.remove()
+                remove_clone()
     why_not, took = why_not or observed.unreachable, tuple(clock.elapsed)
     done = DrillResult(app, target.url, plan, name, keep, why_not, tables, replica, recovered, recovered.versions, took)
     record_operation(target, app, "recover --drill", f"{'passed' if done.passed else 'failed'}, as {name}", by)

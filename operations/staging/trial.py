@@ -46,7 +46,7 @@ from ...store.read.cache import SstCache
 from ...store.sst.hashing import KeyShare
 from ..maintenance.removal import Removal
 from ..program_changes import migrate_app, open_spark
-from .clone import ScratchClone
+from .clone import clone, remove_temporary_clone, temporary_clone
 from .clone_plan import CloneTerms
 from .trial_plan import EndOffsets, Release, TrialPlan, check_reached, count_unread, make_plan, restrict_to_sample
 
@@ -119,35 +119,37 @@ class CloneRun:
     migrated: list[str] = field(default_factory=list)
     shares: Mapping[str, KeyShare] = field(default_factory=dict)
 
-    @property
-    def _is_kept(self) -> bool:
-        return self.name == self.release.keep
-
     @contextmanager
     def running(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
         """Create the clone, run the program, and remove the clone on exit unless the user keeps it.
 
         If the program `is_new`, the clone is migrated first. Raises `StopRequested` after a stop signal.
         """
-        if self._is_kept:
+        is_kept = self.name == self.release.keep
+        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
+        reason = f"a trial of {self.release.code}"
+        create = partial(
+            clone,
+            self.store,
+            self.ref,
+            self.name,
+            at=self.start,
+            channels=KafkaChannels(kafka, patience_s=self.options.patience_s),
+            # With a time to live, `clone rm --expired` removes the clone of a killed trial.
+            terms=CloneTerms(owner=self.by, reason=reason, ttl_ms=0 if is_kept else DAY_MS),
+            by=self.by,
+            is_logged=is_kept,
+        )
+        if is_kept:
             # The user chose the name, so an app of that name must not be removed.
-            self._clone.create(is_logged=True)
+            create()
             yield self._run(program, is_new=is_new)
             return
+        source = self.start.app
+        remove = partial(remove_temporary_clone, self.store, source, self.name, reason, self._remove_topics, self._wait)
         # Repeated stop signals must not interrupt the removal.
-        with self._clone.created(self.stop.uninterrupted):
+        with temporary_clone(create, remove, self.stop.uninterrupted):
             yield self._run(program, is_new=is_new)
-
-    @property
-    def _clone(self) -> ScratchClone:
-        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
-        channels = KafkaChannels(kafka, patience_s=self.options.patience_s)
-        # With a time to live, `clone rm --expired` removes the clone of a killed trial.
-        terms = CloneTerms(
-            owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._is_kept else DAY_MS
-        )
-        begin = self.ref, self.start
-        return ScratchClone(self.store, *begin, self.name, terms, channels, self.by, self._remove_topics, self._wait)
 
     def _run(self, program: App, *, is_new: bool) -> CloneRun:
         program = replace(program, name=self.name)
