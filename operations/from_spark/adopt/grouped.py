@@ -18,6 +18,7 @@ from ....state.kinds.due import due_ms
 from ....state.kinds.join import BoundJoin, Join, JoinSide
 from ....state.kinds.kind import BoundState, Kind
 from ....state.kinds.session import TIMES, Sessions
+from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Table, is_internal
 from ...exchange.initialise import SORT_MEMORY
@@ -121,12 +122,12 @@ class GroupedMapping:
             source = f"t{number}"
             if touched:
                 source = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_columns_equal('t', 'k', self.key)})"
-            aggregates = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in part.per_key)
+            aggregates = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in part.per_key)
             with_parts.append(f"p{number} AS (SELECT {keys}, {aggregates} FROM {source} GROUP BY {keys})")
             joins.append(f"LEFT JOIN p{number} ON {_columns_equal('k', f'p{number}', self.key)}")
         all_keys = " UNION ".join(f"SELECT {keys} FROM p{number}" for number in range(len(self.parts)))
-        key_columns = ", ".join(f"k.{_quoted(name)}" for name in self.key)
-        values = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in self.values)
+        key_columns = ", ".join(f"k.{quote_identifier(name)}" for name in self.key)
+        values = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in self.values)
         query = f"WITH {', '.join(with_parts)} SELECT {key_columns}, {values} FROM ({all_keys}) k {' '.join(joins)}"
         for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
             yield cast_to_columns(batch, self.table.columns)
@@ -136,28 +137,19 @@ class GroupedMapping:
 
 
 def _column_list(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return ", ".join(map(quote_identifier, names))
 
 
 def _columns_equal(first: str, second: str, names: Iterable[str]) -> str:
-    return " AND ".join(f"{first}.{_quoted(name)} IS NOT DISTINCT FROM {second}.{_quoted(name)}" for name in names)
-
-
-def struct_expression(fields: Sequence[str]) -> str:
-    return "struct_pack(" + ", ".join(f"{_quoted(name)} := {_quoted(name)}" for name in fields) + ")"
+    return " AND ".join(
+        f"{first}.{quote_identifier(name)} IS NOT DISTINCT FROM {second}.{quote_identifier(name)}" for name in names
+    )
 
 
 def list_expression(fields: Sequence[str], order: Sequence[str]) -> str:
     """Return the DuckDB expression that collects a key's rows as a list of structs, ordered by `order`."""
-    return f"list({struct_expression(fields)} ORDER BY {_column_list(order)})"
-
-
-def quoted(name: str) -> str:
-    return _quoted(name)
+    columns = ", ".join(f"{name} := {name}" for name in map(quote_identifier, fields))
+    return f"list(struct_pack({columns}) ORDER BY {_column_list(order)})"
 
 
 def _chunked(column: Array) -> Array:
@@ -213,7 +205,7 @@ def map_sessions(
     shown = next(name for name in lists if not is_internal(name))
     reported = [mapped for mapped in search.columns if mapped.column in {column.name for column in table.key}]
     reported.append(MappedColumn(shown, tuple(state.values.names), lambda rows: rows, "a list of its sessions"))
-    return GroupedMapping((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(reported))
+    return GroupedMapping((part,), table, tuple((name, quote_identifier(name)) for name, _ in per_key), tuple(reported))
 
 
 def map_join(
@@ -232,7 +224,7 @@ def map_join(
     ]
     if search.problems:
         return None
-    left_name, right_name = (quoted(side.name) for side in (bound.left, bound.right))
+    left_name, right_name = (quote_identifier(side.name) for side in (bound.left, bound.right))
     due = f"greatest(p0.{_DUE}, p1.{_DUE})"
     values = [(bound.left.name, f"coalesce({left_name}, [])"), (bound.right.name, f"coalesce({right_name}, [])")]
     if bound.outer:
@@ -279,7 +271,7 @@ def _map_join_side(state: ReadableTable, side: JoinSide, kind: Join, table: Tabl
                 _MATCHED, (met,) if met else (), lambda rows: rows[met] if met else pa.repeat(False, rows.num_rows)
             )
         )
-        order = f"{quoted(time)}, {_ID}"
+        order = f"{quote_identifier(time)}, {_ID}"
         per_key += [
             (_MATCHED, f"list({_MATCHED} ORDER BY {order})"),
             ("_open", f"min({_DUE}) FILTER (NOT {_MATCHED})"),
