@@ -48,7 +48,7 @@ class KeyPart:
 
 @dataclass(slots=True)
 class GroupedMapping:
-    """`StateMapping` for a table whose row combines all of the query's rows of a key.
+    """Mapping of all of the query's rows of a key to one row of the stage's table.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -69,10 +69,15 @@ class GroupedMapping:
         return tuple(part.state for part in self.parts)
 
     def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
+        """Yield all rows of the table, given all rows of `states` at the end of a batch.
+
+        Raises `Refused` for a value that does not fit.
+        """
         self.load_state(states)
         yield from self._rows("")
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
+        """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -91,6 +96,7 @@ class GroupedMapping:
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
+        """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
         con = self._con
         assert con is not None  # noqa: S101  `load_state` was called
         keys = _column_list(self.key)
