@@ -4,7 +4,7 @@ The copies serve a recovery without the app's Kafka. Anchors are the last record
 users' topics. They identify the app's position in a mirror of the topic, which has different offsets.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.graph import Cut
@@ -44,15 +44,8 @@ def copy_in_flight_records(
             captured.append(copy)
         elif state.receiver:
             missing.append(state)
-    if missing and reader is None:
-        return (), _not_copied_message(sum(state.rows for state in missing), "in-flight records")
-    try:
-        return (
-            *captured,
-            *(capture_in_flight(target, cut.app, name, missing, reader) if reader is not None else ()),
-        ), ""
-    except (Corruption, Refused, Unavailable) as error:
-        return (), f"in-flight records are not copied: {error.message}"
+    copies, lacks = _capture(target, cut.app, name, missing, reader, "in-flight records")
+    return () if lacks else (*captured, *copies), lacks
 
 
 def copy_unpublished_rows(
@@ -65,20 +58,25 @@ def copy_unpublished_rows(
     unpublished: list[UnpublishedSinkRows] = []
     for head in cut.stages.values():
         for sink, state in _unpublished(source, head):
-            if reader is None:
-                return (), _not_copied_message(state.rows, f"rows for the sink {sink!r}")
-            try:
-                unpublished += [
-                    UnpublishedSinkRows(head.stage, sink, rows)
-                    for rows in capture_in_flight(target, cut.app, name, [state], reader)
-                ]
-            except (Corruption, Refused, Unavailable) as error:
-                return (), f"rows for the sink {sink!r} are not copied: {error.message}"
+            copies, lacks = _capture(target, cut.app, name, [state], reader, f"rows for the sink {sink!r}")
+            if lacks:
+                return (), lacks
+            unpublished += [UnpublishedSinkRows(head.stage, sink, rows) for rows in copies]
     return tuple(unpublished), ""
 
 
-def _not_copied_message(rows: int, label: str) -> str:
-    return f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
+def _capture(
+    target: ObjectStore, app: str, name: str, states: Sequence[InFlight], reader: KafkaTopics | None, label: str
+) -> tuple[tuple[Captured, ...], str]:
+    if not states:
+        return (), ""
+    if reader is None:
+        rows = sum(state.rows for state in states)
+        return (), f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
+    try:
+        return tuple(capture_in_flight(target, app, name, states, reader)), ""
+    except (Corruption, Refused, Unavailable) as error:
+        return (), f"{label} are not copied: {error.message}"
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
