@@ -6,7 +6,7 @@ the app, as far as the app's store can be reached.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -167,24 +167,17 @@ def _compare_with_app(
     store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
 ) -> tuple[tuple[TableCheck, ...], str]:
     """Compare each table with the app. Returns the results, and the reason why some tables were not compared."""
-    same: dict[str, str] = {}
-    why_not = ""
+    checks, why_not = list[TableCheck](), ""
     for stage, manifest in plan.cut.stages.items():
-        same[stage] = "not compared"
-        if store is None:
-            continue
-        key = keys.manifest(plan.app, stage, manifest.version)
+        checksums, key = "not compared", keys.manifest(plan.app, stage, manifest.version)
         try:
-            same[stage] = "equal" if store.get(key) == target.get(key) else "different"
+            if store is not None:
+                checksums = "equal" if store.get(key) == target.get(key) else "different"
         except ObjectNotFound:
             why_not = f"v{manifest.version} of {stage} was garbage-collected there"
         except SlackwaterError as error:
             why_not = error.message
-    return tuple(_table_checks(plan, same)), why_not
-
-
-def _table_checks(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableCheck]:
-    for stage, manifest in plan.cut.stages.items():
         for name, at in tables_of(manifest, stage).items():
-            rows, size = (sum(sizes) for sizes in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
-            yield TableCheck(name, manifest.version, rows, len(at.ssts), size, same[stage])
+            rows, size = sum(sst.rows for sst in at.ssts), sum(sst.bytes for sst in at.ssts)
+            checks.append(TableCheck(name, manifest.version, rows, len(at.ssts), size, checksums))
+    return tuple(checks), why_not
