@@ -5,7 +5,7 @@ DuckDB, on disk if they exceed the memory limit, and the rows of changed keys ar
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 
@@ -57,12 +57,11 @@ class GroupedMapping:
     table: Table
     values: tuple[tuple[str, str], ...]
     columns: tuple[MappedColumn, ...]
-    key: tuple[str, ...] = field(init=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)
-    _: InitVar[None] = None
 
-    def __post_init__(self, _: None) -> None:
-        self.key = tuple(column.name for column in self.table.key)
+    @property
+    def key(self) -> list[str]:
+        return [column.name for column in self.table.key]
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
@@ -113,8 +112,8 @@ class GroupedMapping:
             con.execute(f"INSERT INTO t{number} FROM came{number}")
             touched.append(f"SELECT DISTINCT {keys} FROM gone{number}")
         con.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(touched)}")
-        current = pa.concat_tables([self._empty(), *self._rows("touched")])
-        con.register("found", current.select(list(self.key)))
+        current = pa.concat_tables([arrow_schema(self.table.columns).empty_table(), *self._rows("touched")])
+        con.register("found", current.select(self.key))
         deleted = con.sql(
             f"SELECT t.* FROM touched t ANTI JOIN found f ON {_columns_equal('t', 'f', self.key)}"
         ).to_arrow_table()
@@ -137,9 +136,6 @@ class GroupedMapping:
         query = f"WITH {', '.join(with_parts)} SELECT {key_columns}, {values} FROM ({all_keys}) k {' '.join(joins)}"
         for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
             yield cast_to_columns(batch, self.table.columns)
-
-    def _empty(self) -> pa.Table:
-        return arrow_schema(self.table.columns).empty_table()
 
 
 def _column_list(names: Iterable[str]) -> str:
