@@ -6,7 +6,7 @@ the app, as far as the app's store can be reached.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -22,7 +22,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, keys
 from ...store.versions.side_tables import tables_of
 from ..maintenance.removal import Removal
-from ..staging.clone import ScratchClone
+from ..staging.clone import clone, remove_temporary_clone
 from ..staging.clone_plan import CloneTerms as CloneTerms
 from .fence import inspect_primary
 from .recover import StepTimer, make_checked_plan
@@ -98,6 +98,7 @@ def drill(
     of `recover` if the app could not be recovered.
     """
     name, clock = f"{app}-drill", StepTimer()
+    remove_clone = partial(remove_temporary_clone, target, app, name, REASON, remove_topics, partial(pause, 1.0))
     for attempt in range(_ATTEMPTS):
         replica_info = _replica(target, app)
         old = primary(replica_info.root) if primary is not None else None
@@ -109,12 +110,9 @@ def drill(
         ref, clone_terms = f"{app}@{plan.replicated.snapshot}", CloneTerms(topics=plan.topics, owner=by, reason=REASON)
         try:
             start, channels = resolve(target, ref, now_ms=0), cast("KafkaTopics", _AcceptingTopics(kafka))
-            scratch = ScratchClone(
-                target, ref, start, name, clone_terms, channels, by, remove_topics, partial(pause, 1.0)
-            )
-            scratch.remove()
+            remove_clone()
             with clock.step("prepare the run"):
-                scratch.create(is_logged=False)
+                clone(target, ref, name, at=start, terms=clone_terms, channels=channels, by=by, is_logged=False)
             break
         except NotFound:  # replication has replaced the cut meanwhile
             if attempt == _ATTEMPTS - 1:
@@ -128,7 +126,7 @@ def drill(
     finally:
         if not keep:
             with clock.step("remove the clone"):
-                scratch.remove()
+                remove_clone()
     why_not, took = why_not or observed.unreachable, tuple(clock.elapsed)
     done = DrillResult(app, target.url, plan, name, keep, why_not, tables, replica, recovered, recovered.versions, took)
     record_operation(target, app, "recover --drill", f"{'passed' if done.passed else 'failed'}, as {name}", by)
@@ -169,24 +167,17 @@ def _compare_with_app(
     store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
 ) -> tuple[tuple[TableCheck, ...], str]:
     """Compare each table with the app. Returns the results, and the reason why some tables were not compared."""
-    same: dict[str, str] = {}
-    why_not = ""
+    checks, why_not = list[TableCheck](), ""
     for stage, manifest in plan.cut.stages.items():
-        same[stage] = "not compared"
-        if store is None:
-            continue
-        key = keys.manifest(plan.app, stage, manifest.version)
+        checksums, key = "not compared", keys.manifest(plan.app, stage, manifest.version)
         try:
-            same[stage] = "equal" if store.get(key) == target.get(key) else "different"
+            if store is not None:
+                checksums = "equal" if store.get(key) == target.get(key) else "different"
         except ObjectNotFound:
             why_not = f"v{manifest.version} of {stage} was garbage-collected there"
         except SlackwaterError as error:
             why_not = error.message
-    return tuple(_table_checks(plan, same)), why_not
-
-
-def _table_checks(plan: RecoveryPlan, same: Mapping[str, str]) -> Iterator[TableCheck]:
-    for stage, manifest in plan.cut.stages.items():
         for name, at in tables_of(manifest, stage).items():
-            rows, size = (sum(sizes) for sizes in ((s.rows for s in at.ssts), (s.bytes for s in at.ssts)))
-            yield TableCheck(name, manifest.version, rows, len(at.ssts), size, same[stage])
+            rows, size = sum(sst.rows for sst in at.ssts), sum(sst.bytes for sst in at.ssts)
+            checks.append(TableCheck(name, manifest.version, rows, len(at.ssts), size, checksums))
+    return tuple(checks), why_not

@@ -4,11 +4,11 @@ The copies serve a recovery without the app's Kafka. Anchors are the last record
 users' topics. They identify the app's position in a mirror of the topic, which has different offsets.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.in_flight import InFlight, in_flight
+from ...snapshot.cut.in_flight import InFlight, in_flight, rows_of_sink
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.replicas import Anchor, UnpublishedSinkRows
 from ...snapshot.cut.stored import Captured, Snapshot
@@ -44,15 +44,8 @@ def copy_in_flight_records(
             captured.append(copy)
         elif state.receiver:
             missing.append(state)
-    if missing and reader is None:
-        return (), _not_copied_message(sum(state.rows for state in missing), "in-flight records")
-    try:
-        return (
-            *captured,
-            *(capture_in_flight(target, cut.app, name, missing, reader) if reader is not None else ()),
-        ), ""
-    except (Corruption, Refused, Unavailable) as error:
-        return (), f"in-flight records are not copied: {error.message}"
+    copies, lacks = _capture(target, cut.app, name, missing, reader, "in-flight records")
+    return () if lacks else (*captured, *copies), lacks
 
 
 def copy_unpublished_rows(
@@ -65,20 +58,25 @@ def copy_unpublished_rows(
     unpublished: list[UnpublishedSinkRows] = []
     for head in cut.stages.values():
         for sink, state in _unpublished(source, head):
-            if reader is None:
-                return (), _not_copied_message(state.rows, f"rows for the sink {sink!r}")
-            try:
-                unpublished += [
-                    UnpublishedSinkRows(head.stage, sink, rows)
-                    for rows in capture_in_flight(target, cut.app, name, [state], reader)
-                ]
-            except (Corruption, Refused, Unavailable) as error:
-                return (), f"rows for the sink {sink!r} are not copied: {error.message}"
+            copies, lacks = _capture(target, cut.app, name, [state], reader, f"rows for the sink {sink!r}")
+            if lacks:
+                return (), lacks
+            unpublished += [UnpublishedSinkRows(head.stage, sink, rows) for rows in copies]
     return tuple(unpublished), ""
 
 
-def _not_copied_message(rows: int, label: str) -> str:
-    return f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
+def _capture(
+    target: ObjectStore, app: str, name: str, states: Sequence[InFlight], reader: KafkaTopics | None, label: str
+) -> tuple[tuple[Captured, ...], str]:
+    if not states:
+        return (), ""
+    if reader is None:
+        rows = sum(state.rows for state in states)
+        return (), f"{rows:,} {label} are not copied: no Kafka configured (--kafka)"
+    try:
+        return tuple(capture_in_flight(target, app, name, states, reader)), ""
+    except (Corruption, Refused, Unavailable) as error:
+        return (), f"{label} are not copied: {error.message}"
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
@@ -88,27 +86,8 @@ def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFl
         done = place.version if place is not None else sink.since
         if done >= head.version or (remaining := published.unpublished_rows(sink, place)) <= 0:
             continue
-        between = tuple(history.iter_between(store, head.app, head.stage, done, head.version))
-        attempts = tuple(attempt for at in between if name in at.sinks for attempt in at.sinks[name].attempts)
         begin = place.offset if place is not None else history.read(store, head.app, head.stage, done).sinks[name].end
-        ends = (begin,), (sink.end,)
-        yield (
-            name,
-            InFlight(
-                name,
-                sink.topic,
-                head.stage,
-                head.stage,
-                *ends,
-                attempts,
-                remaining,
-                (remaining,),
-                done,
-                head.version,
-                "",
-                sink.topic_id,
-            ),
-        )
+        yield name, rows_of_sink(store, head, name, begin, done, remaining)
 
 
 def read_anchors(cut: Cut, reader: KafkaTopics | None) -> dict[str, tuple[tuple[Anchor, ...], ...]]:

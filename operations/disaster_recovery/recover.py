@@ -116,14 +116,10 @@ def _output(
             copy.topic, copy.ends, declared.sent, copy.attempts, copy.rows, declared.schema, topic_id=copy.topic_id
         )
     (edge,) = (edge for edge in channels(cut) if (edge.sender, edge.name) == (stage, name))
-    nothing = channel_state(target, cut, edge)
+    nothing = dataclasses.replace(channel_state(target, cut, edge), attempts=(), rows=0, counts=())
     topic = channel_topic(cut.app, name)
-    ends, _, _ = kafka.copy(_without_attempts(nothing), topic, cut.app)
+    ends, _, _ = kafka.copy(nothing, topic, cut.app)
     return Output(topic, ends, declared.sent, schema=declared.schema, topic_id=kafka.topic_id(topic))
-
-
-def _without_attempts(state: InFlight) -> InFlight:
-    return dataclasses.replace(state, attempts=(), rows=0, counts=())
 
 
 def _sinks(

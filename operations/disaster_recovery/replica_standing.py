@@ -14,7 +14,7 @@ from ...store.versions import apps, codec, history, keys
 from ..staging.clone_plan import check_roots
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaPair:
     """App with its store, and the store for its replica."""
 

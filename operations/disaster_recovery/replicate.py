@@ -32,7 +32,6 @@ from ...snapshot.cut.stored import SNAPSHOTS, Snapshot
 from ...snapshot.take.audit_log import newest_operation
 from ...snapshot.take.capture import delete_captured
 from ...store.objects.many import map_concurrently
-from ...store.objects.protocol import ObjectStore
 from ...store.read.copier import WORKERS, Copier
 from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
@@ -80,19 +79,15 @@ class RoundResult:
 
 
 @dataclass(slots=True)
-class Replicator:
+class Replicator(ReplicaPair):
     """Copies one app from `store` to `target`. Later rounds reuse listings of earlier rounds."""
 
-    store: ObjectStore
-    target: ObjectStore
-    app: str
     by: str
     reader: KafkaTopics | None = None
     workers: int = WORKERS
     on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None
     recovering: bool = False
     copier: Copier = field(init=False)
-    pair: ReplicaPair = field(init=False)
     _verified_versions: dict[str, int] = field(default_factory=dict)
     _last_sweep: object = None
     _limit: Boundary | None = None
@@ -100,19 +95,17 @@ class Replicator:
 
     def __post_init__(self) -> None:
         self.copier = Copier(self.store, self.target, self.workers, self.on_progress)
-        self.pair = ReplicaPair(self.store, self.target, self.app)
 
     def plan(self) -> CopyPlan:
         """Return the versions and snapshots to copy.
 
-        Raises the errors of `ReplicaPair.check_replica`, and `Refused` if gc has deleted versions that are to be
-        copied.
+        Raises the errors of `check_replica`, and `Refused` if gc has deleted versions that are to be copied.
         """
         self._is_begun()
         return self._plan()
 
     def _is_begun(self) -> bool:
-        return self.pair.check_replica(recovering=self.recovering) is not None
+        return self.check_replica(recovering=self.recovering) is not None
 
     def _plan(self) -> CopyPlan:
         return plan_copy(self.store, self.app, {stage: head.version for stage, head in self._target_heads()})
@@ -173,17 +166,17 @@ class Replicator:
         seen_ms, begun = instants.now_ms(), self._is_begun()
         todo = self._plan()
         if not begun:
-            self.pair.mark_replica(self.by)
+            self.mark_replica(self.by)
         last = replicas.REPLICA_CUTS.newest(self.target, self.app)
         self._copy_rules()
         for stage, head in self._target_heads():
             if self._verified_versions.get(stage) != head.version:
-                self.pair.check_version_equal(stage, head.version)
+                self.check_version_equal(stage, head.version)
         for stage, versions in todo.versions.items():
             for begin in range(0, len(versions), _CHUNK):
                 self._copy_versions(stage, versions[begin : begin + _CHUNK])
         if last is None:
-            self.pair.log_start(self.by)
+            self.log_start(self.by)
         copy_other_objects(self.copier, self.app)
         while newest_erasure_record(self.store, self.app) != self._forgotten:
             self._copy_rules()  # objects copied meanwhile may need SSTs that the new record names
@@ -192,7 +185,7 @@ class Replicator:
         cut = self._record_cut(todo, snapshots, last, seen_ms)
         # Readers see the replica once the app's identity is there.
         if not self.copier.put_if_absent(key := keys.app_info(self.app), self.store.get(key)):
-            raise self.pair.foreign_write_error(key)
+            raise self.foreign_write_error(key)
         self._report_to_app(cut)
         removed = self._sweep(todo, cut, last)
         counts = {stage: len(copied) for stage, copied in todo.versions.items() if copied}
@@ -236,7 +229,7 @@ class Replicator:
         # In ascending order, so that no version is missing before the newest one.
         for key, data, manifest in manifests:
             if not self.copier.put_if_absent(key, data):
-                raise self.pair.foreign_write_error(key)
+                raise self.foreign_write_error(key)
             self._verified_versions[stage] = max(manifest.version, self._verified_versions.get(stage, 0))
 
     def _copy_snapshots(self, todo: CopyPlan, last: ReplicaCut | None) -> Iterator[Snapshot]:
@@ -271,7 +264,7 @@ class Replicator:
             number = last.number + 1 if last is not None else 1
             cut = replace(self._pin_cut(todo, stages, snapshots, number, seen_ms), snapshots=names)
         if not self.recovering:
-            self.pair.check_not_recovering()
+            self.check_not_recovering()
         if REPLICA_CUTS.add(self.target, cut) != cut:
             raise _LostRace
         return cut
@@ -324,7 +317,7 @@ class Replicator:
     def _sweep(self, todo: CopyPlan, cut: ReplicaCut, last: ReplicaCut | None) -> int:
         if self.recovering:
             return 0  # the recovery may use an earlier cut
-        self.pair.check_not_recovering()
+        self.check_not_recovering()
         if last is None or cut != last or self._last_sweep is None:
             remove_older_cuts(self.target, cut)
         # `gc` and `forget` delete, then log: a sweep before that is too early, and the entry asks for another.

@@ -1,5 +1,6 @@
 """Erasure in input archives: rewrites objects without the keys, and commits an index that names the new objects."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 from ...common import instants
 from ...errors import CommitConflict, Corruption, ObjectNotFound
+from ...pipeline.kafka.messages import encode_rows
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field
@@ -28,7 +30,6 @@ _PAUSES = 20
 
 
 ARCHIVE_KIND = "input archive"
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
@@ -138,12 +139,11 @@ def _rows(search: KeySearch, item: ArchiveObject) -> Iterable[pa.Table]:
 
 
 def _fields(search: KeySearch, topic: str, key: str, parts: Iterable[pa.Table]) -> dict[str, int]:
-    fields: dict[str, int] = {}
+    fields = Counter[str]()
     search.unproved.pop(key, None)
     for rows in parts:
         for matches in _matches(search, topic, key, rows)[1]:
-            for text, count in matches.fields.items():
-                fields[text] = fields.get(text, 0) + count
+            fields.update(matches.fields)
     return fields
 
 
@@ -222,14 +222,7 @@ def _without_keys(rows: pa.Table, sent: dict[int, pa.Table], matches: list[Match
     for (place, message), match in zip(sent.items(), matches[1:], strict=True):
         if match.mask.any():
             gone[place] = gone[place] or match.mask.all()
-            values[place] = _encoded(message.filter(pa.array(~match.mask)))
+            values[place] = encode_rows(message.filter(pa.array(~match.mask)).combine_chunks())
     if sent:
         rows = rows.set_column(rows.schema.get_field_index("value"), "value", pa.array(values, pa.binary()))
     return rows.filter(pa.array(~gone)) if gone.any() else rows
-
-
-def _encoded(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
-        writer.write_table(rows.combine_chunks())
-    return bytes(sink.getvalue())

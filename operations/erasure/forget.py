@@ -30,7 +30,7 @@ from ...common import instants
 from ...errors import Refused, SlackwaterError, Usage
 from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.stored import notify_runners
-from ...snapshot.take.audit_log import operation_message, record_operation_once
+from ...snapshot.take.audit_log import OPERATIONS, operation_message, record_operation_once
 from ...snapshot.under_way.exclusion import RUNS_ELSEWHERE, AppCondition, Intent, check_exclusion
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -131,9 +131,7 @@ def forget(
         _check_readable(searches)
         _check_held(app, holding, store)
         gone = _count_rows((item.what, item.table, item.fields) for item in holding)
-        result = replace(result, held=holding, gone=gone, out_of_reach=list_out_of_reach(members, kafka))
-        coming = tuple(chain.from_iterable(find_unread_records(search, kafka) for search in searches))
-        return replace(result, unread=coming, unproved=_unproved(searches))
+        return _with_remaining(replace(result, held=holding, gone=gone), searches, kafka)
     _remove_keys_first(work, app, store)
     versions = tuple(chain.from_iterable(commit_versions(work, search) for search in searches))
     archive.await_archiving(searches, pause)
@@ -145,11 +143,7 @@ def forget(
     snapshots = tuple(chain.from_iterable(map(_edited_snapshots, searches)))
     removed = _read_journal(searches[0]).taken
     _record(searches, requested, versions, by)
-    reach = list_out_of_reach(members, kafka)
-    coming = tuple(chain.from_iterable(find_unread_records(search, kafka) for search in searches))
-    # Last: while the note exists, the same call continues.
-    _end(work)
-    return replace(
+    result = replace(
         result,
         rows=sum(sum(removal.fields.values()) for removal in removed.values()),
         read_bytes=sum(removal.bytes for removal in removed.values()),
@@ -158,11 +152,18 @@ def forget(
         versions=versions,
         snapshots=snapshots,
         unnamed=unnamed,
-        out_of_reach=reach,
         gone=_count_rows((removal.what, removal.of, removal.fields) for removal in removed.values()),
-        unread=coming,
-        unproved=_unproved(searches),
     )
+    result = _with_remaining(result, searches, kafka)
+    # Last: while the note exists, the same call continues.
+    _end(work)
+    return result
+
+
+def _with_remaining(result: ErasureResult, searches: Sequence[KeySearch], kafka: KafkaTopics | None) -> ErasureResult:
+    reach = list_out_of_reach(tuple(search.member for search in searches), kafka)
+    unread = tuple(chain.from_iterable(find_unread_records(search, kafka) for search in searches))
+    return replace(result, out_of_reach=reach, unread=unread, unproved=_unproved(searches))
 
 
 def _check_searchable(searches: Sequence[KeySearch]) -> None:
@@ -315,7 +316,7 @@ def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
         yield HeldObject(app, store.url, key, IN_FLIGHT, channel, len(store.get(key)), fields=match.fields)
     for key in search.edit_objects_with_keys():
         yield HeldObject(app, store.url, key, "edit", "", len(store.get(key)))
-    for key in search.log_entries_with_keys():
+    for key in (OPERATIONS.key(entry, app) for entry in search.log_entries_with_keys()):
         yield HeldObject(app, store.url, key, "log of operations", "", len(store.get(key)))
     for manifest in search.edited_versions_with_keys():
         key = keys.manifest(app, manifest.stage, manifest.version)

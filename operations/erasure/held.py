@@ -1,5 +1,6 @@
 """Search of an app's objects for keys: referenced and unreferenced SSTs, records, edits and log entries."""
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from ...snapshot.cut.moments import newest_cut, stages_of
 from ...snapshot.cut.stored import Snapshot, list_snapshots
 from ...snapshot.gc import census
 from ...snapshot.query.fields import Field, UnreadableJson, all_column_text, all_json_text, parse_json
-from ...snapshot.take.audit_log import OPERATIONS
+from ...snapshot.take.audit_log import OPERATIONS, Operation
 from ...snapshot.take.capture import read_captured_object
 from ...snapshot.under_way.runners import EDITS
 from ...store.archive import index
@@ -86,11 +87,6 @@ class ReferencedSst:
     side: str
     table: Table
     """Schema in the oldest version that names the SST. Later schemas can read the SST, too."""
-
-    @property
-    def root_and_object(self) -> tuple[str, str]:
-        """Root of the SST, as in the app's manifests, and its object."""
-        return self.sst.root, self.sst.object
 
 
 @dataclass
@@ -174,8 +170,7 @@ class KeySearch:
                 else self._rejected_of_topic(name, key, some)
             )
             matches.mask[at] = matches_of_input.mask
-            for text, count in matches_of_input.fields.items():
-                matches.fields[text] = matches.fields.get(text, 0) + count
+            matches.fields.update(matches_of_input.fields)
         return matches
 
     def _rejected_of_topic(self, name: str, key: str, rows: pa.Table) -> Matches:
@@ -195,8 +190,7 @@ class KeySearch:
                 continue
             row_matches = self.match_records(_REJECTED, name, key, sent)
             matches.mask[place] = row_matches.mask.any()
-            for text in row_matches.fields:
-                matches.fields[text] = matches.fields.get(text, 0) + 1
+            matches.fields.update(row_matches.fields.keys())
         return matches
 
     def archives(self) -> Iterator[ArchiveIndex]:
@@ -249,13 +243,10 @@ class KeySearch:
         """
         self.searched_count += 1
         if item.side and not self.is_attached(item.stage):
-            fields: dict[str, int] = {}
+            fields = Counter[str]()
             self.unproved.pop(item.sst.object, None)
             for block in read_blocks(self.member.store, item.sst, item.table):
-                for text, count in self.match_rejected(
-                    item.sst.object, pa.Table.from_batches([block.stored])
-                ).fields.items():
-                    fields[text] = fields.get(text, 0) + count
+                fields.update(self.match_rejected(item.sst.object, pa.Table.from_batches([block.stored])).fields)
             return (partial(_rejected_block, self), fields) if fields else None
         keys_of_table = self.keys_of(item.stage, item.table, item.side)
         if keys_of_table is None:
@@ -327,12 +318,10 @@ class KeySearch:
         columns = tuple((FieldComparison(Field(name), name),) for name in requested.rows.column_names)
         return bool(match_records(rows, [Rule(self.tables[stage], columns)], self.keys).mask.any())
 
-    def log_entries_with_keys(self) -> Iterator[str]:
-        """Yield the object names of entries of the log of operations whose text contains a key."""
-        store, app = self.member.store, self.member.app
-        for done in OPERATIONS.all(store, app):
-            if self.texts.contain_key(done.detail, done.message):
-                yield OPERATIONS.key(done, app)
+    def log_entries_with_keys(self) -> Iterator[Operation]:
+        """Yield entries of the log of operations whose text contains a key."""
+        entries = OPERATIONS.all(self.member.store, self.member.app)
+        return (entry for entry in entries if self.texts.contain_key(entry.detail, entry.message))
 
     def edited_versions_with_keys(self) -> Iterator[Manifest]:
         """Yield stored versions whose edit contains a key in its statement or its message."""
@@ -405,12 +394,11 @@ def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iter
             search.fields.rules_for(state.channel) or search.fields.unclear_columns(state.channel)
         ):
             continue
-        fields: dict[str, int] = {}
+        fields = Counter[str]()
         search.unproved.pop(state.topic, None)
         try:
             for rows in channels.read(state) if channels is not None else ():
-                for text, count in search.match_records(UNREAD, state.channel, state.topic, rows).fields.items():
-                    fields[text] = fields.get(text, 0) + count
+                fields.update(search.match_records(UNREAD, state.channel, state.topic, rows).fields)
             why = "" if channels is not None else "no Kafka configured"
         except SlackwaterError as error:
             why = error.sentence

@@ -10,7 +10,8 @@ no key's text and no JSON escape are only checked to be valid JSON.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -123,8 +124,8 @@ class Matches:
     """Records that hold a key, and counts of matches and of undecided records."""
 
     mask: Mask
-    fields: dict[str, int] = field(default_factory=dict)
-    unproved: dict[str, int] = field(default_factory=dict)
+    fields: Counter[str] = field(default_factory=Counter)
+    unproved: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -158,23 +159,21 @@ class _Documents:
                 read = self._parse_column(column, how)
                 if is_whole:
                     self._parsed_columns[place] = read
-            for row, document in read.documents:
-                try:
-                    for value in json_leaves(document, steps):
-                        yield row, value
-                except UnreadableJson:
-                    self.undecodable[row] = f"{comparison.text} is a field of text that is not JSON"
+            yield from self._json_values(read.documents, steps, comparison)
             for values, rows in read.structs:
                 for nested in column_leaves(values, steps, rows):
                     if nested.remaining_steps:
-                        yield from self._nested_values(nested, comparison)
+                        texts = zip(nested.rows.tolist(), map(decode_text, nested.values.to_pylist()), strict=True)
+                        yield from self._json_values(texts, nested.remaining_steps, comparison)
                     else:
                         yield nested
 
-    def _nested_values(self, column: Leaves, comparison: FieldComparison) -> Iterator[tuple[int, Any]]:
-        for row, text in zip(column.rows.tolist(), column.values.to_pylist(), strict=True):
+    def _json_values(
+        self, documents: Iterable[tuple[int, Any]], steps: Sequence[str], comparison: FieldComparison
+    ) -> Iterator[tuple[int, Any]]:
+        for row, document in documents:
             try:
-                for value in json_leaves(decode_text(text), column.remaining_steps):
+                for value in json_leaves(document, steps):
                     yield row, value
             except UnreadableJson:
                 self.undecodable[row] = f"{comparison.text} is a field of text that is not JSON"
@@ -204,12 +203,8 @@ class _Documents:
         if not value:
             return
         if value.startswith(_ARROW) and (sent := message_rows(value)) is not None:
-            read.structs.append(
-                (
-                    pa.StructArray.from_arrays([*map(as_one_array, sent.columns)], names=sent.column_names),
-                    _repeat_row(row, sent),
-                )
-            )
+            values = pa.StructArray.from_arrays([*map(as_one_array, sent.columns)], names=sent.column_names)
+            read.structs.append((values, np.full(sent.num_rows, row)))
             return
         try:
             document, whole = parse_json(value)
@@ -246,7 +241,7 @@ def match_records(
         _match_rule(documents, rule, keys[rule.table], matches, unproved)
     for row, why in (documents.undecodable | unproved).items():
         if not matches.mask[row]:
-            matches.unproved[why] = matches.unproved.get(why, 0) + 1
+            matches.unproved[why] += 1
     return matches
 
 
@@ -262,7 +257,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
     for text, is_match in (item for column in columns for item in column.by_field.items()):
         # A record counts once.
         if new := int((is_match & uncounted).sum()):
-            matches.fields[text] = matches.fields.get(text, 0) + new
+            matches.fields[text] += new
         uncounted &= ~is_match
     matches.mask |= holds_key
     for column in () if keys.has_all_spellings else columns:
@@ -363,10 +358,6 @@ def _is_json(value: bytes) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return not value
     return True
-
-
-def _repeat_row(row: int, sent: pa.Table) -> RowNumbers:
-    return np.full(sent.num_rows, row)
 
 
 def message_rows(value: bytes) -> pa.Table | None:

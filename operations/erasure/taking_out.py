@@ -282,21 +282,19 @@ def _erased_ms(store: ObjectStore, app: str, stage: str) -> int:
 
 def _newest_forget(store: ObjectStore, app: str, stage: str) -> Manifest | None:
     head = history.head(store, app, stage)
-    while head is not None and head.traits is not FORGET:
-        head = history.previous_version(store, head)
-    return head
+    versions = history.iter_backwards(store, head) if head is not None else ()
+    return next((version for version in versions if version.traits is FORGET), None)
 
 
 def mask_texts(work: Erasure) -> None:
     for search in work.searches:
         store, app = search.member.store, search.member.app
-        for done in OPERATIONS.all(store, app):
+        for done in search.log_entries_with_keys():
             detail, message = (search.texts.mask_keys(text) for text in (done.detail, done.message))
-            if (detail, message) != (done.detail, done.message):
-                entry = replace(done, detail=detail, message=message)
-                if _same_length(done, entry):
-                    entry = replace(entry, detail=f"{detail}.")
-                OPERATIONS.put(store, entry, app)
+            entry = replace(done, detail=detail, message=message)
+            if _same_length(done, entry):
+                entry = replace(entry, detail=f"{detail}.")
+            OPERATIONS.put(store, entry, app)
         versions = tuple(search.edited_versions_with_keys())
         for manifest in versions:
             edit = manifest.edited

@@ -9,7 +9,7 @@ identity is written last; until then, the clone is invisible.
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -120,64 +120,47 @@ def clone(
     return plan
 
 
-@dataclass(frozen=True, slots=True)
-class ScratchClone:
-    """Temporary clone for a trial or a drill, in the store of its source."""
+@contextmanager
+def temporary_clone(
+    create: Callable[[], object], remove: Callable[[], None], removing: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Create a clone, and remove it on exit inside the context of `removing`, also if creating it fails.
 
-    store: ObjectStore
-    ref: str
-    start: Cut
-    name: str
-    terms: CloneTerms
-    channels: KafkaTopics
-    by: str
-    remove_topics: Callable[[Removal], None]
-    pause: Callable[[], None]
+    First removes what an interrupted call left.
+    """
+    remove()
+    try:
+        create()
+        yield
+    finally:
+        with removing():
+            remove()
 
-    @contextmanager
-    def created(self, removing: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Create the clone, and remove it on exit inside the context of `removing`.
 
-        Raises the errors of `remove` and `clone`.
-        """
-        self.remove()
-        try:
-            self.create(is_logged=False)
-            yield
-        finally:
-            with removing():
-                self.remove()
+def remove_temporary_clone(
+    store: ObjectStore,
+    source: str,
+    name: str,
+    reason: str,
+    remove_topics: Callable[[Removal], None],
+    pause: Callable[[], None],
+) -> None:
+    """Remove a clone in the store of its source, its pin, and what an interrupted call left of them. Idempotent.
 
-    def create(self, *, is_logged: bool) -> None:
-        """Create the clone, or finish creating it. With `is_logged`, the source's audit log records the clone."""
-        clone(
-            self.store,
-            self.ref,
-            self.name,
-            at=self.start,
-            terms=self.terms,
-            channels=self.channels,
-            by=self.by,
-            is_logged=is_logged,
+    `reason` begins the messages of errors. Raises `Refused` if the app of that name is not a clone of this source, or a
+    runner holds it.
+    """
+    info, _ = apps.find_app_and_journal(store, name)
+    if info is not None and (info.origin is None or info.origin.app != source):
+        raise Refused(
+            f"app {name!r} is not a clone of {source}, but {reason} needs its name",
+            hint=f"look at the app: slackwater status {name} --store {store.url}",
         )
-
-    def remove(self) -> None:
-        """Remove the clone and its pin, and what an interrupted call left of them. Idempotent.
-
-        Raises `Refused` if the app of that name is not a clone of this source, or a runner holds it.
-        """
-        source = self.start.app
-        info, _ = apps.find_app_and_journal(self.store, self.name)
-        if info is not None and (info.origin is None or info.origin.app != source):
-            raise Refused(
-                f"app {self.name!r} is not a clone of {source}, but {self.terms.reason} needs its name",
-                hint=f"look at the app: slackwater status {self.name} --store {self.store.url}",
-            )
-        if not have_runners_lapsed(self.store, self.name, self.pause):
-            fact = f"{self.terms.reason} is running already: a runner has its clone, {self.name}"
-            raise refusal_error(Intent.REMOVE, Evidence(AppCondition.RUNNER, fact, "wait until that has ended"))
-        delete_temporary_app(self.store, self.name, self.remove_topics)
-        remove_pins_without_clone(self.store, source, self.name, "")
+    if not have_runners_lapsed(store, name, pause):
+        fact = f"{reason} is running already: a runner has its clone, {name}"
+        raise refusal_error(Intent.REMOVE, Evidence(AppCondition.RUNNER, fact, "wait until that has ended"))
+    delete_temporary_app(store, name, remove_topics)
+    remove_pins_without_clone(store, source, name, "")
 
 
 def _find_keeper(store: ObjectStore, plan: ClonePlan, note: CloneJournal) -> Snapshot | None:

@@ -36,7 +36,7 @@ from ...pipeline.spark.conf import add_to_python_path
 from ...pipeline.spark.session import running_session, warm_up
 from ...snapshot.change.migrate import describe_stage_change
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.cut.in_flight import rows_of_sink
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.diff.equality import surplus_rows, unequal_records
 from ...snapshot.diff.moments import StoredCut, TableDiff, diff, new_tables, without_all_expected
@@ -44,11 +44,9 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.hashing import KeyShare
-from ...store.versions import history
-from ...store.versions.manifest import Manifest
 from ..maintenance.removal import Removal
 from ..program_changes import migrate_app, open_spark
-from .clone import ScratchClone
+from .clone import clone, remove_temporary_clone, temporary_clone
 from .clone_plan import CloneTerms
 from .trial_plan import EndOffsets, Release, TrialPlan, check_reached, count_unread, make_plan, restrict_to_sample
 
@@ -89,22 +87,12 @@ def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut
 def _rows(store: ObjectStore, kafka: Kafka, cut: Cut) -> Iterator[tuple[str, pa.Table]]:
     channels = KafkaChannels(kafka)
     for head in cut.stages.values():
-        for name in head.sinks:
+        for name, sink in head.sinks.items():
             tables = [
                 rows.drop_columns([p for p in _POSITION_COLUMNS if p in rows.column_names])
-                for rows in channels.read(_all_written(store, head, name))
+                for rows in channels.read(rows_of_sink(store, head, name, 0, sink.since - 1, sink.sent))
             ]
             yield name, pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-
-
-def _all_written(store: ObjectStore, head: Manifest, name: str) -> InFlight:
-    sink = head.sinks[name]
-    versions = history.iter_after(store, head.app, head.stage, sink.since - 1)
-    attempts = tuple(
-        attempt for manifest in versions if name in manifest.sinks for attempt in manifest.sinks[name].attempts
-    )
-    where = (name, sink.topic, head.stage, "", (0,), (sink.end,))
-    return InFlight(*where, attempts, sink.sent, (), sink.since, head.version, "", sink.topic_id)
 
 
 _POLL_S = 1.0
@@ -131,35 +119,37 @@ class CloneRun:
     migrated: list[str] = field(default_factory=list)
     shares: Mapping[str, KeyShare] = field(default_factory=dict)
 
-    @property
-    def _is_kept(self) -> bool:
-        return self.name == self.release.keep
-
     @contextmanager
     def running(self, program: App, *, is_new: bool = False) -> Iterator[CloneRun]:
         """Create the clone, run the program, and remove the clone on exit unless the user keeps it.
 
         If the program `is_new`, the clone is migrated first. Raises `StopRequested` after a stop signal.
         """
-        if self._is_kept:
+        is_kept = self.name == self.release.keep
+        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
+        reason = f"a trial of {self.release.code}"
+        create = partial(
+            clone,
+            self.store,
+            self.ref,
+            self.name,
+            at=self.start,
+            channels=KafkaChannels(kafka, patience_s=self.options.patience_s),
+            # With a time to live, `clone rm --expired` removes the clone of a killed trial.
+            terms=CloneTerms(owner=self.by, reason=reason, ttl_ms=0 if is_kept else DAY_MS),
+            by=self.by,
+            is_logged=is_kept,
+        )
+        if is_kept:
             # The user chose the name, so an app of that name must not be removed.
-            self._clone.create(is_logged=True)
+            create()
             yield self._run(program, is_new=is_new)
             return
+        source = self.start.app
+        remove = partial(remove_temporary_clone, self.store, source, self.name, reason, self._remove_topics, self._wait)
         # Repeated stop signals must not interrupt the removal.
-        with self._clone.created(self.stop.uninterrupted):
+        with temporary_clone(create, remove, self.stop.uninterrupted):
             yield self._run(program, is_new=is_new)
-
-    @property
-    def _clone(self) -> ScratchClone:
-        kafka = with_archives(open_kafka(self.options.kafka), self.store, self.release.app)
-        channels = KafkaChannels(kafka, patience_s=self.options.patience_s)
-        # With a time to live, `clone rm --expired` removes the clone of a killed trial.
-        terms = CloneTerms(
-            owner=self.by, reason=f"a trial of {self.release.code}", ttl_ms=0 if self._is_kept else DAY_MS
-        )
-        begin = self.ref, self.start
-        return ScratchClone(self.store, *begin, self.name, terms, channels, self.by, self._remove_topics, self._wait)
 
     def _run(self, program: App, *, is_new: bool) -> CloneRun:
         program = replace(program, name=self.name)

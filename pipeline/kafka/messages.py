@@ -27,10 +27,10 @@ _Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def encode_rows(rows: pa.RecordBatch) -> bytes:
+def encode_rows(rows: pa.RecordBatch | pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_IPC_OPTIONS) as writer:
-        writer.write_batch(rows)
+        writer.write(rows)
     return bytes(sink.getvalue())
 
 

@@ -9,7 +9,7 @@ markers of snapshots. A missing marker alone never causes a version to be skippe
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 from msgspec.structs import replace
 
@@ -60,6 +60,15 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     """
     states = (channel_state(store, cut, channel) for channel in channels(cut))
     return tuple(state for state in states if state.attempts)
+
+
+def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, after: int, rows: int) -> InFlight:
+    """Return the rows that versions `after` + 1 to `head` wrote for a sink, from offset `start` on."""
+    sink = head.sinks[name]
+    versions = history.iter_between(store, head.app, head.stage, after, head.version)
+    attempts = tuple(chain.from_iterable(at.sinks[name].attempts for at in versions if name in at.sinks))
+    where = (name, sink.topic, head.stage, head.stage, (start,), (sink.end,))
+    return InFlight(*where, attempts, rows, (rows,), after, head.version, "", sink.topic_id)
 
 
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:

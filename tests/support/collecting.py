@@ -34,6 +34,10 @@ class AgingStore(MemoryStore):
         """Told of each request, verb and key, before it is done; may make others, or raise."""
         self._written_ms: dict[str, int] = {}
 
+    def pause(self, seconds: float) -> None:
+        """Move the clock on, in place of a wait."""
+        self.clock_ms += round(seconds * 1_000)
+
     def _write(self, key: str, data: bytes) -> None:
         super()._write(key, data)
         self._written_ms[key] = self.clock_ms

@@ -8,10 +8,9 @@ version. If the adoption fails, everything that it wrote is deleted.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -35,32 +34,8 @@ from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input
 from ...maintenance.compact import StageCompactor
 from ..attach.rows import RowWriter
 from ..attach.steps import MAX_BATCHES
-from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint, ReadableTable
-from .buffers import MappedColumn
-
-
-class StateMapping(Protocol):
-    """Mapping from a query's rows to rows of a stage's table. Stateful: one instance for one pass over the history."""
-
-    @property
-    def states(self) -> Sequence[ReadableTable]:
-        """Mapped tables of the query."""
-
-    @property
-    def columns(self) -> Sequence[MappedColumn]:
-        """Columns and their sources, for reports."""
-
-    def map_all(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> Iterable[pa.Table]:
-        """Return all rows of the table, given all rows of `states` at the end of a batch.
-
-        Raises `Refused` for a value that does not fit.
-        """
-
-    def load_state(self, states: Sequence[Iterable[pa.RecordBatch]], /) -> None:
-        """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
-
-    def map_changes(self, states: Sequence[pa.Table], /) -> pa.Table:
-        """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
+from ..checkpoint.protocol import ReadableBatch, ReadableCheckpoint
+from .mapping import StateMapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,15 @@ class AttachedHistory:
     app: str
     stage: str
     checkpoint: ReadableCheckpoint
+    location: str = field(init=False)
+    query: str = field(init=False)
+    tables: Sequence[ReadableTable] = field(init=False)
     _versions: dict[int, Manifest] = field(default_factory=dict, init=False)
     _names: dict[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        checkpoint = self.checkpoint
+        self.location, self.query, self.tables = checkpoint.location, checkpoint.query, checkpoint.tables
         head = history.head(self.store, self.app, self.stage)
         if head is None or head.attached is None or head.attached.query != self.query:
             raise Refused(
@@ -55,18 +60,6 @@ class AttachedHistory:
                 self._versions[version.attached.next_batch - 1] = version
                 if version.attached.batches > 1:
                     return
-
-    @property
-    def location(self) -> str:
-        return self.checkpoint.location
-
-    @property
-    def query(self) -> str:
-        return self.checkpoint.query
-
-    @property
-    def tables(self) -> Sequence[ReadableTable]:
-        return self.checkpoint.tables
 
     def committed_batches(self) -> range:
         in_checkpoint = self.checkpoint.committed_batches()

@@ -5,7 +5,7 @@ DuckDB, on disk if they exceed the memory limit, and the rows of changed keys ar
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 
@@ -18,6 +18,7 @@ from ....state.kinds.due import due_ms
 from ....state.kinds.join import BoundJoin, Join, JoinSide
 from ....state.kinds.kind import BoundState, Kind
 from ....state.kinds.session import TIMES, Sessions
+from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Table, is_internal
 from ...exchange.initialise import SORT_MEMORY
@@ -47,7 +48,7 @@ class KeyPart:
 
 @dataclass(slots=True)
 class GroupedMapping:
-    """`StateMapping` for a table whose row combines all of the query's rows of a key.
+    """Mapping of all of the query's rows of a key to one row of the stage's table.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -56,22 +57,26 @@ class GroupedMapping:
     table: Table
     values: tuple[tuple[str, str], ...]
     columns: tuple[MappedColumn, ...]
-    key: tuple[str, ...] = field(init=False)
     _con: duckdb.DuckDBPyConnection | None = field(default=None, init=False)
-    _: InitVar[None] = None
 
-    def __post_init__(self, _: None) -> None:
-        self.key = tuple(column.name for column in self.table.key)
+    @property
+    def key(self) -> list[str]:
+        return [column.name for column in self.table.key]
 
     @property
     def states(self) -> tuple[ReadableTable, ...]:
         return tuple(part.state for part in self.parts)
 
     def map_all(self, states: Sequence[Iterable[pa.RecordBatch]]) -> Iterator[pa.Table]:
+        """Yield all rows of the table, given all rows of `states` at the end of a batch.
+
+        Raises `Refused` for a value that does not fit.
+        """
         self.load_state(states)
         yield from self._rows("")
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
+        """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -90,6 +95,7 @@ class GroupedMapping:
                 con.execute(f"CREATE TABLE t{number} AS FROM came")
 
     def map_changes(self, states: Sequence[pa.Table]) -> pa.Table:
+        """Convert a batch's changes of `states` to changes of the table, with `DELETED`. Call in order of batches."""
         con = self._con
         assert con is not None  # noqa: S101  `load_state` was called
         keys = _column_list(self.key)
@@ -106,8 +112,8 @@ class GroupedMapping:
             con.execute(f"INSERT INTO t{number} FROM came{number}")
             touched.append(f"SELECT DISTINCT {keys} FROM gone{number}")
         con.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(touched)}")
-        current = pa.concat_tables([self._empty(), *self._rows("touched")])
-        con.register("found", current.select(list(self.key)))
+        current = pa.concat_tables([arrow_schema(self.table.columns).empty_table(), *self._rows("touched")])
+        con.register("found", current.select(self.key))
         deleted = con.sql(
             f"SELECT t.* FROM touched t ANTI JOIN found f ON {_columns_equal('t', 'f', self.key)}"
         ).to_arrow_table()
@@ -121,43 +127,31 @@ class GroupedMapping:
             source = f"t{number}"
             if touched:
                 source = f"(SELECT t.* FROM t{number} t SEMI JOIN {touched} k ON {_columns_equal('t', 'k', self.key)})"
-            aggregates = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in part.per_key)
+            aggregates = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in part.per_key)
             with_parts.append(f"p{number} AS (SELECT {keys}, {aggregates} FROM {source} GROUP BY {keys})")
             joins.append(f"LEFT JOIN p{number} ON {_columns_equal('k', f'p{number}', self.key)}")
         all_keys = " UNION ".join(f"SELECT {keys} FROM p{number}" for number in range(len(self.parts)))
-        key_columns = ", ".join(f"k.{_quoted(name)}" for name in self.key)
-        values = ", ".join(f"{expression} AS {_quoted(name)}" for name, expression in self.values)
+        key_columns = ", ".join(f"k.{quote_identifier(name)}" for name in self.key)
+        values = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in self.values)
         query = f"WITH {', '.join(with_parts)} SELECT {key_columns}, {values} FROM ({all_keys}) k {' '.join(joins)}"
         for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
             yield cast_to_columns(batch, self.table.columns)
 
-    def _empty(self) -> pa.Table:
-        return arrow_schema(self.table.columns).empty_table()
-
 
 def _column_list(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    return ", ".join(map(quote_identifier, names))
 
 
 def _columns_equal(first: str, second: str, names: Iterable[str]) -> str:
-    return " AND ".join(f"{first}.{_quoted(name)} IS NOT DISTINCT FROM {second}.{_quoted(name)}" for name in names)
-
-
-def struct_expression(fields: Sequence[str]) -> str:
-    return "struct_pack(" + ", ".join(f"{_quoted(name)} := {_quoted(name)}" for name in fields) + ")"
+    return " AND ".join(
+        f"{first}.{quote_identifier(name)} IS NOT DISTINCT FROM {second}.{quote_identifier(name)}" for name in names
+    )
 
 
 def list_expression(fields: Sequence[str], order: Sequence[str]) -> str:
     """Return the DuckDB expression that collects a key's rows as a list of structs, ordered by `order`."""
-    return f"list({struct_expression(fields)} ORDER BY {_column_list(order)})"
-
-
-def quoted(name: str) -> str:
-    return _quoted(name)
+    columns = ", ".join(f"{name} := {name}" for name in map(quote_identifier, fields))
+    return f"list(struct_pack({columns}) ORDER BY {_column_list(order)})"
 
 
 def _chunked(column: Array) -> Array:
@@ -213,7 +207,7 @@ def map_sessions(
     shown = next(name for name in lists if not is_internal(name))
     reported = [mapped for mapped in search.columns if mapped.column in {column.name for column in table.key}]
     reported.append(MappedColumn(shown, tuple(state.values.names), lambda rows: rows, "a list of its sessions"))
-    return GroupedMapping((part,), table, tuple((name, quoted(name)) for name, _ in per_key), tuple(reported))
+    return GroupedMapping((part,), table, tuple((name, quote_identifier(name)) for name, _ in per_key), tuple(reported))
 
 
 def map_join(
@@ -232,7 +226,7 @@ def map_join(
     ]
     if search.problems:
         return None
-    left_name, right_name = (quoted(side.name) for side in (bound.left, bound.right))
+    left_name, right_name = (quote_identifier(side.name) for side in (bound.left, bound.right))
     due = f"greatest(p0.{_DUE}, p1.{_DUE})"
     values = [(bound.left.name, f"coalesce({left_name}, [])"), (bound.right.name, f"coalesce({right_name}, [])")]
     if bound.outer:
@@ -279,7 +273,7 @@ def _map_join_side(state: ReadableTable, side: JoinSide, kind: Join, table: Tabl
                 _MATCHED, (met,) if met else (), lambda rows: rows[met] if met else pa.repeat(False, rows.num_rows)
             )
         )
-        order = f"{quoted(time)}, {_ID}"
+        order = f"{quote_identifier(time)}, {_ID}"
         per_key += [
             (_MATCHED, f"list({_MATCHED} ORDER BY {order})"),
             ("_open", f"min({_DUE}) FILTER (NOT {_MATCHED})"),

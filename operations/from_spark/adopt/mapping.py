@@ -30,7 +30,7 @@ _EXPIRES = "expires_at"
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """`StateMapping` that makes one row of the stage's table from each row of the query's table."""
+    """Mapping of each row of the query's table to one row of the stage's table."""
 
     state: ReadableTable
     table: Table
@@ -66,9 +66,13 @@ class RowMapping:
         return cast_to_columns(pa.table([makers[name].compute(state) for name in names], names=names), columns)
 
 
+StateMapping = RowMapping | GroupedMapping
+"""Mapping from a query's rows to rows of a stage's table. Stateful: one instance for one pass over the history."""
+
+
 def map_tables(
     tables: Sequence[ReadableTable], table: Table, label: str, bound: BoundState | None = None
-) -> RowMapping | GroupedMapping:
+) -> StateMapping:
     """Return the mapping of a query's tables to a stage's table.
 
     `label` names the stage in errors, `bound` is the stage's state. Raises `Refused` with the problems of all columns.

@@ -41,22 +41,25 @@ def program_text(
             f"the query has several stateful operators ({kinds}), but a stage has one state",
             hint="attach the query instead, which makes its tables queryable",
         )
+    if first.kind == "transform":
+        raise Refused(
+            "a class of transformWithState needs no generated state: use state=sw.processor(TheClass(), output, …)",
+            hint="write the stage with the class, then check it with adopt --dry-run",
+        )
+    if first.kind == "session":
+        return _text(_session(first, app), topics, app, stage, where, query)
+    if first.kind == "join":
+        sides = tuple(topics) if len(topics) == 2 else ("left", "right")
+        return _text(_join(tables, sides), sides, app, stage, where, query)
     declare = {
         **dict.fromkeys(("aggregate", "window", "total"), _aggregate),
         **dict.fromkeys(("distinct", "distinct-within-watermark"), _distinct),
         "pandas": _pandas,
-        "transform": _transform,
     }.get(first.kind, _update)
-    if first.kind == "session":
-        return _text(_session(tables, app), topics, app, stage, where, query)
-    if first.kind == "join":
-        sides = tuple(topics) if len(topics) == 2 else ("left", "right")
-        return _text(_join(tables, sides), sides, app, stage, where, query)
-    return _text(declare(tables), topics, app, stage, where, query)
+    return _text(declare(first), topics, app, stage, where, query)
 
 
-def _aggregate(tables: Sequence[ReadableTable]) -> _StageDeclaration:
-    (table,) = tables
+def _aggregate(table: ReadableTable) -> _StageDeclaration:
     declared, columns, notes = _aggregates(table.values)
     key, of_key, computed, watermark = _key(table)
     if watermark:
@@ -103,8 +106,7 @@ def _source_type(function: str, kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _session(tables: Sequence[ReadableTable], app: str) -> _StageDeclaration:
-    (table,) = tables
+def _session(table: ReadableTable, app: str) -> _StageDeclaration:
     begin = table.key.names[-1]
     window, *_ = table.values.names
     declared, columns, notes = _aggregates(pa.schema(list(table.values)[1:]))
@@ -118,8 +120,7 @@ def _session(tables: Sequence[ReadableTable], app: str) -> _StageDeclaration:
     )  # fmt: skip
 
 
-def _distinct(tables: Sequence[ReadableTable]) -> _StageDeclaration:
-    (table,) = tables
+def _distinct(table: ReadableTable) -> _StageDeclaration:
     key, columns, computed, _ = _key(table)
     expires = bool(len(table.values))
     ddl = ", ".join(f"{name} {kind}" for name, kind in columns)
@@ -166,8 +167,7 @@ def _join(tables: Sequence[ReadableTable], sides: Sequence[str]) -> _StageDeclar
     )
 
 
-def _pandas(tables: Sequence[ReadableTable]) -> _StageDeclaration:
-    (table,) = tables
+def _pandas(table: ReadableTable) -> _StageDeclaration:
     fields = [(value.name, _spark(value.type)) for value in table.values]
     timed = has_timeout(table.values)
     key, columns, computed, _ = _key(table)
@@ -183,15 +183,7 @@ def _pandas(tables: Sequence[ReadableTable]) -> _StageDeclaration:
     return _StageDeclaration(key, state, columns, functions=functions, computed_columns=computed)
 
 
-def _transform(tables: Sequence[ReadableTable]) -> _StageDeclaration:
-    raise Refused(
-        "a class of transformWithState needs no generated state: use state=sw.processor(TheClass(), output, …)",
-        hint="write the stage with the class, then check it with adopt --dry-run",
-    )
-
-
-def _update(tables: Sequence[ReadableTable]) -> _StageDeclaration:
-    (table,) = tables
+def _update(table: ReadableTable) -> _StageDeclaration:
     key, columns, computed, _ = _key(table)
     ddl = ", ".join(f"{value.name} {_spark(value.type)}" for value in table.values)
     functions = '''

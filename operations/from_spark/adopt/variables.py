@@ -9,12 +9,13 @@ from ....state.kinds.due import due_ms
 from ....state.kinds.kind import BoundState, Kind
 from ....state.kinds.processor import Processor
 from ....state.kinds.state_variables import TIMERS, Variable, expiry_column
+from ....store.read.duckdb_view import quote_identifier
 from ....store.sst.arrow_types import from_arrow
 from ....store.sst.schema import DUE, arrow_schema
 from ....store.versions.manifest import Column, Table
 from ..checkpoint.protocol import ReadableTable
 from .buffers import Array, ColumnMapper, MappedColumn, map_by_name_or_position
-from .grouped import GroupedMapping, KeyPart, quoted
+from .grouped import GroupedMapping, KeyPart
 
 _EXPIRY_FIELD = "ttlExpirationMs"
 """Field of a list element that has the element's expiry."""
@@ -57,7 +58,7 @@ def _states_by_name(kind: Processor, states: Sequence[ReadableTable], search: Co
 
 
 def _values(parts: Sequence[KeyPart], table: Table) -> tuple[tuple[str, str], ...]:
-    values = [(name, quoted(name)) for part in parts for name, _ in part.per_key if name != _NEXT_EXPIRY]
+    values = [(name, quote_identifier(name)) for part in parts for name, _ in part.per_key if name != _NEXT_EXPIRY]
     mapped = {name for name, _ in values} | {DUE}
     values += [(column.name, "NULL") for column in table.values if column.name not in mapped]
     if any(column.name == DUE for column in arrow_schema(table.values)):
@@ -100,7 +101,7 @@ def _variable(
         entries = _struct(name, "v", kind.item_type, value_fields, search)
         columns += [*keys, *entries]
         ids = tuple(key_column.column for key_column in keys)
-        order = ", ".join(f"{quoted(name_of_key)} NULLS FIRST" for name_of_key in ids)
+        order = ", ".join(f"{quote_identifier(name_of_key)} NULLS FIRST" for name_of_key in ids)
         entry = f"struct_pack(k := {_pack(kind.key_type, 'k')}, v := {_pack(kind.item_type, 'v')})"
         value = f"map_from_entries(list({entry} ORDER BY {order}))"
     else:
@@ -153,7 +154,7 @@ def _struct(label: str, prefix: str, kind: pa.DataType, state: pa.Schema, search
 
 
 def _pack(kind: pa.DataType, prefix: str) -> str:
-    fields = ", ".join(f"{quoted(part.name)} := _{prefix}{number}" for number, part in enumerate(kind))
+    fields = ", ".join(f"{quote_identifier(part.name)} := _{prefix}{number}" for number, part in enumerate(kind))
     return f"struct_pack({fields})"
 
 

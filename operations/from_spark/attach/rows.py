@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -71,14 +72,10 @@ def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) 
 
     Raises `Refused` if a stored table is now missing, or has different columns.
     """
-    result = {}
+    result, shape = {}, attrgetter("key", "values", "state")
     for name, table in current.items():
         previous = stored.get(name)
-        if previous is not None and (previous.key, previous.values, previous.state) != (
-            table.key,
-            table.values,
-            table.state,
-        ):
+        if previous is not None and shape(previous) != shape(table):
             previous_columns, current_columns = (
                 describe_schema(arrow_schema(version.columns)) for version in (previous, table)
             )

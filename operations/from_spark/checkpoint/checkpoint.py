@@ -83,12 +83,13 @@ class Checkpoint:
 
     Attributes:
         location: Folder or URL, as the user gave it.
+        query: Id of the query.
         files: Reader of files that need no Spark: batches and their offsets.
         tables: All tables of the query's state. The first has an empty name.
     """
 
     def __init__(self, location: str, files: CheckpointFiles, spark: SparkSession, folder: Path) -> None:
-        self.location, self.files = location, files
+        self.location, self.query, self.files = location, files.id, files
         self._folder = folder
         self._numbers = count()
         self._checked = -1
@@ -100,10 +101,6 @@ class Checkpoint:
             self._spark.conf.set(name, value)
         self._spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
         self.tables = self._tables(files.committed_batches()[-1])
-
-    @property
-    def query(self) -> str:
-        return self.files.id
 
     def committed_batches(self) -> range:
         """Return the committed batches, up to the newest without gaps; none if all commits were removed."""

@@ -36,7 +36,6 @@ from .state_files import (
     check_checksum,
     complete_versions,
     find_needed_files,
-    missing_version,
     parse_column_families,
     parse_state_file,
     referenced_files,
@@ -244,8 +243,9 @@ class CheckpointFiles:
         self._read_commits(committed_batch for committed_batch in batches if committed_batch in self._commits)
         for store in stores:
             files = self._state_files(store.path).get(store.path, ())
-            if (needed := find_needed_files(batch + 1, files, self._ids_of(store, batches))) is None:
-                missing = self._changes_of(store, missing_version(batch + 1, files, self._ids_of(store, batches)) - 1)
+            needed, lacking = find_needed_files(batch + 1, files, self._ids_of(store, batches))
+            if lacking:
+                missing = self._changes_of(store, lacking - 1)
                 if files and all(file.is_whole for file in files):
                     missing = f"{missing.rpartition('.')[0]}.zip"
                 raise ObjectNotFound(missing, self.url)

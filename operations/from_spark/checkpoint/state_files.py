@@ -70,8 +70,10 @@ def damaged_file_error(key: str, why: str) -> Corruption:
     )
 
 
-def find_needed_files(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> Sequence[StateFile] | None:
-    """Return the files that make up a version; None if a file is missing.
+def find_needed_files(
+    version: int, files: Iterable[StateFile], ids: Mapping[int, str]
+) -> tuple[Sequence[StateFile], int]:
+    """Return the files that make up a version, and 0; if a file is missing, an incomplete list, and the file's version.
 
     `ids` has the valid id of each version for which it is known. For other versions, the files of all tasks are
     returned: each file names its predecessor, and Spark follows these names.
@@ -81,22 +83,12 @@ def find_needed_files(version: int, files: Iterable[StateFile], ids: Mapping[int
     while version > 0:
         files_of_version = by_version.get(version, ())
         if whole := _whole_state(files_of_version):
-            return [*needed, *whole]
-        if not any(not file.is_whole for file in files_of_version):
-            return None
+            return [*needed, *whole], 0
+        if all(file.is_whole for file in files_of_version):
+            break
         needed += files_of_version
         version -= 1
-    return needed
-
-
-def missing_version(version: int, files: Iterable[StateFile], ids: Mapping[int, str]) -> int:
-    """Return the version whose file is missing if `find_needed_files` returns None; 0 if no file is missing."""
-    by_version = _by_version(files, ids)
-    while version > 0 and not _whole_state(files_of_version := by_version.get(version, ())):
-        if all(file.is_whole for file in files_of_version):
-            return version
-        version -= 1
-    return 0
+    return needed, version
 
 
 def complete_versions(files: Iterable[StateFile], ids: Mapping[int, str]) -> frozenset[int]:

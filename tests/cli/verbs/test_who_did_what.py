@@ -79,14 +79,7 @@ def began(app: FlightsApp) -> None:
 def removed(app: FlightsApp, name: str = "flights") -> None:
     """The verb would wait for the store's clock, which stands."""
     with sw.because(WHY):
-        remove_app(app.store, name, by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=pause_of(app))
-
-
-def pause_of(app: FlightsApp) -> Callable[[float], None]:
-    def pause(seconds: float) -> None:
-        store_of(app).clock_ms += round(seconds * 1_000)
-
-    return pause
+        remove_app(app.store, name, by=whoami(), now_ms=app.clock.now_ms, fence=True, pause=store_of(app).pause)
 
 
 def clone_removed(app: FlightsApp) -> None:
@@ -96,7 +89,7 @@ def clone_removed(app: FlightsApp) -> None:
 
 def clone_made_anew(app: FlightsApp) -> None:
     done("clone", "flights@good", "staging")
-    how: Any = {"channels": app.kafka, "cache": None, "fence": True, "pause": pause_of(app)}
+    how: Any = {"channels": app.kafka, "cache": None, "fence": True, "pause": store_of(app).pause}
     with sw.because(WHY):
         refresh(app.store, "staging", by=whoami(), now_ms=app.clock.now_ms, **how)
 

@@ -45,12 +45,7 @@ def made(store: AgingStore | None = None) -> FlightsApp:
 
 def gone(app: FlightsApp, name: str = "flights", **more: object) -> Removed:
     """Remove an app; who waits makes the store's clock go on."""
-
-    def pause(seconds: float) -> None:
-        assert isinstance(app.store, AgingStore)
-        app.store.clock_ms += round(seconds * 1_000)
-
-    arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": pause} | more
+    arguments = {"by": "ada@host", "now_ms": LATER_MS, "pause": store_of(app).pause} | more
     return remove_app(app.store, name, **arguments)  # type: ignore[arg-type]
 
 
@@ -162,7 +157,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
 
     def pause(seconds: float) -> None:
         waited.append(seconds)
-        app.store.clock_ms += round(seconds * 1_000)  # type: ignore[attr-defined]
+        store_of(app).pause(seconds)
         assert all(
             head is not None and head.retired
             for head in (history.head(app.store, "flights", stage) for stage in ("legs", "aircraft", "carriers"))
@@ -177,7 +172,7 @@ def test_who_claims_a_stage_while_it_waits_ends_it() -> None:
     app = made()
 
     def pause(seconds: float) -> None:
-        app.store.clock_ms += round(seconds * 1_000)  # type: ignore[attr-defined]
+        store_of(app).pause(seconds)
         app.claim("legs")
 
     with pytest.raises(Refused, match="stage flights/legs was taken over meanwhile by test:1"):

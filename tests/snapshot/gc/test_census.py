@@ -191,17 +191,13 @@ def test_removal_takes_all_in_the_order_of_its_column() -> None:
     app = whole_app()
     store = store_of(app)
     with store.requests() as requests:
-        remove_app(store, APP, by=BY, now_ms=NOW_MS, fence=True, pause=lambda s: _later(store, s))
+        remove_app(store, APP, by=BY, now_ms=NOW_MS, fence=True, pause=store.pause)
     deleted = [request.removeprefix("delete ") for request in requests if request.startswith("delete ")]
     assert kinds(contents(store)) == places(lambda kind: kind.remove == "stays")
     turns = [kind.remove for key in deleted if (kind := object_kind_of(key)) is not None]
     assert turns[0] == "first"
     assert turns.index("then") > max(at for at, turn in enumerate(turns) if turn == "first")
     assert turns[-4:] == ["last", "last", "last", "note"], "the newest version of each stage, and then the note"
-
-
-def _later(store: AgingStore, seconds: float) -> None:
-    store.clock_ms += round(seconds * 1_000)
 
 
 def tells(verb: Callable[[], bool]) -> bool:

@@ -104,7 +104,7 @@ class World:
         return self.app.clock.tick("legs")
 
     def pause(self, seconds: float = 1.0) -> None:
-        self.store.clock_ms += round(seconds * 1_000)
+        self.store.pause(seconds)
 
     def clone(self, source: str, name: str) -> None:
         clone(self.store, source, name, channels=self.kafka, by=BY)

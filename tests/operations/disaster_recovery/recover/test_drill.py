@@ -14,15 +14,12 @@ from tests.support.histories import FlightsApp
 
 
 def practise(app: FlightsApp, target: AgingStore, *, keep: bool = False, reachable: bool = True) -> DrillResult:
-    def outside(removal: Removal) -> None:
+    def remove(removal: Removal) -> None:
         for topic in removal.topics:
             app.kafka.topics.pop(topic, None)
 
-    def pause(seconds: float) -> None:
-        target.clock_ms += round(seconds * 1_000)
-
     primary = (lambda _root: app.store) if reachable else None
-    how = {"primary": primary, "terms": SAME, "by": "ada@host", "keep": keep, "outside": outside, "pause": pause}
+    how = {"primary": primary, "terms": SAME, "by": "ada", "keep": keep, "remove_topics": remove, "pause": target.pause}
     return drill(target, app.name, failover_kafka(app), **how)  # type: ignore[arg-type]
 
 

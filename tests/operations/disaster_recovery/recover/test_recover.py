@@ -293,7 +293,7 @@ def test_what_is_no_replica_or_not_whole_is_refused_and_a_second_call_finds_it_d
     with pytest.raises(NotFound, match="no replica named"):
         recovered(app, target, failover_kafka(app))
     replicator = Replicator(app.store, target, app.name, "ada@host", failover_kafka(app))
-    replicator.pair.mark_replica("ada@host")
+    replicator.mark_replica("ada@host")
     with pytest.raises(Refused, match="is incomplete"):
         recovered(app, target, failover_kafka(app))
     copy(app, target)

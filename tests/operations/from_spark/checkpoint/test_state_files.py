@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -22,8 +23,9 @@ def _files(*names: str) -> list[StateFile]:
     return [file for file in map(parse_state_file, names) if file is not None]
 
 
-def _names(needed: object) -> list[str]:
-    assert isinstance(needed, list | tuple)
+def _names(found: tuple[Sequence[StateFile], int]) -> list[str]:
+    needed, lacking = found
+    assert not lacking
     return sorted(each.key for each in needed)
 
 
@@ -46,8 +48,8 @@ def test_a_version_is_the_newest_whole_state_and_what_changed_since() -> None:
 
 def test_a_version_of_which_a_change_is_gone_is_not_there() -> None:
     files = _files("2.delta", "4.changelog", "5.zip", "6.changelog")
-    assert find_needed_files(4, files, {}) is None
-    assert find_needed_files(2, files, {}) is None
+    assert find_needed_files(4, files, {})[1] == 3
+    assert find_needed_files(2, files, {})[1] == 1
     assert _names(find_needed_files(6, files, {})) == ["5.zip", "6.changelog"]
 
 
@@ -56,7 +58,7 @@ def test_what_a_task_left_that_did_not_count_is_no_part_of_a_version() -> None:
     ids = {1: "a", 2: "b", 3: "c"}
     assert _names(find_needed_files(3, files, ids)) == ["2_b.zip", "3_c.changelog"]
     assert _names(find_needed_files(1, files, ids)) == ["1_a.changelog"]
-    assert find_needed_files(3, files, {3: "y"}) is None
+    assert find_needed_files(3, files, {3: "y"})[1] == 3
 
 
 def test_where_nobody_knows_which_task_counted_all_are_taken() -> None:
@@ -81,7 +83,7 @@ def test_the_versions_that_are_there_are_those_that_have_files(
     names: list[tuple[int, str, str]], ids: dict[int, str]
 ) -> None:
     files = _files(*(f"{version}{f'_{each}' if each else ''}.{kind}" for version, each, kind in names))
-    there = {version for version in range(9) if find_needed_files(version, files, ids) is not None}
+    there = {version for version in range(9) if not find_needed_files(version, files, ids)[1]}
     assert complete_versions(files, ids) == there
 
 

@@ -30,14 +30,11 @@ def make(app: FlightsApp) -> None:
 
 
 def drop(app: FlightsApp) -> None:
-    def pause(seconds: float) -> None:
-        store_of(app).clock_ms += round(seconds * 1_000)
-
     def outside(removal: Removal) -> None:
         for topic in removal.topics:
             app.kafka.topics.pop(topic, None)
 
-    remove_app(app.store, "staging", by="ada@host", now_ms=LATER_MS, pause=pause, remove_topics=outside)
+    remove_app(app.store, "staging", by="ada@host", now_ms=LATER_MS, pause=store_of(app).pause, remove_topics=outside)
 
 
 def all_points() -> int:

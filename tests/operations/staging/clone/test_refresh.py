@@ -12,7 +12,6 @@ from slackwater.operations.staging.clone_plan import ClonePlan, CloneTerms
 from slackwater.operations.staging.refresh import refresh
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.under_way.runners import HEARTBEATS, Heartbeat
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, keys
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Sink
@@ -57,10 +56,7 @@ def cloned_app() -> FlightsApp:
 
 
 def fresh_state(app: FlightsApp, **more: object) -> ClonePlan:
-    def pause(seconds: float) -> None:
-        store_of(app).clock_ms += round(seconds * 1_000)
-
-    arguments = {"by": "eve@host", "now_ms": next(_LATER_MS), "pause": pause} | more
+    arguments = {"by": "eve@host", "now_ms": next(_LATER_MS), "pause": store_of(app).pause} | more
     return refresh(app.store, "staging", channels=app.kafka, cache=None, **arguments)  # type: ignore[arg-type]
 
 
@@ -183,4 +179,4 @@ def test_it_is_made_from_what_the_name_of_its_source_means_now_and_a_begun_one_f
 
 def test_of_an_app_that_is_not_there_that_is_said() -> None:
     with pytest.raises(SlackwaterError, match="no app named 'staging'"):
-        fresh_state(FlightsApp(MemoryStore(), cloned_app().kafka))
+        fresh_state(aging_app())

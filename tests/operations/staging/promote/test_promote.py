@@ -165,10 +165,7 @@ def test_one_that_is_removed_while_the_promoter_stalls_does_not_get_the_name() -
         with pytest.raises(SwitchoverFailed, match="s is being removed"):
             late.prepare(world.store, KafkaChannels(world.kafka), heads, 1)
 
-    def pause(seconds: float) -> None:
-        store.clock_ms += round(seconds * 1_000)
-
-    remove_app(store, "s", by="eve@host", now_ms=1 << 42, fence=True, remove_topics=outside, pause=pause)
+    remove_app(store, "s", by="eve@host", now_ms=1 << 42, fence=True, remove_topics=outside, pause=store.pause)
     with pytest.raises(SwitchoverFailed, match="was withdrawn, by eve@host"):
         stalled.decide(world.store, 1)
     world.start("p")

@@ -1,10 +1,11 @@
 """A trial that is killed anywhere: its clones are there for nobody or whole, and the same call again leaves nothing."""
 
 from contextlib import ExitStack, nullcontext
+from functools import partial
+from typing import Any
 
 from slackwater.operations.maintenance.removal import Removal
-from slackwater.operations.staging.clone import ScratchClone
-from slackwater.operations.staging.clone_plan import CloneTerms
+from slackwater.operations.staging.clone import clone, remove_temporary_clone, temporary_clone
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
@@ -36,8 +37,10 @@ def trial(began: tuple[FlightsApp, Cut]) -> None:
                     del app.kafka.topics[topic]
 
             # By words that name another moment meanwhile.
-            args = store, "flights", start, name, CloneTerms(), app.kafka, "ada@host", outside, lambda: None
-            stack.enter_context(ScratchClone(*args).created(nullcontext))
+            how: Any = {"at": start, "channels": app.kafka, "by": "ada@host", "is_logged": False}
+            create = partial(clone, store, "flights", name, **how)
+            remove = partial(remove_temporary_clone, store, "flights", name, "a trial", outside, lambda: None)
+            stack.enter_context(temporary_clone(create, remove, nullcontext))
             made.append(FlightsApp(store, app.kafka, name, clock=app.clock))
             began, at = (each["legs"].inputs["flights"].offsets for each in (made[-1].heads, start.stages))
             assert began == at
