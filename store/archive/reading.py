@@ -18,6 +18,8 @@ from .index import ArchiveIndex, ArchiveObject, newest, newest_incarnations
 if TYPE_CHECKING:
     from .objects import ArchivedRecords
 
+_CACHE_S = 30.0
+
 
 @dataclass(slots=True)
 class Archive:
@@ -129,14 +131,12 @@ class TopicArchives:
 class Archives:
     """Archives that an app can read: its own, and those of the apps from which it was cloned.
 
-    `open_store` is called on first use. Results are cached for `cache_s` seconds. Without an app name, there are no
+    `open_store` is called on first use. Results are cached for half a minute. Without an app name, there are no
     archives.
     """
 
-    def __init__(
-        self, open_store: Callable[[], ObjectStore], app: str, *, cache_s: float = 30.0, at_ms: int | None = None
-    ) -> None:
-        self._open_store, self._app, self._cache_s, self._at_ms = open_store, app, cache_s, at_ms
+    def __init__(self, open_store: Callable[[], ObjectStore], app: str, *, at_ms: int | None = None) -> None:
+        self._open_store, self._app, self._at_ms = open_store, app, at_ms
         self._archives_by_topic: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def for_topic(self, topic: str, topic_id: str = "") -> TopicArchives:
@@ -146,8 +146,8 @@ class Archives:
         newest one that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
-        at_s, archives = self._archives_by_topic.get(key, (now_s - self._cache_s - 1, TopicArchives(())))
-        if now_s - at_s > self._cache_s:
+        at_s, archives = self._archives_by_topic.get(key, (0.0, None))
+        if archives is None or now_s - at_s > _CACHE_S:
             archives = TopicArchives(tuple(self._find(topic, topic_id)))
             self._archives_by_topic[key] = now_s, archives
         return archives
