@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Usage
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register_table
@@ -26,11 +25,6 @@ def con() -> Iterator[duckdb.DuckDBPyConnection]:
     # No extension is fetched, whatever a query needs.
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         yield connection
-
-
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
 
 
 @pytest.fixture(params=[LARGE, 0], ids=["mapped", "files"])

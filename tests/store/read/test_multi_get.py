@@ -1,4 +1,3 @@
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -20,16 +19,6 @@ from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 
 LARGE = 1 << 40
-
-
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> SstCache:
-    return SstCache(tmp_path / "cache", LARGE)
 
 
 def look_up(
