@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,8 @@ class Archive:
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         requested = (Extent(partition, first, end),)
-        for part, item in sorted(self._parts(requested), key=lambda pair: pair[0]):
+        parts = ((part, item) for item in self.index.objects for part in intersect(requested, item.extents))
+        for part, item in sorted(parts, key=itemgetter(0)):
             try:
                 records = self._open_records(item)
             except Corruption:
@@ -44,11 +46,6 @@ class Archive:
                 yield from self.rows(part.partition, part.first, part.end, columns)
             else:
                 yield from records.rows(part.partition, part.first, part.end, columns)
-
-    def _parts(self, requested: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
-        for item in self.index.objects:
-            for part in intersect(requested, item.extents):
-                yield part, item
 
     def _open_records(self, item: ArchiveObject) -> "ArchivedRecords":
         # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.

@@ -80,13 +80,8 @@ class ForgottenIndex(Struct, frozen=True):
 
     def current_keys(self, objects: Iterable[str]) -> tuple[str, ...]:
         """Return the current keys of SST objects; objects without remaining rows are left out."""
-        return tuple(name for key in objects if (name := self._current_key(key)))
-
-    def _current_key(self, name: str) -> str:
-        if name not in self.ssts:
-            return name
-        now = self.ssts[name]
-        return "" if now is None else now.object
+        current = (self.ssts.get(key, key) for key in objects)
+        return tuple(now if isinstance(now, str) else now.object for now in current if now is not None)
 
     def with_changes(
         self,
