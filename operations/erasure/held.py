@@ -87,11 +87,6 @@ class ReferencedSst:
     table: Table
     """Schema in the oldest version that names the SST. Later schemas can read the SST, too."""
 
-    @property
-    def root_and_object(self) -> tuple[str, str]:
-        """Root of the SST, as in the app's manifests, and its object."""
-        return self.sst.root, self.sst.object
-
 
 @dataclass
 class KeySearch:
