@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.errors import Corruption, Usage
+from slackwater.errors import Usage
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -167,15 +167,6 @@ def test_the_files_behind_the_view_are_all_it_needs(
     asked = store.counts
     assert rows_of(con) == [("a", "x", 1, None)]
     assert store.counts == asked
-
-
-def test_a_damaged_sst_is_told_before_any_query(
-    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
-) -> None:
-    ssts = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)
-    store.put(ssts[0].object, bytes(ssts[0].bytes))
-    with pytest.raises(Corruption, match=ssts[0].object):
-        register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
 
 
 def test_a_stage_without_state_has_no_table(

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -168,15 +167,6 @@ def test_runs_that_cannot_have_the_keys_are_not_touched(store: CountingStore, ca
     assert len(ssts) == 8
     look_up(store, cache, ssts, [("5", "x")], table)
     assert store.counts["get"] + store.counts.get("get_range", 0) <= 2
-
-
-@pytest.mark.parametrize("cold", [True, False])
-def test_damage_is_an_error_and_never_an_absent_key(store: CountingStore, cache: SstCache, cold: bool) -> None:
-    ssts, keys, _ = wide_sst(store, 2)
-    store.put(ssts[0].object, bytes(ssts[0].bytes))
-    with pytest.raises(Corruption) as error:
-        look_up(store, None if cold else cache, ssts, keys[:100])
-    assert error.value.object_key == ssts[0].object
 
 
 @scaled(20, in_ci=200)

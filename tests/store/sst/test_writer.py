@@ -113,11 +113,6 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
 
 
-@pytest.mark.parametrize("column", EVERY_TYPE.values, ids=lambda column: column.type)
-def test_the_name_of_a_type_leads_back_to_it(column: Column) -> None:
-    assert from_arrow(to_arrow(column.type)) == column.type
-
-
 def test_layouts_of_the_same_values_have_one_name() -> None:
     assert from_arrow(pa.large_string()) == from_arrow(pa.string_view()) == "string"
     assert from_arrow(pa.large_binary()) == from_arrow(pa.binary_view()) == "binary"
