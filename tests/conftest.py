@@ -21,6 +21,7 @@ from slackwater.pipeline.kafka.memory import MemoryKafka
 from slackwater.pipeline.kafka.memory_server import SERVER_PROPERTY, RemoteMemoryKafka, serve
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.kafka.protocol import Kafka
+from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
@@ -275,6 +276,11 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
     monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue(fixture))
     return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore(MemoryStore())
 
 
 @pytest.fixture(scope="module", name="cache")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ...snapshot.take.audit_log import OPERATIONS
 from ...snapshot.take.capture import count_by_partition, put_object
-from ...store.compaction.merge import encode_without, merge_rows, read_blocks
+from ...store.compaction.merge import encode_blocks, merge_rows, read_blocks
 from ...store.compaction.plan import newest_first
 from ...store.objects.many import for_each_concurrently
 from ...store.objects.protocol import ObjectStore
@@ -56,7 +56,8 @@ class Rewriter:
             return sst
         chosen, fields = selection
         holding = search.as_held(item, fields)
-        writer = encode_without(search.member.store, sst, item.table, chosen)
+        # Encoded for the table at the oldest version that names the SST, so that all later versions can read it.
+        writer = encode_blocks(item.table, read_blocks(search.member.store, sst, item.table), removed=chosen)
         if not writer.num_rows:
             self.removed[sst.object] = RewrittenObject(holding.what, holding.table, fields, sst.bytes, 0)
             return None

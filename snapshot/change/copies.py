@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused, Usage
 from ...state.kinds.kind import kind_of
-from ...store.compaction.merge import encode_changed
+from ...store.compaction.merge import encode_blocks
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -226,9 +226,8 @@ class CloneSsts:
     def _masked(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs
         assert self.cache is not None  # noqa: S101  masks need a cache
-        writer = encode_changed(
-            self.store, self.cache, sst, table.table, lambda rows: self.masks.apply(table.stage, rows)
-        )
+        blocks = self.cache.open(self.store, sst, table.table).blocks
+        writer = encode_blocks(table.table, blocks, change=lambda rows: self.masks.apply(table.stage, rows))
         return writer.put(
             self.target, app=self.app, stage=stage, partition=sst.partition, level=sst.level, ulid=_ulid(sst)
         )

@@ -166,7 +166,7 @@ class _Names(Struct, frozen=True):
 
 def _read_existing(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     try:
-        return replace(history.read_fresh(store, app, stage, version), ssts=(), table=None, side_tables={})
+        return replace(history.read_stored(store, app, stage, version), ssts=(), table=None, side_tables={})
     except ObjectNotFound:
         raise _missing(app, stage, (version,)) from None
 

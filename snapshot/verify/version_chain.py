@@ -44,7 +44,7 @@ def check_history(
     for number, version in enumerate(versions):
         manifest = None
         with collect_errors(wrong), suppress(ObjectNotFound):  # collected since the listing
-            manifest = history.read_fresh(store, app, stage, version)
+            manifest = history.read_stored(store, app, stage, version)
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += version_faults(earlier, manifest)
         if manifest is not None and manifest.table is not None and version >= first:

@@ -121,7 +121,7 @@ def _(value: ArchiveIndex) -> Iterator[Violation]:
     for number, item in enumerate(value.objects):
         at = f"objects[{number}]"
         for right, field, expected in (
-            (pattern.fullmatch(item.object), "object", f"a key like {_object_key(value, 'ULID')}"),
+            (pattern.fullmatch(item.object), "object", f"a key like {new_object_key(value, 'ULID')}"),
             (item.object not in seen, "object", "an object that is named once"),
             (item.rows <= item.bytes, "rows", f"at most its bytes, {item.bytes}"),
             (item.footer_bytes <= item.bytes, "footer_bytes", f"at most its bytes, {item.bytes}"),
@@ -141,12 +141,8 @@ def _(value: ArchiveIndex) -> Iterator[Violation]:
         yield Violation("covered", tuple(map(str, value.covered)), f"all offsets of its objects, also {outside[0]}")
 
 
-def _object_key(index: ArchiveIndex, ulid: str) -> str:
-    return keys.archive_object(index.app, index.folder, ulid)
-
-
-def new_object_key(index: ArchiveIndex) -> str:
-    return _object_key(index, str(ULID()))
+def new_object_key(index: ArchiveIndex, ulid: str = "") -> str:
+    return keys.archive_object(index.app, index.folder, ulid or str(ULID()))
 
 
 def empty_index(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
@@ -292,11 +288,6 @@ def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bo
         return replace(head, objects=objects, forgotten=extents.union(head.forgotten, *had))
 
     return update
-
-
-def merge_update(inputs: Iterable[ArchiveObject], output: ArchiveObject) -> Update:
-    first, *remaining = (item.object for item in inputs)
-    return replace_update({first: output, **dict.fromkeys(remaining)})
 
 
 def thin_update(before_ms: int) -> Update:

@@ -76,7 +76,8 @@ def merge(
         writer.append(rows)
     extents = union(*(item.extents for item in inputs))
     output = writer.finish(index.new_object_key(archive), extents, max(item.read_ms for item in inputs))
-    return _commit_object(store, archive, output, index.merge_update(inputs, output[0]), by=by, now_ms=now_ms)
+    update = index.replace_update(dict.fromkeys(item.object for item in inputs) | {inputs[0].object: output[0]})
+    return _commit_object(store, archive, output, update, by=by, now_ms=now_ms)
 
 
 def append(

@@ -7,7 +7,6 @@ CRC, so that single row groups can be read by ranges and still be verified.
 from __future__ import annotations
 
 import io
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -151,12 +150,22 @@ def open_file(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Excep
 
 def _open_ranges(store: ObjectStore, item: ArchiveObject, on_error: Callable[[Exception], None]) -> _RangeFile:
     if item.bytes <= _SMALL_OBJECT_BYTES:
-        return _RangeFile(store, item, {0: fetch(store, item)}, on_error)
-    pieces = _RangeFile(store, item, {}, on_error)
-    footer = pieces.fetch_range(item.bytes - item.footer_bytes, item.footer_bytes)
+        return _RangeFile(store, item, (0, fetch(store, item)), on_error)
+    start = item.bytes - item.footer_bytes
+    footer = _fetch_range(store, item, start, item.footer_bytes)
     if (actual := xxhash.xxh3_128_hexdigest(footer)) != item.footer_checksum:
         raise corruption_error(item, f"expected checksum {item.footer_checksum} of its footer, found {actual}")
-    return pieces
+    return _RangeFile(store, item, (start, footer), on_error)
+
+
+def _fetch_range(store: ObjectStore, item: ArchiveObject, start: int, length: int) -> bytes:
+    try:
+        data = store.get_range(item.object, start, length)
+    except ObjectNotFound as error:
+        raise corruption_error(item, "the object is missing") from error
+    if len(data) != length:
+        raise corruption_error(item, f"expected {length} bytes from {start} on, found {len(data)}")
+    return data
 
 
 class ArchivedRecords:
@@ -230,40 +239,23 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _RangeFile(io.RawIOBase):
-    """An object as a file whose byte ranges are fetched on demand and partly cached."""
+    """An object as a file whose byte ranges are fetched on demand. Caches a first range and the one cached last."""
 
     def __init__(
-        self, store: ObjectStore, item: ArchiveObject, pieces: dict[int, bytes], failed: Callable[[Exception], None]
+        self, store: ObjectStore, item: ArchiveObject, first: tuple[int, bytes], on_error: Callable[[Exception], None]
     ) -> None:
         super().__init__()
-        self._store, self._item, self._ranges, self._position, self._on_error = store, item, pieces, 0, failed
-        self._kept_starts = frozenset(pieces)
-
-    def fetch_range(self, start: int, length: int) -> bytes:
-        try:
-            data = self._store.get_range(self._item.object, start, length)
-        except ObjectNotFound as error:
-            raise corruption_error(self._item, "the object is missing") from error
-        if len(data) != length:
-            raise corruption_error(self._item, f"expected {length} bytes from {start} on, found {len(data)}")
-        self._ranges[start] = data
-        self._kept_starts |= {start} if start + length == self._item.bytes else set()
-        return data
+        self._store, self._item, self._position, self._on_error = store, item, 0, on_error
+        self._ranges = [first]
 
     def cache_only(self, span: tuple[int, int]) -> None:
-        start, end = span
-        if self._cached_range(start, end - start) is None:
-            self._ranges = {at: data for at, data in self._ranges.items() if at in self._kept_starts}
-            self.fetch_range(start, end - start)
+        start, length = span[0], span[1] - span[0]
+        if self._cached_range(start, length) is None:
+            self._ranges = [self._ranges[0], (start, _fetch_range(self._store, self._item, start, length))]
 
     def _cached_range(self, start: int, length: int) -> bytes | None:
-        starts = sorted(self._ranges)
-        number = bisect_right(starts, start) - 1
-        if number < 0:
-            return None
-        at = starts[number]
-        data = self._ranges[at][start - at : start - at + length]
-        return data if len(data) == length else None
+        parts = (data[start - at : start - at + length] for at, data in self._ranges if at <= start)
+        return next((part for part in parts if len(part) == length), None)
 
     def readable(self) -> bool:
         return True
@@ -285,11 +277,7 @@ class _RangeFile(io.RawIOBase):
         if data is None:
             try:
                 # Sequential reads of the whole object are not cached.
-                data = self._store.get_range(self._item.object, self._position, length)
-                if len(data) != length:
-                    raise corruption_error(
-                        self._item, f"expected {length} bytes from {self._position} on, found {len(data)}"
-                    )
+                data = _fetch_range(self._store, self._item, self._position, length)
             except Exception as error:
                 self._on_error(error)
                 raise

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ from .index import ArchiveIndex, ArchiveObject, newest, newest_incarnations
 if TYPE_CHECKING:
     from .objects import ArchivedRecords
 
+_CACHE_S = 30.0
+
 
 @dataclass(slots=True)
 class Archive:
@@ -30,7 +33,8 @@ class Archive:
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
         requested = (Extent(partition, first, end),)
-        for part, item in sorted(self._parts(requested), key=lambda pair: pair[0]):
+        parts = ((part, item) for item in self.index.objects for part in intersect(requested, item.extents))
+        for part, item in sorted(parts, key=itemgetter(0)):
             try:
                 records = self._open_records(item)
             except Corruption:
@@ -42,11 +46,6 @@ class Archive:
                 yield from self.rows(part.partition, part.first, part.end, columns)
             else:
                 yield from records.rows(part.partition, part.first, part.end, columns)
-
-    def _parts(self, requested: Extents) -> Iterator[tuple[Extent, ArchiveObject]]:
-        for item in self.index.objects:
-            for part in intersect(requested, item.extents):
-                yield part, item
 
     def _open_records(self, item: ArchiveObject) -> "ArchivedRecords":
         # Imported late: Kafka readers import this module, rarely read objects, and Parquet is slow to load.
@@ -129,14 +128,12 @@ class TopicArchives:
 class Archives:
     """Archives that an app can read: its own, and those of the apps from which it was cloned.
 
-    `open_store` is called on first use. Results are cached for `cache_s` seconds. Without an app name, there are no
+    `open_store` is called on first use. Results are cached for half a minute. Without an app name, there are no
     archives.
     """
 
-    def __init__(
-        self, open_store: Callable[[], ObjectStore], app: str, *, cache_s: float = 30.0, at_ms: int | None = None
-    ) -> None:
-        self._open_store, self._app, self._cache_s, self._at_ms = open_store, app, cache_s, at_ms
+    def __init__(self, open_store: Callable[[], ObjectStore], app: str, *, at_ms: int | None = None) -> None:
+        self._open_store, self._app, self._at_ms = open_store, app, at_ms
         self._archives_by_topic: dict[tuple[str, str], tuple[float, TopicArchives]] = {}
 
     def for_topic(self, topic: str, topic_id: str = "") -> TopicArchives:
@@ -146,8 +143,8 @@ class Archives:
         newest one that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
-        at_s, archives = self._archives_by_topic.get(key, (now_s - self._cache_s - 1, TopicArchives(())))
-        if now_s - at_s > self._cache_s:
+        at_s, archives = self._archives_by_topic.get(key, (0.0, None))
+        if archives is None or now_s - at_s > _CACHE_S:
             archives = TopicArchives(tuple(self._find(topic, topic_id)))
             self._archives_by_topic[key] = now_s, archives
         return archives

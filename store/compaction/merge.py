@@ -352,35 +352,25 @@ class _RollingWriter:
         self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot
 
 
-def encode_changed(
-    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, change: Callable[[pa.Table], pa.Table]
-) -> SstWriter:
-    """Encode a new SST: the rows of `sst` after `change`, which gets batches with the table's current columns.
-
-    Puts nothing into the store; caches the input. Raises the errors of `change`, and `Corruption`.
-    """
-    return _encode_blocks(table, cache.open(store, sst, table).blocks, change)
-
-
 RowSelector = Callable[[Block], npt.NDArray[np.bool_]]
 
 
-def encode_without(store: ObjectStore, sst: Sst, table: Table, selector: RowSelector) -> SstWriter:
-    """Encode a new SST with the rows of `sst` that `selector` does not choose. It may have no rows.
-
-    Stores and caches nothing. `table` is the table at the oldest version that names `sst`, so that all later versions
-    can read the new SST. Raises `Corruption`.
-    """
-    return _encode_blocks(table, read_blocks(store, sst, table), lambda rows: rows, selector)
-
-
-def _encode_blocks(
-    table: Table, blocks: Iterable[Block], change: Callable[[pa.Table], pa.Table], selector: RowSelector | None = None
+def encode_blocks(
+    table: Table,
+    blocks: Iterable[Block],
+    *,
+    change: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+    removed: RowSelector | None = None,
 ) -> SstWriter:
+    """Encode a new SST with the rows of an SST's blocks, without the `removed` rows, after `change`.
+
+    `change` gets batches with the columns of `table`. The SST may have no rows. Stores and caches nothing. Raises the
+    errors of `change`, and `Corruption`.
+    """
     writer, schema = SstWriter(table), sst_schema(table)
     for block in blocks:
         count = block.stored.num_rows
-        keep = pa.array(~selector(block)) if selector is not None else None
+        keep = pa.array(~removed(block)) if removed is not None else None
         # SSTs from before the table got a ttl lack `_expires_at`.
         stored = [name for name in schema.names if name != EXPIRES or name in block.stored.schema.names]
         for start in range(0, count, ROW_GROUP_ROWS):

@@ -132,17 +132,9 @@ class LocalStore(BaseStore):
         return self._root / key
 
     def _has_objects(self, folder: Path) -> bool:
-        folders = []
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if not entry.is_dir():
-                        return True
-                    folders.append(entry.name)
-        except OSError as error:
-            if error.errno not in _NOT_FOUND_ERRNOS:
-                raise
-        return any(self._has_objects(folder / name) for name in folders)
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            return any(not entry.is_dir() or self._has_objects(Path(entry.path)) for entry in entries)
+        return False
 
     def _walk(self, prefix: str, start_after: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         for key, entry in self._entries(prefix, start_after):

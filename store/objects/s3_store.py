@@ -89,7 +89,7 @@ class S3Store(BaseStore):
 
     def __getstate__(self) -> dict[str, object]:
         # Connections and locks cannot be pickled.
-        return {**self.__dict__, "_connected": None, "_others": {}}
+        return {**self.__dict__, "_connected": None, "_stores_by_root": {}}
 
     @property
     def url(self) -> str:

@@ -13,6 +13,7 @@ migrations and boundaries each have a folder. The content of an object determine
 key is reported as corrupt.
 """
 
+import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -165,7 +166,9 @@ def _parse(data: bytes, part: type[T], as_type: type[msgspec.Struct], key: str) 
 
 
 def _explain(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
-    return _find_invalid_value(msgspec.Raw(data), as_type, "") or str(error)
+    with suppress(*_DECODE_ERRORS):
+        return _find_invalid_value(msgspec.json.decode(data), as_type, "") or str(error)
+    return str(error)
 
 
 def _describe(wrong: checks.Violation) -> str:
@@ -182,59 +185,42 @@ def _truncate(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else text[:_MAX_SHOWN_CHARACTERS] + "…"
 
 
-def _find_invalid_value(raw: msgspec.Raw, kind: Any, path: str) -> str | None:
+def _find_invalid_value(value: Any, kind: Any, path: str) -> str | None:
     """Return a message about the first invalid value, with its path: `inputs['by-aircraft'].offsets[0]`.
 
     Returns "" if the object itself is invalid, and None if all values are valid.
     """
     try:
-        msgspec.json.decode(raw, type=kind)
-    except _DECODE_ERRORS as error:
-        for below, field, inside in _children(raw, kind, path):
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        for below, field, inside in _children(value, kind, path):
             if (message := _find_invalid_value(below, inside, field)) is not None:
                 return message
-        if not path:
-            return ""
         # The description of the field's own type, or msgspec's message.
-        descriptions = [
-            meta.description for meta in getattr(kind, "__metadata__", ()) if getattr(meta, "description", None)
-        ]
-        # JSON escapes ASCII control characters, but not all characters that a terminal interprets.
-        text = bytes(raw)[: 4 * _MAX_SHOWN_CHARACTERS].decode(errors="replace")
-        shown = _truncate(
-            "".join(character if " " <= character <= "~" else ascii(character)[1:-1] for character in text)
-        )
-        return f"{path} is {shown}; expected {[*descriptions, str(error).removeprefix('Expected ')][0]}"
+        descriptions = [getattr(meta, "description", None) for meta in getattr(kind, "__metadata__", ())]
+        expected = next(filter(None, descriptions), str(error).removeprefix("Expected "))
+        # ASCII, because a terminal would interpret some other characters.
+        return path and f"{path} is {_truncate(json.dumps(value, separators=(',', ':')))}; expected {expected}"
     return None
 
 
-def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.Raw, str, Any]]:
-    """Yield the nested values, with paths and types; none if the JSON has another structure than the type."""
+def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the nested values, with paths and types; none if the value has another structure than the type."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for argument in arguments:
-            if argument is not type(None):
-                yield from _children(raw, argument, path)
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield from _children(value, argument, path)
+    elif isinstance(value, list) and origin is tuple:
+        yield from ((item, f"{path}[{number}]", arguments[0]) for number, item in enumerate(value))
+    elif isinstance(value, dict) and origin is dict:
+        for name, item in value.items():
+            yield name, f"a name in {path}", arguments[0]
+            yield item, f"{path}[{_shorten(name)}]", arguments[1]
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind, include_extras=True)
-        for name, value in _decode_or_empty(raw, dict[str, msgspec.Raw]).items():
-            if name in hints:
-                yield value, f"{path}.{name}" if path else name, hints[name]
-    elif origin is tuple:
-        for number, value in enumerate(_decode_or_empty(raw, list[msgspec.Raw])):
-            yield value, f"{path}[{number}]", arguments[0]
-    elif origin is dict:
-        for name, value in _decode_or_empty(raw, dict[str, msgspec.Raw]).items():
-            yield msgspec.Raw(msgspec.json.encode(name)), f"a name in {path}", arguments[0]
-            yield value, f"{path}[{_shorten(name)}]", arguments[1]
-
-
-def _decode_or_empty(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except _DECODE_ERRORS:
-        return kind()
+        for name in filter(hints.__contains__, value):
+            yield value[name], f"{path}.{name}" if path else name, hints[name]
 
 
 def find(store: ObjectStore, key: str, kind: type[T], *, key_of: Callable[[T], str] | None = None) -> T | None:

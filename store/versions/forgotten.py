@@ -80,13 +80,8 @@ class ForgottenIndex(Struct, frozen=True):
 
     def current_keys(self, objects: Iterable[str]) -> tuple[str, ...]:
         """Return the current keys of SST objects; objects without remaining rows are left out."""
-        return tuple(name for key in objects if (name := self._current_key(key)))
-
-    def _current_key(self, name: str) -> str:
-        if name not in self.ssts:
-            return name
-        now = self.ssts[name]
-        return "" if now is None else now.object
+        current = (self.ssts.get(key, key) for key in objects)
+        return tuple(now if isinstance(now, str) else now.object for now in current if now is not None)
 
     def with_changes(
         self,
@@ -132,21 +127,21 @@ def empty_index(app: str) -> ForgottenIndex:
     return ForgottenIndex(app, 0, 0, "")
 
 
-# Keyed by store, like the manifests in `history`.
-_indexes: WeakKeyDictionary[ObjectStore, dict[str, ForgottenIndex]] = WeakKeyDictionary()
-_required_numbers: WeakKeyDictionary[ObjectStore, dict[str, int]] = WeakKeyDictionary()
+_indexes: WeakKeyDictionary[ObjectStore, dict[str, tuple[ForgottenIndex, int]]] = WeakKeyDictionary()
+"""By store, like the manifests in `history`, and app: the newest index read, and the number that was looked for."""
 _lock = Lock()
 
 
-def newest(store: ObjectStore, app: str) -> ForgottenIndex:
+def newest(store: ObjectStore, app: str, at_least: int = 0) -> ForgottenIndex:
     """Return an app's stored index. Costs a listing, and a read if there is an index."""
     stored = INDEXES.newest(store, app) or empty_index(app)
     with _lock:
         cached = _indexes.setdefault(store, {})
         # Another thread may have read a newer one.
-        if app not in cached or cached[app].number <= stored.number:
-            cached[app] = stored
-        return cached[app]
+        known, looked_for = cached.get(app, (stored, 0))
+        newer = known if known.number > stored.number else stored
+        cached[app] = newer, max(at_least, looked_for)
+        return newer
 
 
 def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> ForgottenIndex:
@@ -155,14 +150,11 @@ def cached_index(store: ObjectStore, app: str, at_least: int | None = 0) -> Forg
     With `at_least` None, nothing is read: the result is empty if no index is cached.
     """
     with _lock:
-        cached = _indexes.get(store, {}).get(app)
-        if at_least is None:
-            return cached or empty_index(app)
-        looked_for = _required_numbers.setdefault(store, {})
-        if cached is not None and max(cached.number, looked_for.get(app, 0)) >= at_least:
-            return cached
-        looked_for[app] = at_least  # so that a missing index is not read again for each manifest
-    return newest(store, app)
+        known, looked_for = _indexes.get(store, {}).get(app, (None, 0))
+    if at_least is None:
+        return known or empty_index(app)
+    # A missing index is not read again for each manifest.
+    return known if known is not None and max(known.number, looked_for) >= at_least else newest(store, app, at_least)
 
 
 def delete_replaced(store: ObjectStore, app: str, before_ms: int) -> None:
@@ -174,7 +166,6 @@ def drop_cached(store: ObjectStore, app: str) -> None:
     """Drop the cached index of a removed app: a new app of its name may reuse the numbers."""
     with _lock:
         _indexes.get(store, {}).pop(app, None)
-        _required_numbers.get(store, {}).pop(app, None)
 
 
 _ATTEMPTS = 100

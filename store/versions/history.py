@@ -80,25 +80,14 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
         recent = _recent.get(store)
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
-        return _without_forgotten(store, manifest or read_stored(store, app, stage, version))
+        manifest = manifest or read_stored(store, app, stage, version)
+        index = forgotten.cached_index(store, app, manifest.forgotten) if all_ssts(manifest) else None
+        return manifest if index is None else index.apply_to(manifest)
     return None
 
 
-def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return one version, read from storage and not from the cache. Raises `ObjectNotFound`."""
-    return _without_forgotten(store, read_stored(store, app, stage, version))
-
-
-def _without_forgotten(store: ObjectStore, manifest: Manifest) -> Manifest:
-    return (
-        forgotten.cached_index(store, manifest.app, manifest.forgotten).apply_to(manifest)
-        if all_ssts(manifest)
-        else manifest
-    )
-
-
 def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    """Return one version as written, including SSTs that were replaced when keys were forgotten.
+    """Return one version as written, including SSTs that were replaced when keys were forgotten. Ignores the cache.
 
     Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or another version's.
     """

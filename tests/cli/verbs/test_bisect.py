@@ -22,9 +22,6 @@ APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 7 AND a
 """True when two tables have got somewhere; either may be the last to get there."""
 
 
-NOBODY = "no record is behind these: rows fell due, windows ended, or rejected records were retried"
-
-
 @pytest.fixture(scope="module")
 def written_skewed(tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
     """Three stages that keep no step; the clock of the last one is behind the others."""

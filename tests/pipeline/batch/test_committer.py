@@ -77,11 +77,6 @@ class Runner:
 
 
 @pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
-
-
-@pytest.fixture
 def runner(store: CountingStore) -> Runner:
     head = claimed(store)
     store.reset()

@@ -16,7 +16,6 @@ from slackwater.state.next_version import TaskReport
 from slackwater.state.step import Step
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
@@ -26,11 +25,6 @@ from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
 
 LARGE = 1 << 40
-
-
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What a merge keeps: the newest row of each key, and tombstones while an older run may have the key."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,16 +19,6 @@ from tests.store.compaction.runs import compaction_of
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, write_version
 
 LARGE = 1 << 40
-
-
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> SstCache:
-    return SstCache(tmp_path / "cache", LARGE)
 
 
 def whole(inputs: tuple[Sst, ...], *, drops_tombstones: bool) -> Compaction:

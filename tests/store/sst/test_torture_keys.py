@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -29,7 +28,6 @@ from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, 
 
 NAN = float("nan")
 MIB = "m" * (1 << 20)
-LONG = 2**127 - 1
 
 KEYS: dict[str, list[Any]] = {
     "string": [None, "", " ", "\0", "a", "A", "NULL", MIB, MIB[:-1] + "n", MIB[:-1]],
@@ -96,12 +94,6 @@ NESTED = (
     Column("tags", "list<string>"),
     Column("fares", "map<string, decimal128(10, 2)>"),
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
-        yield cache
 
 
 def values_of(number: int) -> Values:

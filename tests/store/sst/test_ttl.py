@@ -37,11 +37,6 @@ TABLE = Table((Column("k", "string"),), (Column("v", "int64"),), 1, ttl=Ttl(100)
 FOR_EVER = replace(TABLE, ttl=None)
 
 
-@pytest.fixture
-def store() -> CountingStore:
-    return CountingStore(MemoryStore())
-
-
 @pytest.fixture(params=[1 << 30, 0], ids=["mapped", "files"])
 def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
     with closing(SstCache(tmp_path / "cache", request.param)) as cache:

@@ -252,7 +252,7 @@ def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: p
         store, "get_range", lambda key, start, length: (asked.append(length), get_range(key, start, length))[1]
     )
     with pytest.raises(Corruption, match="too large; expected at most 64 MiB and 2,097,152 values"):
-        history.read_fresh(store, "app", "stage", 1)
+        history.read_stored(store, "app", "stage", 1)
     assert asked == [limits.MAX_OBJECT_BYTES + 1]
 
 
@@ -261,7 +261,7 @@ def test_what_has_more_values_than_any_can_have_is_not_parsed() -> None:
     key = keys.manifest("app", "stage", 1)
     store.put(key, sealed({"attempts": [0] * (limits.MAX_OBJECT_VALUES + 2)}))
     with pytest.raises(Corruption, match="too large"):
-        history.read_fresh(store, "app", "stage", 1)
+        history.read_stored(store, "app", "stage", 1)
 
 
 def test_a_value_that_could_not_be_read_again_is_refused_in_one_sentence_and_not_stored() -> None:

@@ -238,9 +238,6 @@ def test_a_batch_that_its_records_made_bad_is_good_with_none(one_partition: Hist
         assert batch.find_effects_without_records() is None
 
 
-TIED = 8
-
-
 @pytest.fixture(scope="module")
 def partitions(kafka: EmbeddedKafka, one_spark: None, tmp_path_factory: pytest.TempPathFactory) -> History:
     """Two runs of three partitions: all records of the second have one time, but for those with a `sent`."""

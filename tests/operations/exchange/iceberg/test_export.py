@@ -1,9 +1,7 @@
 """An app's tables as Iceberg tables: what is written, what keeps it, who else writes, who dies."""
 
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import duckdb
 import msgspec
@@ -26,12 +24,6 @@ from tests.operations.exchange.iceberg.reading import opened, rows
 from tests.support.collecting import HOUR_MS, AgingStore, Killed, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, flights
 from tests.support.state_rows import manifest_of, write_version
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture
