@@ -17,7 +17,7 @@ from ...store.read.fetch import fetch
 from ...store.read.footers import CHUNK_CHECKSUM_BYTES, check_chunk, decode_footer, decode_index
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
-from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter
+from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter, split_filter
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
 from .report import CheckOutcome, collect_errors
@@ -135,18 +135,19 @@ def _index_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
         if sst.filter_bytes != expected:
             yield f"its filters and page indexes have {sst.filter_bytes} bytes; expected {expected}"
             return
-        for number in range(len(footer.groups)):
+        for number, group in enumerate(footer.groups):
             hashes = read_groups(file, [number], [HASH]).column(HASH).to_numpy()
             index = decode_index(lambda start, end: data[start:end], sst, footer, number)
-            chunks = {}
             for chunk in range(len(index.checksums) // CHUNK_CHECKSUM_BYTES):
                 start, end = footer.filter_chunk_range(number, chunk)
-                chunks[chunk] = data[start:end]
-                check_chunk(chunks[chunk], chunk, sst, index, number)
+                check_chunk(data[start:end], chunk, sst, index, number)
             least, most = index.ranges[HASH]
             starts = index.first_row[:-1]
             if (hashes[starts] != least).any() or (hashes[index.first_row[1:] - 1] != most).any():
                 yield f"the page index of row group {number} does not match the hashes of its rows"
+            column = group.columns[0].meta_data
+            start = column.bloom_filter_offset or 0
+            chunks = split_filter(data[start : start + (column.bloom_filter_length or 0)])
             hidden = int(np.count_nonzero(~probe_filter(chunks, hashes, footer.filter_bytes(number))))
             if hidden:
                 yield f"the filter of row group {number} hides {hidden} of its {len(hashes)} rows"

@@ -251,9 +251,29 @@ _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
 )
 _BLOCK_BYTES = 32
+_HEADER_END = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
+"""End of a filter's Thrift header: the only algorithm, hash and compression that Parquet specifies."""
 CHUNK_BYTES = 512
 """Smallest part of a filter that is read; a look-up of a key tests one block in it."""
 _CHUNK_BLOCKS = CHUNK_BYTES // _BLOCK_BYTES
+
+
+def split_filter(data: bytes) -> dict[int, bytes]:
+    """Return all chunks of a filter, by number, from its bytes in Parquet (header and bits).
+
+    Raises `ValueError` for an unknown header.
+    """
+    # The header is shorter than a block; its field 1, a zigzag i32, is the number of bytes of bits.
+    start = len(data) % _BLOCK_BYTES
+    header, size = bytearray(b"\x15"), (len(data) - start) << 1
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    if data[:start] != header + _HEADER_END or len(data) == start:
+        raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
+    starts = range(start, len(data), CHUNK_BYTES)
+    return {number: data[at : at + CHUNK_BYTES] for number, at in enumerate(starts)}
 
 
 def filter_bits_range(column: ColumnMetaData) -> tuple[int, int]:

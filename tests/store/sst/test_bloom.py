@@ -16,10 +16,10 @@ from slackwater.store.sst.parquet_index import (
     CHUNK_BYTES,
     FileMetaData,
     decode_struct,
-    filter_bits_range,
     index_ranges,
     probe_filter,
     probed_chunks,
+    split_filter,
 )
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -42,10 +42,13 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
 
 
 def filters_of(data: bytes) -> list[dict[int, bytes]]:
-    """The bits of all filters of a Parquet file, by chunk."""
-    groups = decode_struct(FileMetaData, data[-8 - int.from_bytes(data[-8:-4], "little") : -8]).row_groups
-    parts = [data[slice(*filter_bits_range(group.columns[0].meta_data))] for group in groups]
-    return [dict(enumerate(bits[at : at + CHUNK_BYTES] for at in range(0, len(bits), CHUNK_BYTES))) for bits in parts]
+    """All filters of a Parquet file, found as any reader finds them."""
+    metadata = pq.read_metadata(pa.BufferReader(data))
+    places = [metadata.row_group(i).column(0) for i in range(metadata.num_row_groups)]
+    return [
+        split_filter(data[place.bloom_filter_offset : place.bloom_filter_offset + place.bloom_filter_length])
+        for place in places
+    ]
 
 
 def size_of(chunks: dict[int, bytes]) -> int:
@@ -99,6 +102,22 @@ def test_duckdb_asks_the_filters_too(tmp_path_factory: pytest.TempPathFactory) -
             probe = f"SELECT bloom_filter_excludes FROM parquet_bloom_probe('{path}', '_hash', {value})"
             assert con.execute(probe).fetchall() == [(excluded,)]
             assert len(con.execute(f"FROM '{path}' WHERE _hash = {value}").fetchall()) == (not excluded)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x15",
+        b"\x15\xff\xff\xff\xff\xff\xff",
+        b"\x15\x40" + b"\x1c\x1c\x00\x00" * 3 + b"\x00" + bytes(31),
+        b"\x15\x40" + b"\x1c\x2c\x00\x00" * 3 + b"\x00" + bytes(32),
+        b"\x15\x00" + b"\x1c\x1c\x00\x00" * 3 + b"\x00",
+    ],
+)
+def test_another_kind_of_filter_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="split-block Bloom filter"):
+        split_filter(data)
 
 
 def test_a_key_that_is_not_there_costs_a_page_index_and_a_part_of_a_filter() -> None:
