@@ -95,7 +95,7 @@ class Step:
 
     @property
     def state_now(self) -> BoundState:
-        return self.state.at_moment(self.due.moment) if self.due is not None else self.state
+        return self.state.at_moment(self.due) if self.due is not None else self.state
 
     @property
     def _key(self) -> list[str]:
