@@ -207,11 +207,10 @@ def _edit_in_process(
 ) -> EditDone:
     stage = request.stage
     result: EditEffect | None = None
-    done: Manifest | None = None
 
     def still_to_do(head: Manifest) -> bool:
-        nonlocal result, done
-        if (done := find_edit_version(store, request, head)) is not None:
+        nonlocal result
+        if find_edit_version(store, request, head) is not None:
             return False
         result = compute_edit(store, cache, newest_active_cut(store, app, stage, head), stage, change, request.edit)
         return result is not None
@@ -220,11 +219,9 @@ def _edit_in_process(
         assert result is not None  # noqa: S101  `still_to_do` was true
         return result.apply_to(draft)
 
-    committed = amend(
-        store, (app, stage), Amendment("edit", update, requires=still_to_do), by=by, now_ms=instants.now_ms
-    )
-    done = committed.manifest if committed.changed else done
-    if done is None:
+    change_once = Amendment("edit", update, requires=still_to_do)
+    newest = amend(store, (app, stage), change_once, by=by, now_ms=instants.now_ms).manifest
+    if (done := find_edit_version(store, request, newest)) is None:
         withdraw_edit(store, app, request)
         return EditDone(app, stage, None)
     finish_edit(store, app, request, done)
