@@ -66,8 +66,7 @@ class Position:
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
     woken: int = 0
-    """Newest version after which a batch was requested, with or without input; see "
-    "`pipeline.source.wake`."""
+    """Newest version after which a batch was requested, with or without input; see `pipeline.source.wake`."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> "Position":
@@ -173,10 +172,7 @@ def id_to_store(stored: str, current: str) -> str:
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence that explains why a topic was recreated since it was read; empty without evidence.
-
-    Returns a sentence with the former and the current topic; empty if there is no evidence that the topic changed.
-    """
+    """Return a sentence with the former and the current topic; empty without evidence that the topic was recreated."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
