@@ -47,7 +47,7 @@ def refresh(
     """Clone an app again from its source's newest moment, with the same name and options.
 
     If another app was promoted to the source's name since, that app becomes the source; the plan has its folder.
-    Versions of the old clone are lost. `removing` are the parameters `fence`, `outside`, `on_wait` and `pause` of
+    Versions of the old clone are lost. `removing` are the parameters `fence`, `remove_topics`, `on_wait` and `pause` of
     `remove_app`. `dry_run` checks everything and changes nothing. Raises the errors of `StoredApp.refresh`, and
     `Refused` if a runner holds the clone.
     """

@@ -81,7 +81,7 @@ def test_again_it_says_that_it_is_done_and_a_name_that_never_was_is_told() -> No
     app = made()
     removal = gone(app).removal
     seen: list[Removal] = []
-    assert gone(app, outside=seen.append) == Removed(removal, Contents(0, 0, 0, 0, 0), True)
+    assert gone(app, remove_topics=seen.append) == Removed(removal, Contents(0, 0, 0, 0, 0), True)
     assert seen == [removal]
     with pytest.raises(NotFound, match="no app named 'flight'"):
         gone(app, "flight")
@@ -122,7 +122,7 @@ def test_a_half_removed_app_is_refused_to_those_who_would_make_or_run_one() -> N
     app = made()
     outside = lambda _removal: (_ for _ in ()).throw(Refused("Kafka does not allow it"))  # noqa: E731
     with pytest.raises(Refused, match="Kafka"):
-        gone(app, outside=outside)
+        gone(app, remove_topics=outside)
     assert apps.list_apps(app.store) == ()
     with pytest.raises(Refused, match="'flights' is being removed") as refused:
         aging_app(store=app.store)  # type: ignore[arg-type]
@@ -303,5 +303,5 @@ def test_a_cut_that_is_pinned_when_the_note_is_there_is_given_up() -> None:
             pin_cut(app.store, cut, "late")
         seen.append(list(app.store.list("flights/snapshots/")))
 
-    gone(app, outside=outside)
+    gone(app, remove_topics=outside)
     assert seen == [[]]

@@ -85,7 +85,7 @@ def test_it_has_the_newest_state_and_the_terms_that_it_had() -> None:
     app = cloned_app()
     before = apps.read_app(app.store, "staging")
     groups: list[Removal] = []
-    plan = fresh_state(app, outside=groups.append)
+    plan = fresh_state(app, remove_topics=groups.append)
     assert [removal.app for removal in groups] == ["staging"]
     assert plan.info.created_ms > before.created_ms
     check_anew(app)
