@@ -291,7 +291,7 @@ def test_only_what_spark_adds_up_alike_is_added_up() -> None:
     assert not adds_up(sw.aggregate(x=sw.first("i64", by="text")))
     assert not adds_up(sw.upsert(by="at"))
     late = (sw.repartition("late", "k"), "topic", 1)
-    assert not adds_up(sw.aggregate(n=sw.count()), late_to=(late, {})), "late rows go on as they are"
+    assert not adds_up(sw.aggregate(n=sw.count()), late_output=(late, {})), "late rows go on as they are"
 
 
 def reported(rows: int, keys: int, partials: int = 0) -> tuple[TaskReport, ...]:

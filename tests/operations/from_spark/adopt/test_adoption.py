@@ -351,7 +351,7 @@ def test_an_app_that_runs_is_not_made_half_an_app(cache: SstCache, tmp_path: Pat
 def test_a_program_is_not_compared_with_a_query_whose_batches_no_topic_has(cache: SstCache) -> None:
     query, store = Query(), MemoryStore()
     query.batch([{"country": "DE", "cents": 1, "weight": None}])
-    of_files = adoption(store, cache, query.checkpoint, query.table, constant={"orders": (0, 0)})
+    of_files = adoption(store, cache, query.checkpoint, query.table, constant_offsets={"orders": (0, 0)})
     plan = AdoptionPlan("shop", "totals", "q", "memory:", range(1), ("",), query.table, (), {"orders": (0, 0)})
     adopting = PreparedAdoption(
         plan, of_files, None, None, sw.App("shop"), query.checkpoint, cast("SparkSession", None)
