@@ -115,11 +115,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
     """Return the version in which the requester committed an equal edit in the last ten minutes; 0 for none."""
     since_ms, suffix, stage = request.created_ms - RETRY_WINDOW_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
-        store,
-        app,
-        "edit",
-        lambda detail: detail.startswith(f"{stage} v") and detail.endswith(suffix),
-        since_ms=since_ms,
+        store, app, "edit", lambda text: text.startswith(f"{stage} v") and text.endswith(suffix), since_ms=since_ms
     )
     return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 

@@ -18,16 +18,7 @@ from msgspec.structs import replace as with_fields
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.schema import DUE
 from .. import multi_input
-from .kind import (
-    BoundState,
-    DueBy,
-    Groups,
-    Kind,
-    MergeResult,
-    check_value_names,
-    field_of,
-    input_and_time_of,
-)
+from .kind import BoundState, DueBy, Groups, Kind, MergeResult, check_value_names, field_of, input_and_time_of
 from .spark_code import Begin, BoundCode, Handle, Instance, PythonRows, SparkCode
 from .state_variables import NEVER, TIMERS, BatchKeys, StateColumn, Timers, Variable, earliest_times, expiry_column
 

@@ -111,11 +111,7 @@ class Handle:
     getListState = getValueState  # noqa: N815  the name in Spark
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: object,
-        valueSchema: object,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: object, valueSchema: object, ttlDurationMs: int | None = None
     ) -> StateVariable:
         return self._variable(stateName)
 
