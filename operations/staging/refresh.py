@@ -4,8 +4,9 @@ A journal that outlives the removal records the identity of the old clone. So an
 same call: if an app of that name has a different identity, it is the new clone.
 """
 
+import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from msgspec import Struct
 
@@ -18,7 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, codec, history, keys, limits
 from ...store.versions.manifest import AppInfo, Origin
-from ..maintenance.removal import remove_app
+from ..maintenance.removal import Removal, remove_app
 from .clone import clone
 from .clone_plan import ClonePlan, CloneTerms
 
@@ -40,22 +41,46 @@ def refresh(
     cache: SstCache | None,
     by: str,
     now_ms: int,
+    fence: bool = False,
     dry_run: bool = False,
+    remove_topics: Callable[[Removal], None] = lambda _removal: None,
+    on_wait: Callable[[str], None] = lambda _line: None,
+    pause: Callable[[float], None] = time.sleep,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-    **removing: Any,
 ) -> ClonePlan:
     """Clone an app again from its source's newest moment, with the same name and options.
 
     If another app was promoted to the source's name since, that app becomes the source; the plan has its folder.
-    Versions of the old clone are lost. `removing` are the parameters `fence`, `remove_topics`, `on_wait` and `pause` of
-    `remove_app`. `dry_run` checks everything and changes nothing. Raises the errors of `StoredApp.refresh`, and
-    `Refused` if a runner holds the clone.
+    Versions of the old clone are lost. `fence`, `remove_topics`, `on_wait` and `pause` are parameters of `remove_app`.
+    `dry_run` checks everything and changes nothing. Raises the errors of `StoredApp.refresh`, and `Refused` if a runner
+    holds the clone.
     """
     key = keys.refresh_journal(keys.check_name("app", name))
     check_exclusion(store, name, Intent.REFRESH, *RUNS_ELSEWHERE, dry_run=dry_run)
+    remove = partial(
+        remove_app,
+        store,
+        name,
+        by=by,
+        now_ms=now_ms,
+        fence=fence,
+        remove_topics=remove_topics,
+        on_wait=on_wait,
+        pause=pause,
+    )
 
-    def make_clone(info: AppInfo, source: str, **options: Any) -> ClonePlan:
-        origin, terms = _require_origin(info), _terms(info, options.pop("left", ()))
+    def make_clone(info: AppInfo, source: str, inherited_topics: tuple[str, ...]) -> ClonePlan:
+        origin = _require_origin(info)
+        terms = CloneTerms(
+            topics=origin.topics,
+            sinks=origin.sinks,
+            masks=origin.masks,
+            empty=origin.is_empty,
+            owner=info.owner,
+            reason=info.reason,
+            ttl_ms=info.ttl_ms,
+            inherited_topics=inherited_topics,
+        )
         return clone(
             store.at(origin.root),
             source or origin.app,
@@ -66,8 +91,9 @@ def refresh(
             cache=cache,
             by=by,
             now_ms=now_ms,
+            dry_run=note is None,
+            replaces_existing=note is None,
             on_progress=on_progress,
-            **options,
         )
 
     note = _find_unfinished(store, name, dry_run=dry_run)
@@ -75,17 +101,17 @@ def refresh(
         history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
         origin = _require_origin(info)  # raises if the app cannot be refreshed
-        removal = remove_app(store, name, by=by, now_ms=now_ms, dry_run=True, **removing)
+        topics = remove(dry_run=True).removal.topics
         apps.check_name_free(store, name)
         source = apps.current_owner(store.at(origin.root), origin.app, info.created_ms)
-        plan = make_clone(info, source, dry_run=True, over=True, left=removal.removal.topics)
+        plan = make_clone(info, source, topics)
         if dry_run:
             return plan
         note = codec.add(store, key, RefreshJournal(info, by, now_ms, source))
-    topics: tuple[str, ...] = ()
+    topics = ()
     if apps.find_clone_journal(store, name) is None and apps.find_app(store, name) in (None, note.before):
-        topics = remove_app(store, name, by=by, now_ms=now_ms, **removing).removal.topics
-    plan = make_clone(note.before, note.source, left=topics)
+        topics = remove().removal.topics
+    plan = make_clone(note.before, note.source, topics)
     record_operation_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan
@@ -131,17 +157,3 @@ def _require_origin(info: AppInfo) -> Origin:
             hint=f"remove it with `slackwater app rm {info.name}`, and repeat the `clone --deep` that made it",
         )
     return info.origin
-
-
-def _terms(info: AppInfo, topics: tuple[str, ...]) -> CloneTerms:
-    origin = _require_origin(info)
-    return CloneTerms(
-        topics=origin.topics,
-        sinks=origin.sinks,
-        masks=origin.masks,
-        empty=origin.is_empty,
-        owner=info.owner,
-        reason=info.reason,
-        ttl_ms=info.ttl_ms,
-        inherited_topics=topics,
-    )
