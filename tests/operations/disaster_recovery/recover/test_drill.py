@@ -22,7 +22,7 @@ def practise(app: FlightsApp, target: AgingStore, *, keep: bool = False, reachab
         target.clock_ms += round(seconds * 1_000)
 
     primary = (lambda _root: app.store) if reachable else None
-    how = {"primary": primary, "terms": SAME, "by": "ada@host", "keep": keep, "remove_topics": outside, "pause": pause}
+    how = {"primary": primary, "terms": SAME, "by": "ada@host", "keep": keep, "outside": outside, "pause": pause}
     return drill(target, app.name, failover_kafka(app), **how)  # type: ignore[arg-type]
 
 
