@@ -131,22 +131,15 @@ def due_span_after(base: EventTime | None, by: DueBy, wall_ms: int | None) -> "D
     event_time = base or EventTime()
     until_ms = later_time(event_time.due_ms, wall_ms if by == "clock" else event_time.watermark_ms)
     pending = until_ms is not None and event_time.next_due_ms is not None and event_time.next_due_ms <= until_ms
-    return Due(event_time.due_ms, until_ms, pending, wall_ms, event_time.watermark_ms)
+    return Due(until_ms, wall_ms, event_time.watermark_ms, event_time.due_ms, pending)
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """Time span in which rows fall due with a batch."""
+class Due(BatchMoment):
+    """Moment of a batch, with the time span in which rows fall due."""
 
-    after_ms: int | None
-    until_ms: int | None
-    pending: bool
-    wall_ms: int | None = None
-    watermark_ms: int | None = None
-
-    @property
-    def moment(self) -> BatchMoment:
-        return BatchMoment(self.until_ms, self.wall_ms, self.watermark_ms)
+    after_ms: int | None = None
+    pending: bool = False
 
     @property
     def span(self) -> tuple[int, int]:

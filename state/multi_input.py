@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 INPUT_COLUMN = "_input"
 
@@ -26,13 +27,23 @@ def union_columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, .
 
 
 def split_with_keys(
-    rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str], ids: npt.NDArray[np.int32]
+    rows: pa.Table,
+    schemas: Sequence[pa.Schema],
+    key: Sequence[str],
+    ids: npt.NDArray[np.int32],
+    order_by: Sequence[str] = (),
 ) -> tuple[pa.Table, ...]:
-    """Split rows by input, each with its own columns, and with `ids`, the rows' key numbers, as column `_key`."""
+    """Split rows by input, each with its own columns, and with `ids`, the rows' key numbers, as column `_key`.
+
+    With `order_by`, the rows of each input are sorted by key number and by these columns.
+    """
     if len(schemas) == 1:
-        return (rows.append_column("_key", pa.array(ids)),)
-    parts = split_by_input(rows, schemas, key)
-    return tuple(table.append_column("_key", pa.array(ids[positions])) for positions, table in parts)
+        tables = [rows.append_column("_key", pa.array(ids))]
+    else:
+        parts = split_by_input(rows, schemas, key)
+        tables = [table.append_column("_key", pa.array(ids[positions])) for positions, table in parts]
+    order = [(name, "ascending") for name in ("_key", *order_by)] if order_by else []
+    return tuple(table.take(pc.sort_indices(table, order)) if order else table for table in tables)
 
 
 def split_by_input(

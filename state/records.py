@@ -66,8 +66,7 @@ class Position:
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
     woken: int = 0
-    """Newest version after which a batch was requested, with or without input; see "
-    "`pipeline.source.wake`."""
+    """Newest version after which a batch was requested, with or without input; see `pipeline.source.wake`."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> "Position":
@@ -140,9 +139,6 @@ class TopicState(NamedTuple):
     id: str = ""
     """Kafka's topic id, or leader epochs as encoded by `id_of_epochs`; empty if the brokers report neither."""
 
-    def describe_offsets(self, topic: str) -> str:
-        return ", ".join(format_windows(topic, self.earliest, self.ends)) or "no records"
-
 
 def id_of_epochs(epochs: Sequence[int]) -> str:
     """Encode leader epochs by partition as a topic id, for brokers without topic ids; -1 stands for no epoch."""
@@ -173,10 +169,7 @@ def id_to_store(stored: str, current: str) -> str:
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence that explains why a topic was recreated since it was read; empty without evidence.
-
-    Returns a sentence with the former and the current topic; empty if there is no evidence that the topic changed.
-    """
+    """Return a sentence with the former and the current topic; empty without evidence that the topic was recreated."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
@@ -206,10 +199,10 @@ def was_recreated_since_read(
 def describe_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
     """Return a sentence with the former and the current state of a recreated topic."""
     read = ", ".join(f"{topic}[{partition}]@{at}" for partition, at in enumerate(offsets))
+    held = ", ".join(format_windows(topic, current.earliest, current.ends)) or "no records"
     return (
         f"topic {topic!r} was deleted and made again: it had {_id_text(stored)} and {_partitions(len(offsets))}, read "
-        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds "
-        f"{current.describe_offsets(topic)}"
+        f"up to {read}; now it has {_id_text(current.id)} and {_partitions(len(current.ends))}, and holds {held}"
     )
 
 

@@ -95,7 +95,7 @@ class Step:
 
     @property
     def state_now(self) -> BoundState:
-        return self.state.at_moment(self.due.moment) if self.due is not None else self.state
+        return self.state.at_moment(self.due) if self.due is not None else self.state
 
     @property
     def _key(self) -> list[str]:
@@ -137,7 +137,7 @@ class Step:
         exists: npt.NDArray[np.bool_],
         previous_seqs: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `TableLookUps.of_keys`."""
+        """Return the rows to write for merged keys; `exists` and `previous_seqs` come from `TableLookUps.get_rows`."""
         count = keys.num_rows
         deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
         # A deleted key that was not stored needs no tombstone.

@@ -1,4 +1,4 @@
 """Repair of an app by hand: rewind to an earlier moment, reset of offsets, edits, rejected records.
 
-The versions are decided in `snapshot.change`, and `state.kinds.replaced` applies an edit to rows.
+The versions are decided, and the effect of an edit is computed, in `snapshot.change`.
 """

@@ -8,7 +8,7 @@ by hashing candidates. Null stays null.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Self
@@ -196,7 +196,13 @@ class CloneSsts:
         Raises `Corruption` if an SST of the source is missing or damaged, and `Unavailable`.
         """
         manifests = {stage: self.cut.stages[stage] for stage in stages}
-        to_copy = [entry for stage, manifest in manifests.items() for entry in self._to_copy(stage, manifest)]
+        to_copy = [
+            (stage, table, sst)
+            for stage, manifest in manifests.items()
+            for name, table in tables_of(manifest).items()
+            if self.deep or name in self.masks.tables
+            for sst in table.ssts
+        ]
         copier, copies = Copier(self.store, self.target), dict[tuple[str, str], Sst]()
 
         def one(place: tuple[str, Manifest, Sst]) -> Sst:
@@ -213,11 +219,6 @@ class CloneSsts:
             stage: map_ssts(manifest, lambda sst: copies.get(_name(sst)) or self._shared(sst))
             for stage, manifest in manifests.items()
         }
-
-    def _to_copy(self, stage: str, manifest: Manifest) -> Iterator[tuple[str, Manifest, Sst]]:
-        for name, table in tables_of(manifest).items():
-            if self.deep or name in self.masks.tables:
-                yield from ((stage, table, sst) for sst in table.ssts)
 
     def _shared(self, sst: Sst) -> Sst:
         root = sst.root or self.store.url

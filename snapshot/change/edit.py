@@ -115,11 +115,7 @@ def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int
     """Return the version in which the requester committed an equal edit in the last ten minutes; 0 for none."""
     since_ms, suffix, stage = request.created_ms - RETRY_WINDOW_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
-        store,
-        app,
-        "edit",
-        lambda detail: detail.startswith(f"{stage} v") and detail.endswith(suffix),
-        since_ms=since_ms,
+        store, app, "edit", lambda text: text.startswith(f"{stage} v") and text.endswith(suffix), since_ms=since_ms
     )
     return entry.after.get(stage, 0) if entry is not None and entry.by == request.edit.by else 0
 
@@ -207,11 +203,10 @@ def _edit_in_process(
 ) -> EditDone:
     stage = request.stage
     result: EditEffect | None = None
-    done: Manifest | None = None
 
     def still_to_do(head: Manifest) -> bool:
-        nonlocal result, done
-        if (done := find_edit_version(store, request, head)) is not None:
+        nonlocal result
+        if find_edit_version(store, request, head) is not None:
             return False
         result = compute_edit(store, cache, newest_active_cut(store, app, stage, head), stage, change, request.edit)
         return result is not None
@@ -220,11 +215,9 @@ def _edit_in_process(
         assert result is not None  # noqa: S101  `still_to_do` was true
         return result.apply_to(draft)
 
-    committed = amend(
-        store, (app, stage), Amendment("edit", update, requires=still_to_do), by=by, now_ms=instants.now_ms
-    )
-    done = committed.manifest if committed.changed else done
-    if done is None:
+    change_once = Amendment("edit", update, requires=still_to_do)
+    newest = amend(store, (app, stage), change_once, by=by, now_ms=instants.now_ms).manifest
+    if (done := find_edit_version(store, request, newest)) is None:
         withdraw_edit(store, app, request)
         return EditDone(app, stage, None)
     finish_edit(store, app, request, done)

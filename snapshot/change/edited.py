@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from ...errors import Refused, Usage
 from ...state.event_time import Due
-from ...state.kinds.kind import kind_of
-from ...state.kinds.replaced import DELETED, bind_replacement
+from ...state.kinds.due import BoundDue
+from ...state.kinds.kind import BoundState, Groups, MergeResult, kind_of
 from ...state.step import Step
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -36,6 +36,8 @@ from ..query.clauses import strip_comments
 from ..query.row_source import MAX_EXAMPLES, RowSource, check_schema, convert_rows, format_examples, open_rows
 from ..query.sql import as_user_error, connect, named_tables
 
+DELETED = "_deleted"
+"""Column of an edit: True for rows to delete."""
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
 """Pattern of DuckDB's error for a statement that changes a view: only the edited table is not a view."""
@@ -194,12 +196,59 @@ def compute_edit(
     if not writes:
         return EditEffect(changes.sorted_by_key(), edit, (), clock_ms, None)
     times = head.event_time.due_ms if head.event_time is not None else None
-    due = Due(times, times, pending=False) if DUE in state.values.names else None
+    due = Due(times, after_ms=times) if DUE in state.values.names else None
     step = Step(table, state, head.version + 1, clock_ms, due=due)
     effect = step.apply(rows.append_column(HASH, pa.array(hashes)).filter(pa.array(is_changed)), stored)
     new, latest_ms = step.with_expiry(effect.new)
     ssts = writer.write_partitions(store, cache, app=head.app, stage=stage, table=table, rows=new)
     return EditEffect(changes.sorted_by_key(), edit, ssts, max(clock_ms, latest_ms or clock_ms), effect.next_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundReplacement(BoundState):
+    """State that takes one row for each key, with all value columns and `DELETED`, as the new row."""
+
+    values: pa.Schema
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return (*self.values.names, DELETED)
+
+    @property
+    def emitted_schemas(self) -> tuple[pa.Schema, ...]:
+        return ()
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
+        return MergeResult(rows.select(self.values.names), np.asarray(pc.fill_null(rows[DELETED], False), np.bool_))
+
+
+def bind_replacement(table: Table, name: str) -> BoundState:
+    """Return the state that applies an edit to a table. Edited rows fall due as written rows do.
+
+    Raises `Refused` if no program writes the rows, if rows wait for other rows, or if only the program knows when they
+    fall due.
+    """
+    kind, values = kind_of(table.state), arrow_schema(table.values)
+    if kind.external_owner:
+        raise Refused(
+            f"cannot edit {name}: its rows are {kind.external_owner}",
+            hint="slackwater adopt turns them into the state of a stage, which can be edited",
+        )
+    if kind.waiting_rows:
+        raise Refused(
+            f"cannot edit {name}: its rows hold {kind.waiting_rows}",
+            hint="reject or correct the records that they come from, and rewind to before these records",
+        )
+    if DUE not in values.names:
+        return BoundReplacement(values)
+    if not (column := kind.due_column(arrow_schema(table.key))):
+        raise Refused(
+            f"cannot edit {name} while its app is stopped: only its program knows when rows fall due",
+            hint="start a runner of the app, which then applies the edit, and repeat this command",
+        )
+    return BoundDue(
+        BoundReplacement(values.remove(values.get_field_index(DUE))), column, kind.due_by, final=kind.emits_once
+    )
 
 
 def require_table(head: Manifest) -> Table:

@@ -143,10 +143,9 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
         schema=head.table.schema if head.table is not None and (columns or is_redeclared) else 0,
         gone=inputs.removed,
     )
-    change = StageChange(
-        stage.name,
-        "changed",
-        head.version,
+    unchanged = StageChange(stage.name, "changed", head.version)
+    change = replace(
+        unchanged,
         columns=columns,
         inputs=inputs.new,
         gone=inputs.removed,
@@ -157,8 +156,7 @@ def _plan_stage(head: Manifest, stage: DeclaredStage, renames: Renames) -> tuple
         others=is_redeclared,
         guesses=likely_renames(columns),
     )
-    empty = StageChange(stage.name, "changed", head.version)
-    return (change if change != empty else None), step
+    return (change if change != unchanged else None), step
 
 
 def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:

@@ -65,7 +65,7 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
     }
     newest = dict(heads)
 
-    def change(stage: str, step: MigratedStage) -> Amendment:
+    def change(step: MigratedStage) -> Amendment:
         def update(draft: Manifest) -> Manifest:
             if step.rewound is None:
                 return apply_step(_with_renamed_senders(draft, ended), step, migration.number)
@@ -85,7 +85,7 @@ def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -
     for stage in topological_order({**heads, **targets}) if migration.is_rewind else reversed(topological_order(heads)):
         if stage not in ended and not migration.is_applied_by(heads[stage]):
             step = migration.stages.get(stage, MigratedStage())
-            amended = amend(store, heads[stage], change(stage, step), by=migration.by, now_ms=now_ms)
+            amended = amend(store, heads[stage], change(step), by=migration.by, now_ms=now_ms)
             newest[stage] = amended.manifest
             if amended.changed:
                 versions[stage] = amended.manifest.version

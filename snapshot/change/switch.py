@@ -163,7 +163,9 @@ class Switchover:
                 self._amend(store, new[stage], self._promotion_amendment(store, kafka, new[stage]), now_ms)
         for stage in topological_order(old):
             if not old[stage].retired:
-                change = Amendment("demote", self._demoted, self._precondition(store, self.demote))
+                # The sinks stay, and continue if the promotion is withdrawn.
+                requires = self._precondition(store, self.demote)
+                change = Amendment("demote", lambda draft: replace(draft, promotion=self.demote), requires)
                 self._amend(store, old[stage], change, now_ms)
         # A removal that writes this note later will find and withdraw the prepared promotion.
         if exists(store, keys.removal_journal(self.new_folder)):
@@ -196,10 +198,6 @@ class Switchover:
             return True
 
         return requires
-
-    def _demoted(self, draft: Manifest) -> Manifest:
-        # The sinks stay, and continue if the promotion is withdrawn.
-        return replace(draft, promotion=self.demote)
 
     def _promotion_amendment(self, store: ObjectStore, kafka: KafkaTopics, head: Manifest) -> Amendment:
         ends: dict[str, tuple[str, int, str]] = {}

@@ -169,10 +169,7 @@ def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Man
 
 
 def lower_receivers(
-    stages: Mapping[str, Manifest],
-    pinned: str,
-    read: Callable[[str, int], Manifest],
-    first: Callable[[str], int],
+    stages: Mapping[str, Manifest], pinned: str, read: Callable[[str, int], Manifest], first: Callable[[str], int]
 ) -> dict[str, Manifest]:
     """Return a consistent cut that contains the version `pinned`, with earlier versions of stages downstream of it.
 

@@ -9,13 +9,14 @@ markers of snapshots. A missing marker alone never causes a version to be skippe
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 
 from msgspec.structs import replace
 
 from ...state import records
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ...store.versions.forgotten import add_counts
 from ...store.versions.manifest import Input, LostRecords, Manifest, Output
 from .graph import Channel, Cut, channels
 
@@ -177,10 +178,10 @@ def find_gap(channel: str, at: Input, versions: Iterable[Manifest], earliest: tu
 def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
     previous = at.rows_passed or _zero_counts(at)
     is_counted = len(previous) == len(gap.sent)
-    rows = tuple(to - had for to, had in zip(gap.sent, previous, strict=True)) if is_counted else ()
+    rows = records.difference(previous, gap.sent) if is_counted else ()
     # For a reader that has read nothing the loss is known, even if older counts are not.
     consumed = at.consumed or _zero_counts(at)
-    total = tuple(had + more for had, more in zip_longest(at.lost, rows, fillvalue=0)) if is_counted else ()
+    total = add_counts(at.lost, rows) if is_counted else ()
     skipped = replace(
         at, offsets=gap.ends, version=gap.up_to, rows=0, consumed=consumed if is_counted else (), lost=total
     )

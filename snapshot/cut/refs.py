@@ -38,10 +38,6 @@ def suggest_refs(text: str, now_ms: int) -> tuple[RefSuggestion, ...]:
     return tuple(dict.fromkeys(_forms(text.strip().lower(), now_ms)))
 
 
-def looks_like_a_moment(name: str) -> bool:
-    return name in OLDEST or bool(suggest_refs(name, 0))
-
-
 def _forms(text: str, now_ms: int) -> Iterator[RefSuggestion]:
     if text in _NEWEST:
         yield "now", "the newest state"
@@ -185,7 +181,7 @@ def parse_ref(text: str, *, now_ms: int) -> Ref:
 def check_new_name(label: str, name: str) -> str:
     """Return `name` if it may name a new snapshot or clone. Raises `Usage` if it is invalid, or looks like a moment."""
     check_name(label, name)
-    if _DATE.match(name) or looks_like_a_moment(name):
+    if _DATE.match(name) or name in OLDEST or suggest_refs(name, 0):
         raise Usage(
             f"{label} name {name!r} would read as a moment of an app",
             hint="choose another name, for example before-upgrade",

@@ -4,7 +4,6 @@ A request is one object. A running app looks for requests when a notice has chan
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import NotFound, ObjectNotFound, Refused
+from ...state.records import difference
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, checks, codec, column_types, forgotten, history, keys, limits
 from ...store.versions.checks import Violation
@@ -235,11 +235,7 @@ def _current(index: ForgottenIndex, captured: Captured) -> Captured:
             objects.append(CapturedObject(replacement.key, replacement.rows, replacement.bytes, replacement.checksum))
     if num_forgotten == captured.forgotten:
         return captured
-    counts = (
-        tuple(had - less for had, less in zip_longest(captured.counts, num_forgotten, fillvalue=0))
-        if captured.counts
-        else ()
-    )
+    counts = difference(num_forgotten, captured.counts)
     return replace(captured, objects=tuple(objects), counts=counts, forgotten=num_forgotten)
 
 

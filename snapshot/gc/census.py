@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...store.versions import keys
-from ...store.versions.keys import json_object
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,50 +35,26 @@ class ObjectKind:
     """File of the export with the content; `read`: export fails if the object cannot be read."""
 
 
-_row = ObjectKind
+_row, _json = ObjectKind, keys.json_object
 _A, _S, _N, _U = "<app>", "<stage>", "<number>", "<ulid>"
 
 # key, description, what names it; then the words of gc, forget, replicate, remove, verify, export
 MANIFEST = _row(
-    json_object(keys.manifests(_A, _S), _N),
-    "a version",
-    "",
-    "unreachable",
-    "masks",
-    "versions",
-    "last",
-    "cut",
-    "document",
+    _json(keys.manifests(_A, _S), _N), "a version", "", "unreachable", "masks", "versions", "last", "cut", "document"
 )
 SST = _row(
     keys.sst(_A, _S, _U), "rows of a table", "a version", "unnamed", "rewrites", "versions", "then", "cut", "rows"
 )
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
-SNAPSHOT = _row(json_object(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
-IN_FLIGHT = _row(
-    keys.captured_records(_A, "<name>", _U),
-    _SENT,
-    "a snapshot",
-    "unnamed",
-    "rewrites",
-    "snapshots",
-    "first",
-    "cut",
-    "rows",
-)
+SNAPSHOT = _row(_json(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
+_CAPTURED = keys.captured_records(_A, "<name>", _U)
+IN_FLIGHT = _row(_CAPTURED, _SENT, "a snapshot", "unnamed", "rewrites", "snapshots", "first", "cut", "rows")
 _READ, _INDEX = "records read from a topic, for when Kafka has lost them", "the objects and offsets of an input archive"
 ARCHIVED = _row(
     keys.archive_object(_A, "<topic>", _U), _READ, "an index", "unnamed", "rewrites", "along", "then", "app"
 )
 ARCHIVE_INDEX = _row(
-    json_object(keys.archive_indexes(keys.archive(_A, "<topic>")), _N),
-    _INDEX,
-    "",
-    "replaced",
-    "",
-    "along",
-    "then",
-    "app",
+    _json(keys.archive_indexes(keys.archive(_A, "<topic>")), _N), _INDEX, "", "replaced", "", "along", "then", "app"
 )
 OBJECT_KINDS = (
     _row(
@@ -92,13 +67,13 @@ OBJECT_KINDS = (
     _row(keys.channels(_A), "the offsets of a clone's copied records: kept as long as the app", replicate="along"),
     MANIFEST,
     SST,
-    _row(json_object(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
+    _row(_json(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
     _row(keys.clone_journal(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
     _row(keys.removal_journal(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),
     SNAPSHOT,
     IN_FLIGHT,
     _row(
-        json_object(keys.requests(_A), _U),
+        _json(keys.requests(_A), _U),
         "a request for a snapshot: kept until it is complete or withdrawn",
         forget="refuses",
         remove="first",
@@ -107,26 +82,22 @@ OBJECT_KINDS = (
     ARCHIVED,
     ARCHIVE_INDEX,
     _row(
-        json_object(keys.runners(_A), _U),
+        _json(keys.runners(_A), _U),
         "a runner's heartbeat, every 15 s: deleted by another runner an hour after the last one",
     ),
     _row(
-        json_object(keys.boundaries(_A), _N),
+        _json(keys.boundaries(_A), _N),
         "the versions that may exist after garbage collection",
         gc="replaced",
         verify="read",
     ),
     _row(keys.collection(_A), "the time of the last garbage collection: kept as long as the app"),
-    _row(json_object(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
-    _row(
-        json_object(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"
-    ),
+    _row(_json(keys.retries(_A), _U), "a request to retry rejected records: kept until it is done"),
+    _row(_json(keys.edits(_A), _U), "a request to edit rows: kept until it is done or withdrawn", forget="refuses"),
     _row(keys.edit_rows(_A, _U), "the rows of an edit: kept as long as its request", "a request", forget="refuses"),
+    _row(_json(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"),
     _row(
-        json_object(keys.migrations(_A), _N), "a migration, stage by stage: kept as long as the app", replicate="rules"
-    ),
-    _row(
-        json_object(keys.forgotten(_A), _N),
+        _json(keys.forgotten(_A), _N),
         "the objects that replace those with forgotten keys",
         gc="replaced",
         replicate="rules",
@@ -141,11 +112,11 @@ OBJECT_KINDS = (
         replicate="along",
     ),
     _row(
-        json_object(keys.replicas(_A), "<id>"),
+        _json(keys.replicas(_A), "<id>"),
         "the progress of a replica under another root: kept until `slackwater replicate --end`",
     ),
     _row(keys.replica(_A), "the note that the folder is a replica, a recovered app or an abandoned one: kept"),
-    _row(json_object(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
+    _row(_json(keys.replica_cuts(_A), _N), "the cut up to which a replica is complete: the newest is kept"),
     _row(keys.recovery_journal(_A), "the note of a recovery from this replica: kept"),
     _row(keys.recovered_root(_A), "the root to which the app was recovered: kept"),
     _row(
@@ -153,7 +124,7 @@ OBJECT_KINDS = (
     ),
     _row(keys.removed(_A), "the note of a finished removal: kept", remove="stays"),
     _row(
-        json_object(keys.operations(_A), _U),
+        _json(keys.operations(_A), _U),
         "an entry of the log of operations: kept as long as the app",
         forget="masks",
         replicate="along",

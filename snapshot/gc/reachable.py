@@ -165,9 +165,12 @@ class Reachable:
         return tuple(dict.fromkeys((*reasons, *self.single_versions.get(stage, {}).get(version, ()))))
 
     def versions(self, stage: str) -> Iterator[int]:
+        yield from self._earlier(stage)
+        yield from range(self.first(stage), self.state.stages[stage].head.version + 1)
+
+    def _earlier(self, stage: str) -> tuple[int, ...]:
         first = self.first(stage)
-        yield from sorted(version for version in self.single_versions.get(stage, {}) if version < first)
-        yield from range(first, self.state.stages[stage].head.version + 1)
+        return tuple(sorted(version for version in self.single_versions.get(stage, {}) if version < first))
 
     def counts(self, stage: str) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -200,22 +203,14 @@ class Reachable:
         )
 
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
-        first, kept_single = {}, {}
+        first, kept = {}, {}
         for stage, stage_state in self.state.stages.items():
             start = self.first(stage)
             if start > stage_state.first or stage in self.state.last.first:
                 first[stage] = start
-                kept_single[stage] = tuple(
-                    sorted(version for version in self.single_versions.get(stage, {}) if version < start)
-                )
-        return Boundary(
-            number,
-            final,
-            first,
-            {stage: versions for stage, versions in kept_single.items() if versions},
-            self.moments,
-            by,
-        )
+                if earlier := self._earlier(stage):
+                    kept[stage] = earlier
+        return Boundary(number, final, first, kept, self.moments, by)
 
 
 def find_reachable(state: AppState, retention: Retention, read: VersionReader) -> Reachable:

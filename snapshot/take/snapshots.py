@@ -247,15 +247,14 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
     snapshot = read_snapshot(store, app, name)
     if snapshot.kind != "clone" or force:
         return snapshot
-    hint = f"first; or, which damages it: slackwater snapshot rm {app} {name} --force"
+
+    def used_by(user: str, fact: str) -> Refused:
+        hint = f"remove the app {user} first; or, which damages it: slackwater snapshot rm {app} {name} --force"
+        return refusal_error(Intent.REMOVE_SNAPSHOT, Evidence(AppCondition.CLONES, fact, hint))
+
     if clone_exists(store, snapshot):
-        label = f"app {snapshot.clone!r}{root_suffix(snapshot.clone_root)}"
-        fact = (
-            f"{label} is a clone that uses snapshot {name!r} of {app}: without it, the clone's files may be collected"
-        )
-        raise refusal_error(
-            Intent.REMOVE_SNAPSHOT, Evidence(AppCondition.CLONES, fact, f"remove the app {snapshot.clone} {hint}")
-        )
+        label = f"app {snapshot.clone!r}{root_suffix(snapshot.clone_root)} is a clone that uses snapshot {name!r}"
+        raise used_by(snapshot.clone, f"{label} of {app}: without it, the clone's files may be collected")
     # A pin whose clone is gone may still protect SSTs that clones of this clone use.
     other_pins = (
         other_pin for other_pin in list_snapshots(store, app) if other_pin.kind == "clone" and other_pin.name != name
@@ -265,8 +264,5 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
         for other, objects in apps_sharing_ssts(store, app, root):
             if objects & only_here:
                 label = f"app {other!r}{root_suffix(root)} was cloned from {snapshot.clone!r}"
-                fact = f"{label}, and uses files that snapshot {name!r} of {app} keeps"
-                raise refusal_error(
-                    Intent.REMOVE_SNAPSHOT, Evidence(AppCondition.CLONES, fact, f"remove the app {other} {hint}")
-                )
+                raise used_by(other, f"{label}, and uses files that snapshot {name!r} of {app} keeps")
     return snapshot

@@ -229,8 +229,7 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: SnapshotRe
         return completed_cut(network, finished)
     except ProtocolError as error:
         raise Refused(
-            f"no snapshot of {app} can complete: {error}",
-            hint="run every stage once, or take it with --instant",
+            f"no snapshot of {app} can complete: {error}", hint="run every stage once, or take it with --instant"
         ) from error
 
 

@@ -291,14 +291,7 @@ class ExclusionRule(Enum):
     WITHDRAWS = "withdraws it"
 
 
-_B, _R, _W, _T, _F, _X = (
-    ExclusionRule.BESIDE,
-    ExclusionRule.REFUSED,
-    ExclusionRule.WAITS,
-    ExclusionRule.FENCES,
-    ExclusionRule.FINISHES,
-    ExclusionRule.WITHDRAWS,
-)
+_B, _R, _W, _T, _F, _X = ExclusionRule
 _ROWS: Mapping[Intent, tuple[ExclusionRule, ...]] = {
     # Columns as in `AppCondition`: REmoval, MaKing, COpy, LEft, RUnner, SNapshot, EDit, FOrgetting, CHange, PRomotion,
     # ClonING, CLones, RECovery.

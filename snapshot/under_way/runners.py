@@ -7,7 +7,7 @@ edit is made once, since its version has the request's id.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
@@ -64,8 +64,12 @@ def have_runners_lapsed(
     return True
 
 
+def _runners_of(head: Manifest, alive: Iterable[Heartbeat]) -> Iterator[Heartbeat]:
+    return (runner for runner in alive if runner.stages.get(head.stage) == head.epoch)
+
+
 def runner_of(head: Manifest, alive: Iterable[Heartbeat]) -> str:
-    return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
+    return next((runner.by for runner in _runners_of(head, alive)), "")
 
 
 @dataclass(slots=True)
@@ -94,17 +98,12 @@ class HeartbeatWriter:
 
 def batch_lag(head: Manifest, alive: Iterable[Heartbeat]) -> int | None:
     """Return the number of batches by which a stage lags behind its attached Spark query; None if unknown."""
-    committed = [
-        runner.batches[head.stage]
-        for runner in alive
-        if runner.stages.get(head.stage) == head.epoch and head.stage in runner.batches
-    ]
+    committed = [runner.batches[head.stage] for runner in _runners_of(head, alive) if head.stage in runner.batches]
     return max(0, committed[0] - head.attached.next_batch) if committed and head.attached is not None else None
 
 
 def wait_reason(head: Manifest, alive: Iterable[Heartbeat]) -> str:
-    reasons = (runner.waits.get(head.stage, "") for runner in alive if runner.stages.get(head.stage) == head.epoch)
-    return next(reasons, "")
+    return next((runner.waits.get(head.stage, "") for runner in _runners_of(head, alive)), "")
 
 
 def delete_old_heartbeats(store: ObjectStore, app: str, writer: str) -> None:

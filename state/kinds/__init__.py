@@ -3,6 +3,6 @@
 Whole Arrow tables in, whole Arrow tables out. Other rooms do not depend on a particular kind.
 """
 
-from . import aggregate, attached, due, join, pandas_state, processor, session, update, upsert
+from . import aggregate, due, join, pandas_state, processor, session, update, upsert
 
-__all__ = ["aggregate", "attached", "due", "join", "pandas_state", "processor", "session", "update", "upsert"]
+__all__ = ["aggregate", "due", "join", "pandas_state", "processor", "session", "update", "upsert"]

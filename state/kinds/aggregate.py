@@ -285,7 +285,7 @@ class BatchAggregates:
             try:
                 return pc.add(pc.multiply_checked(high, 1 << 32), low)
             except pa.ArrowInvalid:
-                pass  # `fitting` tells which
+                pass  # `cast_sums` tells which
         upper = pc.multiply(high.cast(pa.decimal128(19, 0)), pa.scalar(Decimal(1 << 32), pa.decimal128(10, 0)))
         return cast_sums(
             column, pc.add(upper.cast(_wide(kind)), low.cast(pa.decimal128(19, 0)).cast(_wide(kind))), kind
@@ -401,7 +401,7 @@ def add_sums(name: str, old: Array, new: Array) -> Array:
         try:
             return pc.coalesce(pc.add_checked(old, new), old, new)
         except pa.ArrowInvalid:
-            pass  # `fitting` tells which
+            pass  # `cast_sums` tells which
     wide = _wide(kind)
     return pc.coalesce(cast_sums(name, pc.add(_widened(old, wide), _widened(new, wide)), kind), old, new)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Struct
 
-from ...errors import NotFound, Usage
+from ...errors import NotFound, Refused, Usage
 from ...store.versions.codec import register_type
 from ...store.versions.manifest import Declaration, is_internal
 
@@ -250,6 +250,20 @@ class OfCode(Kind, frozen=True, kw_only=True, tag=""):
     @property
     def function(self) -> Callable[..., Any] | None:
         return self.code.function if self.code is not None else None
+
+
+class Attached(Kind, frozen=True, tag="attached"):
+    """Rows of a stateful operator in a Spark query that slackwater does not run."""
+
+    operator: str = ""
+    migrates: ClassVar[bool] = False
+    external_owner: ClassVar[str] = "the state of a Spark query that slackwater is attached to"
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        raise Refused(
+            f"rows are {self.external_owner}, so no program can write them",
+            hint="slackwater adopt CHECKPOINT PROGRAM --stage NAME turns them into the state of a stage",
+        )
 
 
 class Unknown(Kind, frozen=True, tag=""):

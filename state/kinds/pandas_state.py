@@ -4,7 +4,7 @@ The fields of the function's state are columns of the table; a key's timeout is 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,23 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...store.sst.schema import DUE
-from .. import multi_input
 from .kind import (
-    NO_MOMENT,
     BatchMoment,
     BoundState,
     DueBy,
     Groups,
-    Kind,
     MergeResult,
     check_value_names,
     field_of,
     input_and_time_of,
     single_schema,
 )
-from .spark_code import PythonRows, SparkCode, sort_within_keys
+from .spark_code import BoundCode, PythonRows, SparkCode
 from .structs import Fields, Structs
-from .update import Update
 
 Timeout: TypeAlias = Literal["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]
 _DEFINED = "_defined"
@@ -84,53 +80,39 @@ class PandasState(SparkCode, frozen=True, tag="pandas_state"):
     def due_by(self) -> DueBy:
         return "watermark" if self.timeout == "EventTimeTimeout" else "clock"
 
-    def is_compatible_with(self, now: Kind) -> bool:
-        if isinstance(now, PandasState):
-            return self.timeout in ("NoTimeout", now.timeout)
-        return isinstance(now, Update)
-
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         schema, state = single_schema(rows, "pandas_state(...)"), self.code.state()
         check_value_names(state.names, key)
         for column in self.code.order_by:
             field_of(schema, column)
         late = (time,) if (time := input_and_time_of(schema)[1]) and self.timeout == "EventTimeTimeout" else ()
-        code, emits = self.code, (self.code.emits(),)
-        return BoundPandasState(code.begin, code.frames, code.order_by, key, schema, state, emits, late, self.due_by)
+        return BoundPandasState(
+            begin=self.code.begin,
+            python=self.code.frames,
+            order_by=self.code.order_by,
+            key=key,
+            inputs=(schema,),
+            state=state,
+            emitted_schemas=(self.code.emits(),),
+            late=late,
+            due_by=self.due_by,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class BoundPandasState(BoundState):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundPandasState(BoundCode):
     """Function over rows of a fixed schema."""
 
     begin: Callable[[BatchMoment], FunctionCall]
-    frames: PythonRows
-    order_by: tuple[str, ...]
-    key: tuple[str, ...]
-    rows: pa.Schema
     state: pa.Schema
-    emitted_schemas: tuple[pa.Schema, ...]
-    late: tuple[str, ...]
-    due_by: DueBy
-    moment: BatchMoment = NO_MOMENT
 
     @property
     def values(self) -> pa.Schema:
         return pa.schema([*self.state, pa.field(_DEFINED, pa.bool_()), pa.field(DUE, pa.int64())])
 
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return multi_input.union_columns([self.rows], self.key)
-
-    def at_moment(self, moment: BatchMoment) -> BoundState:
-        return replace(self, moment=moment)
-
-    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
-        return self.late
-
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         """Call the function for the rows of each key, then for the keys that have timed out."""
-        structs = Structs("state", pa.struct(list(self.state)), self.frames.struct)
+        structs = Structs("state", pa.struct(list(self.state)), self.python.struct)
         defined = old[_DEFINED].combine_chunks().fill_null(False)
         columns_of_state = [old[name].combine_chunks() for name in self.state.names]
         values = structs.to_python(
@@ -138,7 +120,7 @@ class BoundPandasState(BoundState):
         )
         due_ms: list[int | None] = old[DUE].to_pylist()
         changed = np.zeros(groups.num, bool)
-        call, names = self.begin(self.moment), self.frames.keys(keys)
+        call, names = self.begin(self.moment), self.python.keys(keys)
         frames_out: list[Any] = []
 
         def called(index: int, frames: Iterator[Any], *, timed_out: bool) -> None:
@@ -152,20 +134,16 @@ class BoundPandasState(BoundState):
                 changed[index] = True
 
         if rows.num_rows:
-            table = sort_within_keys(
-                rows.select(self.rows.names).append_column("_key", pa.array(groups.ids)), self.order_by
-            )
-            frames_of = self.frames.groups(table.drop_columns(["_key"]), groups.ids, groups.num)
+            (frames_of,) = self.rows_by_key(rows, groups)
             for index in range(groups.num):
                 if (frames := frames_of(index)) is not None:
                     called(index, frames, timed_out=False)
         if (until_ms := self.moment.until_ms) is not None:
             for index, at_ms in enumerate(due_ms):
                 if at_ms is not None and at_ms <= until_ms:
-                    called(index, self.frames.nothing(rows.schema), timed_out=True)
+                    called(index, self.python.nothing(rows.schema), timed_out=True)
         (states,) = structs.to_arrays(values)
         due = pa.array(due_ms, pa.int64())
         columns = [*states.flatten(), states.is_valid(), due]
-        emitted = tuple(self.frames.table(frames_out, schema) for schema in self.emitted_schemas)
         is_empty = np.asarray(pc.and_(states.is_null(), due.is_null()))
-        return MergeResult(pa.table(columns, schema=self.values), is_empty, changed, emitted)
+        return MergeResult(pa.table(columns, schema=self.values), is_empty, changed, self.emitted(frames_out))

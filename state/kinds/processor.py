@@ -4,8 +4,8 @@ State variables are columns of the table, so a key's row has the whole state of 
 batch by batch; only the user's code runs once per key.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -18,21 +18,9 @@ from msgspec.structs import replace as with_fields
 from ...errors import NotFound, Refused, Usage
 from ...store.sst.schema import DUE
 from .. import multi_input
-from .kind import (
-    NO_MOMENT,
-    BatchMoment,
-    BoundState,
-    DueBy,
-    Groups,
-    Kind,
-    MergeResult,
-    check_value_names,
-    field_of,
-    input_and_time_of,
-)
-from .spark_code import Begin, Handle, Instance, PythonRows, SparkCode, sort_within_keys
+from .kind import BoundState, DueBy, Groups, Kind, MergeResult, check_value_names, field_of, input_and_time_of
+from .spark_code import Begin, BoundCode, Handle, Instance, PythonRows, SparkCode
 from .state_variables import NEVER, TIMERS, BatchKeys, StateColumn, Timers, Variable, earliest_times, expiry_column
-from .update import Update
 
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 _DUE_BY: Mapping[str, DueBy] = {"ProcessingTime": "clock", "EventTime": "watermark"}
@@ -98,11 +86,6 @@ class Processor(SparkCode, frozen=True, tag="processor"):
             if variable.ttl_ms
         }
 
-    def is_compatible_with(self, now: Kind) -> bool:
-        if isinstance(now, Processor):
-            return self.time_mode in ("None", now.time_mode)
-        return isinstance(now, Update)
-
     def why_not_maskable(self, column: str) -> str:
         return "rows fall due by it" if column == TIMERS else ""
 
@@ -145,57 +128,35 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         late = [
             time if time in key or len(rows) == 1 else multi_input.tagged_name(position, time)
             for position, (_, time) in enumerate(inputs)
-            if time and position != part
+            if time and position != part and self.time_mode == "EventTime"
         ]
         return BoundProcessor(
-            self.code.begin(key),
-            self.code.python,
-            self.code.order_by,
-            self.time_mode,
-            key,
-            tuple(rows),
-            columns,
-            (emits,),
-            tuple(late),
-            part,
+            begin=self.code.begin(key),
+            python=self.code.python,
+            order_by=self.code.order_by,
+            key=key,
+            inputs=tuple(rows),
+            columns=columns,
+            emitted_schemas=(emits,),
+            late=tuple(late),
+            due_by=_DUE_BY.get(self.time_mode),
+            initial=part,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BoundProcessor(BoundState):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundProcessor(BoundCode):
     """Class over rows of fixed schemas."""
 
     begin: Begin
-    python: PythonRows
-    order_by: tuple[str, ...]
-    time_mode: TimeMode
-    key: tuple[str, ...]
-    inputs: tuple[pa.Schema, ...]
     columns: tuple[StateColumn, ...]
-    emitted_schemas: tuple[pa.Schema, ...]
-    times: tuple[str, ...]
-    initial: int | None = None
-    moment: BatchMoment = NO_MOMENT
-
-    @property
-    def due_by(self) -> DueBy | None:  # type: ignore[override]
-        return _DUE_BY.get(self.time_mode)
+    initial: int | None
 
     @property
     def values(self) -> pa.Schema:
         fields = [field for column in self.columns for field in column.columns]
         timers = [pa.field(TIMERS, pa.list_(pa.int64())), pa.field(DUE, pa.int64())]
         return pa.schema([*fields, *(timers if self.due_by else [])])
-
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return multi_input.union_columns(self.inputs, self.key)
-
-    def at_moment(self, moment: BatchMoment) -> BoundState:
-        return replace(self, moment=moment)
-
-    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
-        return self.times if self.time_mode == "EventTime" else ()
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         at_hand = BatchKeys(groups.num, self.moment.until_ms or 0)
@@ -210,14 +171,13 @@ class BoundProcessor(BoundState):
                 timers.deleteTimer(at_ms)
         instance.close()
         state, is_empty = self._state([variable.arrays for variable in variables.values()], timers, groups.num)
-        emitted = tuple(self.python.table(emitted_rows, schema) for schema in self.emitted_schemas)
-        return MergeResult(state, is_empty, at_hand.changed, emitted)
+        return MergeResult(state, is_empty, at_hand.changed, self.emitted(emitted_rows))
 
     def _handle(
         self, instance: Instance, at_hand: BatchKeys, names: Sequence[Any], rows: pa.Table, groups: Groups
     ) -> list[Any]:
         emitted_rows: list[Any] = []
-        parts = [self.python.groups(*part, groups.num) for part in self._parts(rows, groups)]
+        parts = self.rows_by_key(rows, groups)
         initial = parts.pop(self.initial) if self.initial is not None else None
         for at_hand.current, key in enumerate(names):
             if initial is not None and (key_rows := initial(at_hand.current)) is not None:
@@ -244,9 +204,3 @@ class BoundProcessor(BoundState):
             due_ms = np.maximum(due, until_ms + 1) if until_ms is not None else due
             columns.append(pa.array(due_ms, mask=due == NEVER))
         return pa.table(columns, schema=self.values), is_empty
-
-    def _parts(self, rows: pa.Table, groups: Groups) -> Iterator[tuple[pa.Table, npt.NDArray[np.int32]]]:
-        for schema, table in zip(
-            self.inputs, multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids), strict=True
-        ):
-            yield sort_within_keys(table, self.order_by).select(schema.names), table["_key"].to_numpy()

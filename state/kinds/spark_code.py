@@ -1,15 +1,16 @@
 """Interfaces between state kinds and user code for Spark's stateful operators: rows in Python, handle, instance."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import Refused
-from .kind import BatchMoment, Kind, OfCode
+from .. import multi_input
+from .kind import NO_MOMENT, BatchMoment, BoundState, DueBy, Groups, Kind, OfCode
 from .state_variables import StateVariable, Timers
 from .structs import SparkStruct
 from .update import Update
@@ -20,6 +21,9 @@ class SparkCode(OfCode, frozen=True, kw_only=True, tag=""):
 
     def may_become(self, now: Kind) -> bool:
         return isinstance(now, type(self) | Update)
+
+    def is_compatible_with(self, now: Kind) -> bool:
+        return isinstance(now, Update) or (self.may_become(now) and self.due_text in ("", now.due_text))
 
 
 class PythonRows(Protocol):
@@ -60,11 +64,39 @@ Begin: TypeAlias = "Callable[[Handle, BatchMoment], Instance]"
 """Function that creates the instance for a batch, which requests its variables. Sent to workers by pickle."""
 
 
-def sort_within_keys(table: pa.Table, order_by: Sequence[str]) -> pa.Table:
-    """Sort rows by key number (`_key`) and by these columns; unchanged without columns."""
-    if not order_by:
-        return table
-    return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("_key", *order_by)]))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundCode(BoundState):
+    """User code over rows of fixed schemas."""
+
+    python: PythonRows
+    order_by: tuple[str, ...]
+    key: tuple[str, ...]
+    inputs: tuple[pa.Schema, ...]
+    emitted_schemas: tuple[pa.Schema, ...]
+    late: tuple[str, ...]
+    due_by: DueBy | None
+    moment: BatchMoment = NO_MOMENT
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return multi_input.union_columns(self.inputs, self.key)
+
+    def at_moment(self, moment: BatchMoment) -> BoundState:
+        return replace(self, moment=moment)
+
+    def lateness_columns(self, _window: str | None) -> tuple[str, ...]:
+        return self.late
+
+    def rows_by_key(self, rows: pa.Table, groups: Groups) -> list[Callable[[int], Iterator[Any] | None]]:
+        """Return for each input a function from a key's index to its rows, or None; see `PythonRows.groups`."""
+        tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids, self.order_by)
+        return [
+            self.python.groups(table.select(schema.names), table["_key"].to_numpy(), groups.num)
+            for schema, table in zip(self.inputs, tables, strict=True)
+        ]
+
+    def emitted(self, output: Sequence[Any]) -> tuple[pa.Table, ...]:
+        return tuple(self.python.table(output, schema) for schema in self.emitted_schemas)
 
 
 class Handle:
@@ -76,15 +108,10 @@ class Handle:
     def getValueState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
         return self._variable(stateName)
 
-    def getListState(self, stateName: str, schema: object, ttlDurationMs: int | None = None) -> StateVariable:
-        return self._variable(stateName)
+    getListState = getValueState  # noqa: N815  the name in Spark
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: object,
-        valueSchema: object,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: object, valueSchema: object, ttlDurationMs: int | None = None
     ) -> StateVariable:
         return self._variable(stateName)
 

@@ -92,10 +92,7 @@ class _BoundUpdate(BoundState):
     order_by: tuple[str, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
-        tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids)
-        if self.order_by:
-            order = [(name, "ascending") for name in ("_key", *self.order_by)]
-            tables = tuple(table.take(pc.sort_indices(table, order)) for table in tables)
+        tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids, self.order_by)
         old_state = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
         returned = self.function(*tables, old_state)
         new_state, *emitted = returned if isinstance(returned, tuple) else (returned,)

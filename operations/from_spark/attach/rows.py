@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ....errors import Refused, Usage
 from ....snapshot.diff.key_changes import KeyChanges
-from ....state.kinds.attached import Attached
+from ....state.kinds.kind import Attached
 from ....store.compaction.merge import iter_visible_rows
 from ....store.objects.many import map_concurrently
 from ....store.objects.protocol import ObjectStore

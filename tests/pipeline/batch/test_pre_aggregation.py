@@ -255,7 +255,7 @@ def test_windows_late_rows_and_times_are_the_same_of_rows_that_were_added_up(tmp
                 ssts=ssts[adds_up],
                 lateness=Lateness(("hour",), watermark_ms, bound_ms),
                 times=EventTimeScan((Watermark(("at",), 0, ("r",)),), bound_ms),
-                due=Due(None, watermark_ms, pending=number > 0),
+                due=Due(watermark_ms, pending=number > 0),
             )
             results = run_state_task(rows, task, None, few_keys if adds_up else None)
             made = sorted((sst for result in results for sst in result.ssts), key=lambda sst: sst.partition)

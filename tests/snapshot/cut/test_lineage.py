@@ -66,10 +66,7 @@ def test_versions_that_read_nothing_have_no_windows(app: FlightsApp) -> None:
 
 
 @scaled(40)
-@given(
-    steps=st.lists(st.tuples(st.sampled_from(["send", *STAGES]), st.integers(1, 3)), max_size=25),
-    data=st.data(),
-)
+@given(steps=st.lists(st.tuples(st.sampled_from(["send", *STAGES]), st.integers(1, 3)), max_size=25), data=st.data())
 def test_the_flights_in_the_windows_are_the_flights_a_table_got(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:

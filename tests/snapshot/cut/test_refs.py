@@ -164,22 +164,10 @@ def test_days_and_times_of_day_are_those_of_this_time_zone(time_zone: str) -> No
     assert "flights/routes@2026-11-21T02:30 for" in hints["02:30"]
 
 
-LOOKALIKES = [
-    "5m",
-    "90s",
-    "7d",
-    "1d12h",
-    "5min",
-    "5",
-    "0",
-    "yesterday",
-    "today",
-    "latest",
-    "head",
-    "newest",
-    "oldest",
-    "20261121",
-]
+LOOKALIKES = (
+    *("5m", "90s", "7d", "1d12h", "5min", "5", "0", "20261121"),
+    *("yesterday", "today", "latest", "head", "newest", "oldest"),
+)
 
 
 @pytest.mark.parametrize("what", ["snapshot", "app"])
@@ -195,19 +183,8 @@ def test_nothing_new_can_have_a_name_that_reads_as_a_moment(what: str, name: str
 @pytest.mark.parametrize(
     "name",
     [
-        "last-good",
-        "20261121-071205",
-        "before-upgrade",
-        "clone-5m",
-        "mon",
-        "first",
-        "last",
-        "start",
-        "v",
-        "5x",
-        "today-2",
-        "release-5",
-        "1a",
+        *("last-good", "20261121-071205", "before-upgrade", "clone-5m", "mon", "first", "last"),
+        *("start", "v", "5x", "today-2", "release-5", "1a"),
     ],
 )
 def test_other_names_are_taken(name: str) -> None:
@@ -244,14 +221,7 @@ def test_any_text_is_a_ref_or_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "moves"),
-    [
-        ("a", True),
-        ("a@now", True),
-        ("a@-5m", True),
-        ("a@~2", True),
-        ("a@x-5m", False),
-        ("a@2026-11-21", False),
-    ],
+    [("a", True), ("a@now", True), ("a@-5m", True), ("a@~2", True), ("a@x-5m", False), ("a@2026-11-21", False)],
 )
 def test_a_ref_that_depends_on_when_it_is_read_says_so(text: str, moves: bool) -> None:
     assert parse_ref(text, now_ms=NOW_MS).is_relative is moves

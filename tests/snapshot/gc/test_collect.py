@@ -288,7 +288,4 @@ def with_sink(head: Manifest, *, rows: int) -> Manifest:
         head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1
     )
     sink = draft.sinks.get("alerts") or Sink("internal", 0, since=draft.version)
-    return replace(
-        draft,
-        sinks={"alerts": replace(sink, end=sink.end + rows, rows=rows, sent=sink.sent + rows)},
-    )
+    return replace(draft, sinks={"alerts": replace(sink, end=sink.end + rows, rows=rows, sent=sink.sent + rows)})

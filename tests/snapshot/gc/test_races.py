@@ -17,14 +17,7 @@ from slackwater.store.versions import codec, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest
 
-from tests.support.collecting import (
-    check_whole,
-    fresh,
-    gc,
-    keys_of,
-    old_app,
-    store_of,
-)
+from tests.support.collecting import check_whole, fresh, gc, keys_of, old_app, store_of
 from tests.support.histories import FlightsApp, flights
 
 

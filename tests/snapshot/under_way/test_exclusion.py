@@ -137,7 +137,6 @@ def world_for(intent: Intent, cache: SstCache) -> World:
         amend(store, (APP, "aircraft"), change, by=BY, now_ms=made.now_ms())
     if intent is Intent.REFRESH:
         made.clone(APP, "staging")
-    if intent is Intent.REFRESH:
         made.subject = "staging"
     if intent is Intent.REPLICATE:
         made.replica = AgingStore()

@@ -307,5 +307,5 @@ def test_a_runner_that_does_not_come_to_it_is_told_of(app: FlightsApp, cache: Ss
     beat = Heartbeat(str(ULID()), "host:1", {"carriers": head(app).epoch})
     HEARTBEATS.put(app.store, beat, app.name)
     with pytest.raises(Refused, match="runner host:1 did not apply the edit of flights/carriers within 0 s"):
-        edited(app, cache, MORE, patience_s=0)
+        edited(app, cache, MORE, timeout_s=0)
     assert not EDITS.all(app.store, app.name)
