@@ -59,11 +59,9 @@ class Client(Backends, Displayable):
     """
 
     _internal_names = frozenset((
-        *("beside", "by", "cache", "called", "channels", "channels_of", "channels_of_clone", "channels_where_needed"),
-        *("digest_of", "flags"),
-        *("known_channels", "moment", "moment_of_table", "note", "note_thinned"),
-        *("on_behalf_of", "program_of"),
-        *("settings", "store"),
+        *("at_root", "by", "cache", "channels", "channels_for_clone", "channels_of", "channels_or_stub", "digest_of"),
+        *("flags", "moment", "moment_of_table", "note", "note_thinned", "on_behalf_of", "program_path"),
+        *("require_channels", "settings", "store", "unchecked_app"),
     ))  # fmt: skip
 
     @property

@@ -66,8 +66,8 @@ class AppHistory(NewestMomentMethods):
     """
 
     _internal_names = frozenset((
-        *("all_snapshots", "called", "cloned", "compactor", "newer", "note_input_gone", "of_versions"),
-        *("replicator", "search", "take", "whole_ref"),
+        *("at_versions", "called", "clone_ref", "compactor", "newer_moment", "note_deleted_input", "replicator"),
+        *("search", "search_endpoint", "snapshot_listing", "take_snapshot"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, name: str, opened_name: str = "") -> None:

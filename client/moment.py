@@ -75,8 +75,9 @@ class Moment(Displayable):
     """
 
     _internal_names = frozenset((
-        *("answer", "around", "current", "cut", "declared", "first_rows", "having", "keys_of", "look_up", "opened"),
-        *("exported", "partitions", "partitions_of", "rows_of", "stage_of", "write"),
+        *("current_cut", "cut", "export_tables", "first_rows", "from_ref", "key_partitions", "look_up", "open_rows"),
+        *("parse_key_values", "partition_count", "query_rows", "read_rows", "stage_of", "table_declaration"),
+        *("with_table", "write_duckdb"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_undamaged: bool = True) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_ROWS = 10_000
-_ALTERNATIVES = {"snapshot": "use ask_snapshot", "take": "use ask_snapshot", "search": "use bisect"}
+_ALTERNATIVES = {"snapshot": "use ask_snapshot", "take_snapshot": "use ask_snapshot", "search": "use bisect"}
 
 
 class ServedObject(Displayable):
@@ -51,7 +51,7 @@ class ServedObject(Displayable):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if name not in self.absent:
+            if name not in self.unavailable_methods:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
             raise Refused(
                 f"{name} needs the store itself, and this is a client of a server",

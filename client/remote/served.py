@@ -38,16 +38,13 @@ class Server(ServedObject):
     allow.
     """
 
-    unavailable_methods = frozenset((
-        *("adopt", "attach", "init", "clones", "remove_expired"),
-        *("add_token", "digest_of", "remove_token", "tokens"),
-        # Internal methods.
-        *("beside", "by", "cache", "called", "channels_of", "channels_of_clone", "channels_where_needed"),
-        *("known_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_of", "store"),
-    ))  # fmt: skip
-
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:
         self.http = Http(url, token, timeout_s)
+
+    def _local_class(self) -> type:
+        from ..client import Client  # imports this module, too
+
+        return Client
 
     @property
     def root(self) -> str:

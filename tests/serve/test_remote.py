@@ -174,9 +174,9 @@ def test_what_only_the_store_has_says_so(
 ) -> None:
     remote = of(server)
     has, has_here = ({name for name in dir(each) if not name.startswith("_")} for each in (local, remote))
-    assert has - has_here == remote.absent
-    assert has_here - has == more | {"absent"}
-    for name in remote.absent:
+    assert has - has_here == remote.unavailable_methods
+    assert has_here - has == more | {"unavailable_methods"}
+    for name in remote.unavailable_methods:
         with pytest.raises(Refused, match=f"{name} needs the store itself"):
             getattr(remote, name)
     assert not hasattr(remote, "no_such_method")

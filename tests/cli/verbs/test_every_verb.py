@@ -252,8 +252,8 @@ def test_arrow_still_makes_frames_after_it_was_kept_from_importing_pandas() -> N
     script = (
         "import sys\n"
         "from slackwater.cli import quick\n"
-        "quick.own_process()\n"
-        "quick.no_user_code()\n"
+        "quick.tune_for_one_verb()\n"
+        "quick.skip_user_code_setup()\n"
         "import pyarrow as pa, pyarrow.compute as pc\n"
         "rows = pa.table({'a': [1, None]})\n"
         "assert 'pyarrow.vendored.docscrape' not in sys.modules\n"  # which its functions import
