@@ -158,7 +158,7 @@ class _AcceptingTopics:
     """Kafka that accepts every topic: offsets were checked before, and a clone that never runs needs no topics."""
 
     def __init__(self, kafka: KafkaTopics) -> None:
-        self.ends, self.announce, self.copy = kafka.ends, kafka.commit_positions, kafka.copy
+        self.ends, self.commit_positions, self.copy = kafka.ends, kafka.commit_positions, kafka.copy
         self.topic_id = kafka.topic_id
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], topic_id: str, /) -> None:
