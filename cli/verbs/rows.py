@@ -102,7 +102,7 @@ def _query_server(session: Session, server: str, ref: str, sql: str | None, out:
             tables = [{"table": name, "columns": columns} for name, columns in moment.tables.items()]
             session.show(Result(tables, rows.columns_table(moment.tables)))
             return
-        table, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
+        table, about = moment.query_rows(sql, limit=limit if limit and out is None else 10_000)
         if about["cut_off"] and (out is not None or not limit):
             raise Usage(f"the query returns more than {table.num_rows:,} rows, the server's limit", hint="add a LIMIT")
     if out is None:
