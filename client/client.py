@@ -207,11 +207,12 @@ class Client(Backends, Displayable):
             Refused: columns of the state do not fit the stage's table, with their names; or the stage has versions.
             Unavailable: the store or Kafka did not answer; the same call again resumes.
         """
-        from .attaching import adopt, build_query
+        from ..operations.from_spark.adopt.adopting import AdoptionRequest
+        from .attaching import adopt
 
-        query = build_query(str(checkpoint), str(code), stage, app, _typed_offsets(offsets or {}), from_batch, attached)
-        how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
-        return adopt(self, query, lambda _line: None, **how)
+        typed = _typed_offsets(offsets or {})
+        about = (str(checkpoint), str(code), stage, app, typed, from_batch, attached, master, spark_conf or {})
+        return adopt(self, AdoptionRequest(*about), lambda _line: None, dry_run=dry_run)
 
     def init(
         self,
