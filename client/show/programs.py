@@ -45,11 +45,8 @@ def migration_result(done: Migrated, file: str, *, dry_run: bool) -> BlockGenera
         clone = NextCommand(f"slackwater clone {snapshot} {app}-before")
         yield "to run the old program beside it: ", clone, f", then run it with --app {app}-before"
     data = attributes(done.plan, "app", "changes", versions=done.versions)
-    return data | {
-        "migration": done.number or None,
-        "snapshot": done.snapshot or None,
-        "finished": done.finished or None,
-    }
+    data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
+    return data
 
 
 @operation_result
