@@ -39,14 +39,7 @@ from ..store.versions import history as history_of
 from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .declared.questions import (
-    CheckOptions,
-    OperationsOptions,
-    RejectedOptions,
-    SearchOptions,
-    VerifyOptions,
-    When,
-)
+from .declared.questions import CheckOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from .moment import Bisection, Moment
 from .replays import check_determinism, explain_verdict
 from .results import KeyHistory, Log

@@ -206,8 +206,7 @@ def adopt(
         "N", "Continue from the end of this batch, for example when a later one is damaged. Default: the newest.", min=0
     ),
     offsets: Repeated = option(
-        "TOPIC=WHERE",
-        "Start of a topic that the query's offsets do not cover, written as for init. May be repeated.",
+        "TOPIC=WHERE", "Start of a topic that the query's offsets do not cover, written as for init. May be repeated."
     ),
     attached: str = option("APP", "Also take over the history of this app, which was attached to the query.", ""),
     emit_program: bool = flag("--emit-program", "Write a draft of PROGRAM that declares the stage, and exit."),

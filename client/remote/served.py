@@ -176,10 +176,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return document
 
     def bisect(
-        self,
-        *,
-        on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
-        **options: Unpack[SearchOptions],
+        self, *, on_step: Callable[[dict[str, Any]], None] = lambda _probe: None, **options: Unpack[SearchOptions]
     ) -> dict[str, Any]:
         """Search for the first bad commit on the server; return the document of `slackwater bisect --json`.
 

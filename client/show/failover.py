@@ -13,19 +13,7 @@ from ...operations.disaster_recovery.recover_plan import RecoveryPlan
 from ...operations.disaster_recovery.replica_objects import CopyPlan
 from ...operations.disaster_recovery.replicate import RoundResult
 from ...snapshot.cut.replicas import ReplicaCut
-from .document import (
-    Block,
-    Facts,
-    Listing,
-    Name,
-    NextCommand,
-    Page,
-    Section,
-    TableBlock,
-    Time,
-    Title,
-    closing_line,
-)
+from .document import Block, Facts, Listing, Name, NextCommand, Page, Section, TableBlock, Time, Title, closing_line
 from .formats import duration, plural, size
 from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result
 from .status import verification_blocks

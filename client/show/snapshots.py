@@ -255,12 +255,7 @@ def expired_clones_result(
     lines += [f"{name} stays: {error.message}" for name, error in errors.items()]
     lines += [f"{name} stays: it is {called} since a promotion" for name, called in promoted.items()]
     why = {name: error.message for name, error in errors.items()}
-    data = {
-        "removed": [done.removal.app for done in gone],
-        "left": why,
-        "promoted": promoted,
-        "dry_run": dry_run,
-    }
+    data = {"removed": [done.removal.app for done in gone], "left": why, "promoted": promoted, "dry_run": dry_run}
     return Result(data, *(lines or ["no clone has expired"]), failed=bool(errors))
 
 

@@ -35,13 +35,7 @@ _MAX_TEXT = 2_000
 
 
 def verdict_result(
-    outcome: Verdict,
-    explanation: TracedCause | None,
-    out: Path | None,
-    edge: str,
-    clone: str,
-    *,
-    every: bool = False,
+    outcome: Verdict, explanation: TracedCause | None, out: Path | None, edge: str, clone: str, *, every: bool = False
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 

@@ -168,10 +168,7 @@ def record_document(guilty: RecordPath | None, masking: Masking) -> Document | N
         document |= {"key": masking.data(message.key), "value": masking.data(message.value)}
         document["headers"] = {name: masking.data(value) for name, value in message.headers}
     if guilty.reason:
-        document |= {
-            "not_told_because": masking.mask.reason(guilty.reason),
-            "it_is_in": guilty.windows,
-        }
+        document |= {"not_told_because": masking.mask.reason(guilty.reason), "it_is_in": guilty.windows}
     way = [f"{hop.stage} v{hop.version}: {hop.record}, of {hop.records} records" for hop in guilty.hops]
     alone = guilty.hops[0].alone if guilty.hops else None
     return document | {"way": way, "is_wrong_by_itself": alone, "others_that_would_be": guilty.others}

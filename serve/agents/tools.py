@@ -21,18 +21,7 @@ from .answers import (
     key_change_document,
     verdict_document,
 )
-from .declared import (
-    AppOrNone,
-    ColumnNames,
-    KeyText,
-    KeyTexts,
-    Ref,
-    ResultLimit,
-    Sql,
-    ToolCall,
-    VersionNumber,
-    tool,
-)
+from .declared import AppOrNone, ColumnNames, KeyText, KeyTexts, Ref, ResultLimit, Sql, ToolCall, VersionNumber, tool
 
 
 @tool("Apps, tables and columns")
@@ -229,12 +218,7 @@ async def bisect(call: ToolCall, app: AppName, limit: ResultLimit = 5, **wrong: 
 
 @tool("Replay a batch", verb="bisect", is_long=True)
 async def replay(
-    call: ToolCall,
-    app: AppName,
-    stage: Stage,
-    version: VersionNumber,
-    key: KeyOrNone = "",
-    limit: ResultLimit = 20,
+    call: ToolCall, app: AppName, stage: Stage, version: VersionNumber, key: KeyOrNone = "", limit: ResultLimit = 20
 ) -> ToolAnswer:
     """Replay the batch of one version of a stage with the app's program, and compare it with the commit.
 
