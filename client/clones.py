@@ -129,7 +129,9 @@ class AppClones(AppHistory):
                 on_progress=on_progress,
                 fence=options["fence"],
                 # Places of sinks in the old clone mean nothing in the new one. The new clone reuses the topics.
-                outside=lambda removal: None if is_copy else channels.kafka.delete_groups(_consumer_groups(removal)),
+                remove_topics=lambda removal: (
+                    None if is_copy else channels.kafka.delete_groups(_consumer_groups(removal))
+                ),
                 on_wait=client.note,
             )
         origin, folder = done.info.origin, done.source.app
