@@ -10,7 +10,6 @@ const HEIGHT = 46;
 // As many commits as there is room for bars.
 const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 300) * 50));
 const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
-const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
 
 // The index of the last point that is not after a time.
 function indexAtTime(points, ms) {
@@ -104,7 +103,7 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
       <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Zoom out">−</button>
       <button type="button" onClick=${() => onMove("")} aria-pressed=${!at}>now</button>
       <span class="note">${plural(asked.data.commits, "commit")}${asked.data.is_whole ? "" : `, ${points.length} of them shown; + shows more`} over ${span(newest.time_ms - points[0].time_ms)}</span>
-      <ul class="legend" aria-hidden="true">${[...new Set(annotations.map((annotation) => annotation.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${NAME[kind]}</li>`)}</ul>
+      <ul class="legend" aria-hidden="true">${[...new Set(annotations.map((annotation) => annotation.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${kind}</li>`)}</ul>
     </div>
   </section>`;
 }
@@ -159,7 +158,7 @@ function Annotations({ annotations, x, width, onMove }) {
   const room = (at) => (lefts[at + 1] ?? width) - lefts[at];
   return html`<div class="marks" ref=${bar} role="toolbar" aria-label="Snapshots, deploys, migrations, operations" onKeyDown=${step}>
     ${sorted.map((annotation, at) => {
-      const words = `${NAME[annotation.kind]}: ${annotation.label}${annotation.by ? ` by ${annotation.by}` : ""}${annotation.why ? ` (${annotation.why})` : ""}, ${time(annotation.time_ms)}`;
+      const words = `${annotation.kind}: ${annotation.label}${annotation.by ? ` by ${annotation.by}` : ""}${annotation.why ? ` (${annotation.why})` : ""}, ${time(annotation.time_ms)}`;
       return html`<button type="button" class=${`mark ${annotation.kind}`} style=${{ left: `${Math.min(lefts[at], width - 6)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
         onFocus=${() => choose(at)} onClick=${() => onMove(momentOfAnnotation(annotation))} title=${words} aria-label=${words}>
         <span class=${`glyph ${annotation.kind}`}>${GLYPH[annotation.kind]}</span>${annotation.kind === "snapshot" && room(at) > 30 + 7 * annotation.label.length ? html`<span class="label">${annotation.label}</span>` : ""}</button>`;

@@ -68,7 +68,7 @@ const markOf = (answer) => ({ kind: "bisect", label: `${answer.stage} v${answer.
 
 function Probes({ search, route }) {
   if (!search.probes.length && !search.isRunning) return null;
-  return html`<h2>Evaluated moments${search.isRunning ? "" : `: ${count(search.probes.length)}`}</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a>${probe.left != null && html``}</li>`)}</ol>
+  return html`<h2>Evaluated moments${search.isRunning ? "" : `: ${count(search.probes.length)}`}</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a></li>`)}</ol>
     ${search.isRunning && html`<p class="note">searching … ${search.probes.length ? `at most ${plural(search.probes.at(-1).left, "evaluation")} to come` : ""}</p>`}`;
 }
 
