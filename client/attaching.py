@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Refused, Usage
 from ..operations.from_spark.attach.rows import valid_name
@@ -76,6 +76,14 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
     versions = make_follower(client, tail, on_version).catch_up()
     next_batch = tail.head.attached.next_batch if tail.head is not None and tail.head.attached is not None else 0
     return shown.attach_result(tail.app, tail.stage, versions, next_batch)
+
+
+def request_adoption(*details: Any) -> "AdoptionRequest":
+    """Return the description of the query to adopt. Raises `Usage` for an invalid stage name."""
+    # Importing PySpark takes a second or two.
+    from ..operations.from_spark.adopt.adopting import AdoptionRequest
+
+    return AdoptionRequest(*details)
 
 
 def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], None], *, dry_run: bool) -> Result:

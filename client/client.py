@@ -207,12 +207,11 @@ class Client(Backends, Displayable):
             Refused: columns of the state do not fit the stage's table, with their names; or the stage has versions.
             Unavailable: the store or Kafka did not answer; the same call again resumes.
         """
-        from ..operations.from_spark.adopt.adopting import AdoptionRequest
-        from .attaching import adopt
+        from .attaching import adopt, request_adoption
 
         typed = _typed_offsets(offsets or {})
         about = (str(checkpoint), str(code), stage, app, typed, from_batch, attached, master, spark_conf or {})
-        return adopt(self, AdoptionRequest(*about), lambda _line: None, dry_run=dry_run)
+        return adopt(self, request_adoption(*about), lambda _line: None, dry_run=dry_run)
 
     def init(
         self,

@@ -1,5 +1,6 @@
 """Export of a moment's tables as Iceberg tables, which later exports bring up to date."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from ..common import instants
 from ..common.validation import install_hint
 from ..errors import Refused, Usage
 from ..snapshot.cut.refs import parse_ref
+from ..snapshot.take.audit_log import record_operation
 from ..store.versions.apps import replace_name_by_folder
 from .backends import Backends
 
@@ -28,6 +30,12 @@ def open_export(client: Backends, root: str, keep_ms: int) -> "IcebergExport":
     if client.root.startswith("memory:"):
         raise Refused("an in-memory store cannot be exported to Iceberg: no other process can read it")
     return IcebergExport(client.store, client.cache, target, client.by, keep_ms)
+
+
+def record_export(client: Backends, app: str, ref: str, root: str, tables: Sequence[str]) -> None:
+    """Record an export in the app's log of operations."""
+    named = f" ({', '.join(tables)})" if tables else ""
+    record_operation(client.store, app, "export", f"{ref}{named} as Iceberg tables in {root}", client.by)
 
 
 def check_ref_is_relative(client: Backends, ref: str) -> None:

@@ -237,10 +237,7 @@ def adopt(
         raise Usage("--batches goes with --shadow")
     starting = "starting Spark, which reads the checkpoint"
     spark_conf = parse_settings(conf or ())
-    # Importing PySpark takes a second or two.
-    from ...operations.from_spark.adopt.adopting import AdoptionRequest
-
-    query = AdoptionRequest(
+    query = attaching.request_adoption(
         checkpoint, program, stage, app_name, tuple(offsets or ()), from_batch, attached, master, spark_conf
     )
     if not shadow:

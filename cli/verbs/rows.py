@@ -212,10 +212,9 @@ def _export_iceberg(
     session: Session, ref: str, root: str, tables: Sequence[str], every_ms: int | None, keep_ms: int
 ) -> None:
     """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, printing only changes."""
-    from ...client.iceberg import check_ref_is_relative, open_export
+    from ...client.iceberg import check_ref_is_relative, open_export, record_export
     from ...client.show.rows import iceberg_result
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.take.audit_log import record_operation
 
     check_folder_name(root, "--iceberg")
     client = session.client
@@ -227,9 +226,7 @@ def _export_iceberg(
         cut = client.moment(ref, "exported").cut
         done = to.write(cut, instants.now_ms(), only=tables)
         if first:
-            named = f" ({', '.join(tables)})" if tables else ""
-            about = f"{ref}{named} as Iceberg tables in {to.target.url}"
-            record_operation(client.store, cut.app, "export", about, client.by)
+            record_export(client, cut.app, ref, to.target.url, tables)
         if first or any(table.moved for table in done):
             session.show(iceberg_result(done, cut, ref, to.target.url))
 

@@ -38,13 +38,16 @@ class Server(ServedObject):
     allow.
     """
 
+    unavailable_methods = frozenset((
+        *("adopt", "attach", "init", "clones", "remove_expired"),
+        *("add_token", "digest_of", "remove_token", "tokens"),
+        # Internal methods.
+        *("at_root", "by", "cache", "channels_for_clone", "channels_of", "channels_or_stub", "moment_of_table"),
+        *("note_thinned", "on_behalf_of", "program_path", "require_channels", "store", "unchecked_app"),
+    ))  # fmt: skip
+
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:
         self.http = Http(url, token, timeout_s)
-
-    def _local_class(self) -> type:
-        from ..client import Client  # imports this module, too
-
-        return Client
 
     @property
     def root(self) -> str:
