@@ -2,10 +2,10 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Refused, Usage
 from ..operations.from_spark.attach.rows import valid_name
@@ -78,31 +78,15 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
     return shown.attach_result(tail.app, tail.stage, versions, next_batch)
 
 
-def build_query(
-    checkpoint: str,
-    code: str,
-    stage: str,
-    app: str = "",
-    offsets: Sequence[str] = (),
-    last_batch: int | None = None,
-    attached: str = "",
-) -> "AdoptionRequest":
+def request_adoption(*details: Any) -> "AdoptionRequest":
     """Return the description of the query to adopt. Raises `Usage` for an invalid stage name."""
+    # Importing PySpark takes a second or two.
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
 
-    keys.check_name("stage", stage)
-    return AdoptionRequest(checkpoint, code, stage, app, tuple(offsets), last_batch, attached)
+    return AdoptionRequest(*details)
 
 
-def adopt(
-    client: Backends,
-    query: "AdoptionRequest",
-    on_line: Callable[[str], None],
-    *,
-    master: str | None = None,
-    spark_conf: Mapping[str, str] | None = None,
-    dry_run: bool,
-) -> Result:
+def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], None], *, dry_run: bool) -> Result:
     """Turn the query into a stage; with `dry_run`, only describe that. `on_line` gets a progress line per version."""
     from ..operations.from_spark.adopt.adopting import prepare_adoption
 
@@ -112,9 +96,7 @@ def adopt(
     def on_step(step: "AdoptedBatch") -> None:
         on_line(shown.adoption_progress_line(step, batches))
 
-    with prepare_adoption(
-        query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf, on_step=on_step
-    ) as opening:
+    with prepare_adoption(query, client.store, client.cache, kafka, by=client.by, on_step=on_step) as opening:
         if opening.plan is None or opening.adoption is None:
             assert opening.earlier_result is not None  # noqa: S101  one of both is there
             return shown.adoption_result(opening.earlier_result, query.path)
@@ -125,13 +107,7 @@ def adopt(
 
 
 @contextmanager
-def open_shadow(
-    client: Backends,
-    query: "AdoptionRequest",
-    *,
-    master: str | None = None,
-    spark_conf: Mapping[str, str] | None = None,
-) -> "Iterator[ShadowRun]":
+def open_shadow(client: Backends, query: "AdoptionRequest") -> "Iterator[ShadowRun]":
     """Yield a comparison of the program's stage with the running query, from the query's last batch on.
 
     The comparison writes nothing.
@@ -140,18 +116,14 @@ def open_shadow(
     from ..operations.from_spark.adopt.shadow import open_shadow
 
     kafka = client.require_channels("to read the stage's input").kafka
-    with prepare_adoption(
-        query, client.store, client.cache, kafka, by=client.by, master=master, conf=spark_conf
-    ) as opening:
+    with prepare_adoption(query, client.store, client.cache, kafka, by=client.by) as opening:
         if opening.adoption is not None:
             opening.adoption.batches = opening.adoption.batches[-1:]
         with open_shadow(opening, client.cache, kafka) as shadow:
             yield shadow
 
 
-def emit_program(
-    query: "AdoptionRequest", *, master: str | None = None, spark_conf: Mapping[str, str] | None = None
-) -> Result:
+def emit_program(query: "AdoptionRequest") -> Result:
     """Write a new program file, a draft that declares the stage.
 
     Raises `Refused` if the file exists, or no declaration can take the state over.
@@ -164,7 +136,7 @@ def emit_program(
         raise Refused(f"{file} exists already", hint="--emit-program writes a new file")
     if not file.parent.is_dir():
         raise Usage(f"cannot write {file}: {file.parent} is not a folder")
-    with open_with_new_session(query.checkpoint, master=master, conf=spark_conf or {}) as checkpoint:
+    with open_with_new_session(query.checkpoint, master=query.master, conf=query.conf) as checkpoint:
         committed = checkpoint.committed_batches()
         last = checkpoint.read_batch(committed[-1]) if committed else None
         topics = [name for name in last.offsets if name not in last.non_kafka] if last is not None else []

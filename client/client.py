@@ -59,11 +59,9 @@ class Client(Backends, Displayable):
     """
 
     _internal_names = frozenset((
-        *("at_root", "by", "cache", "unchecked_app", "channels", "channels_of", "channels_for_clone", "channels_or_stub"),
-        *("digest_of", "flags"),
-        *("require_channels", "moment", "moment_of_table", "note", "note_thinned"),
-        *("on_behalf_of", "program_path"),
-        *("settings", "store"),
+        *("at_root", "by", "cache", "channels", "channels_for_clone", "channels_of", "channels_or_stub", "digest_of"),
+        *("flags", "moment", "moment_of_table", "note", "note_thinned", "on_behalf_of", "program_path"),
+        *("require_channels", "settings", "store", "unchecked_app"),
     ))  # fmt: skip
 
     @property
@@ -209,11 +207,11 @@ class Client(Backends, Displayable):
             Refused: columns of the state do not fit the stage's table, with their names; or the stage has versions.
             Unavailable: the store or Kafka did not answer; the same call again resumes.
         """
-        from .attaching import adopt, build_query
+        from .attaching import adopt, request_adoption
 
-        query = build_query(str(checkpoint), str(code), stage, app, _typed_offsets(offsets or {}), from_batch, attached)
-        how: dict[str, Any] = {"master": master, "spark_conf": spark_conf, "dry_run": dry_run}
-        return adopt(self, query, lambda _line: None, **how)
+        typed = _typed_offsets(offsets or {})
+        about = (str(checkpoint), str(code), stage, app, typed, from_batch, attached, master, spark_conf or {})
+        return adopt(self, request_adoption(*about), lambda _line: None, dry_run=dry_run)
 
     def init(
         self,

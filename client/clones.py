@@ -45,13 +45,7 @@ class AppClones(AppHistory):
     """Methods of an app that create, refresh and remove clones."""
 
     def clone(
-        self,
-        to: str,
-        *,
-        at: When = "now",
-        store: str | None = None,
-        ttl: str = "",
-        **options: Unpack[CloneOptions],
+        self, to: str, *, at: When = "now", store: str | None = None, ttl: str = "", **options: Unpack[CloneOptions]
     ) -> Self:
         """Make a new app from a moment of this app. State is copied only with `deep` or `masks`.
 

@@ -136,16 +136,16 @@ class AppFailover(AppReleases):
         `offsets` are as for `recover`; `reports` are files for the report. Raises as `recover` does.
         """
         client = self._client
-        channels = client.require_channels("to run the app")
+        kafka = client.require_channels(_KAFKA_PURPOSE)
         result = drill(
             client.store,
             self.name,
-            client.require_channels(_KAFKA_PURPOSE),
+            kafka,
             primary=None if options["alone"] else self._open_primary,
             terms=FailoverTerms(options["mirror"], options["topics"] or {}, offsets or {}),
             by=client.by,
             keep=keep,
-            remove_topics=lambda removal: remove_topics(channels, removal),
+            remove_topics=lambda removal: remove_topics(kafka, removal),
             on_step=on_progress,
         )
         if reports is not None:

@@ -39,14 +39,7 @@ from ..store.versions import history as history_of
 from ..store.versions.apps import read_app, replace_name_by_folder
 from ..store.versions.manifest import Manifest
 from .backends import Backends
-from .declared.questions import (
-    CheckOptions,
-    OperationsOptions,
-    RejectedOptions,
-    SearchOptions,
-    VerifyOptions,
-    When,
-)
+from .declared.questions import CheckOptions, OperationsOptions, RejectedOptions, SearchOptions, VerifyOptions, When
 from .moment import Bisection, Moment
 from .replays import check_determinism, explain_verdict
 from .results import KeyHistory, Log
@@ -66,8 +59,8 @@ class AppHistory(NewestMomentMethods):
     """
 
     _internal_names = frozenset((
-        *("snapshot_listing", "called", "clone_ref", "compactor", "newer_moment", "note_deleted_input", "at_versions"),
-        *("replicator", "search", "take_snapshot", "search_endpoint"),
+        *("at_versions", "called", "clone_ref", "compactor", "newer_moment", "note_deleted_input", "replicator"),
+        *("search", "search_endpoint", "snapshot_listing", "take_snapshot"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, name: str, opened_name: str = "") -> None:

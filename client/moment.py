@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ..operations.exchange.export import FolderWritten, OnProgress
-    from ..pipeline.kafka.channels import KafkaChannels
     from ..snapshot.bisect.causes import Cause
     from ..snapshot.bisect.verdict import RecordPath, Verdict
     from ..snapshot.cut.lineage import Window
@@ -75,8 +75,9 @@ class Moment(Displayable):
     """
 
     _internal_names = frozenset((
-        *("query_rows", "from_ref", "current_cut", "cut", "table_declaration", "first_rows", "with_table", "parse_key_values", "look_up", "open_rows"),
-        *("export_tables", "partition_count", "key_partitions", "read_rows", "stage_of", "write_duckdb"),
+        *("current_cut", "cut", "export_tables", "first_rows", "from_ref", "key_partitions", "look_up", "open_rows"),
+        *("parse_key_values", "partition_count", "query_rows", "read_rows", "stage_of", "table_declaration"),
+        *("with_table", "write_duckdb"),
     ))  # fmt: skip
 
     def __init__(self, client: Backends, ref: str, cut: Cut, *, is_undamaged: bool = True) -> None:
@@ -298,8 +299,7 @@ class Moment(Displayable):
                 where,
                 "export to",
                 f"a file of one table ends in {', '.join(values.ENDINGS)}, one of all tables in "
-                f"{', '.join(FILE_SUFFIXES)}; "
-                f"a folder's name has no ending, or a slash behind it: {where}{os.sep}",
+                f"{', '.join(FILE_SUFFIXES)}; a folder's name has no ending, or a slash behind it: {where}{os.sep}",
                 any_extension=True,
             )
         if not self._is_undamaged:
@@ -308,12 +308,9 @@ class Moment(Displayable):
                 hint="export the undamaged tables: slackwater export REF FILE.duckdb --table NAME",
             )
 
-        def reader() -> KafkaChannels:
-            return client.require_channels("to read the in-flight records")
-
-        who, now_ms = client.by, instants.now_ms()
+        reader, now_ms = partial(client.require_channels, "to read the in-flight records"), instants.now_ms()
         at = client.store, client.cache, self.cut, self.ref, where, reader
-        return export_folder(*at, by=who, now_ms=now_ms, on_progress=on_progress)
+        return export_folder(*at, by=client.by, now_ms=now_ms, on_progress=on_progress)
 
     def write_duckdb(self, path: Path, tables: list[str] | None = None, *, force: bool = False) -> ExportedDatabase:
         """Write a DuckDB file with some tables or all, and return its description."""
@@ -345,11 +342,12 @@ class Moment(Displayable):
             Refused: pyiceberg is not installed (the extra `iceberg`), the folder belongs to another table, or Iceberg
                 cannot represent the table.
         """
-        from .iceberg import IcebergTables
+        from .iceberg import open_export
         from .show.rows import iceberg_result
 
-        to = IcebergTables(self._client, self.ref, root, tables=tables, keep_ms=parse_ms("keep", keep))
-        return iceberg_result(to.write(self.cut), self.cut, self.ref, to.root)
+        to = open_export(self._client, root, parse_ms("keep", keep))
+        written = to.write(self.cut, instants.now_ms(), only=tables)
+        return iceberg_result(written, self.cut, self.ref, to.target.url)
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """Return the row of one key as a dict by column, or None. Reads only files that may hold the key.

@@ -135,11 +135,7 @@ class AppReleases(AppClones):
         return trials.trial_result(result, str(code), show_values=show_values)
 
     def promote(
-        self,
-        over: str = "",
-        *,
-        on_wait: Callable[[str], None] = lambda _line: None,
-        **options: Unpack[PromoteOptions],
+        self, over: str = "", *, on_wait: Callable[[str], None] = lambda _line: None, **options: Unpack[PromoteOptions]
     ) -> Result:
         """Give this app another app's name and sinks (blue/green cut-over).
 

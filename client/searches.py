@@ -14,7 +14,7 @@ from ..common import instants
 from ..common.whole_file import atomic_file, check_parent_folder
 from ..errors import NotFound, Refused, SlackwaterError, Usage
 from ..snapshot.bisect import session as kept
-from ..snapshot.bisect.causes import Cause, TracedCause
+from ..snapshot.bisect.causes import TracedCause
 from ..snapshot.bisect.endpoints import BEGINNING, stable_ref
 from ..snapshot.bisect.evidence import collect_evidence
 from ..snapshot.bisect.predicate import AnswerNeeded, SqlPredicate
@@ -26,7 +26,6 @@ from ..snapshot.take.audit_log import record_operation
 from ..store.versions.apps import folder_of, free_name, read_app, replace_name_by_folder
 from .backends import Backends
 from .history import AppHistory
-from .replays import explain_verdict
 from .show import verdict as shown
 from .show.document import Page
 from .show.render import html, markdown
@@ -233,7 +232,7 @@ class WatchedApp(Watcher):
         if not invariants:
             hint = 'add [invariants.NAME] to slackwater.toml, with where = "SELECT …" or check = "…"'
             raise Usage(f"no invariants configured for {app}", hint=hint)
-        invariants = [invariant.of(client.store, folder) for invariant in invariants]
+        invariants = [invariant.for_app(client.store, folder) for invariant in invariants]
         reader = client.channels() if any(names_channels(invariant.where) for invariant in invariants) else None
         super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)
         self._client = client
@@ -253,17 +252,15 @@ class WatchedApp(Watcher):
             self._client.note(f"the commit that broke {invariant.name} was not found: {error.message}")
             return None
 
-    def find_cause(self, verdict: Verdict) -> Cause:
-        """Return the cause of the commit that broke an invariant, found without a replay."""
-        return explain_verdict(self._client, verdict, None).cause
-
-    def write_report(self, invariant: Invariant, verdict: Verdict, folder: Path) -> Path | None:
+    def write_report(
+        self, invariant: Invariant, verdict: Verdict, explanation: TracedCause, folder: Path
+    ) -> Path | None:
         """Write a report about a broken invariant into `folder`; None, with a note, if that is impossible."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            Reports(path).write_verdict(self._client, verdict, explain_verdict(self._client, verdict, None))
+            Reports(path).write_verdict(self._client, verdict, explanation)
         except OSError as error:
             self._client.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
             return None

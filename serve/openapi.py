@@ -57,6 +57,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     media: dict[str, Any] = {"text/event-stream": {}} if endpoint.streams else {JSON: {"schema": {}}}
     if "format" in schema["properties"]:
         media[ARROW] = {}
+    error = {"description": "An error.", "content": {JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
     operation: dict[str, Any] = {
         "operationId": f"{endpoint.name}{'_of_body' if in_body else ''}",
         "summary": summary.partition("\n")[0],
@@ -65,7 +66,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "responses": {
             "200": {"description": "The answer.", "content": media},
             "304": {"description": "Not changed since the ETag in `If-None-Match`."},
-            **{str(code): {"description": "An error.", "content": _problem()} for code in CODES},
+            **{str(code): error for code in CODES},
         },
     }
     if in_body:
@@ -78,7 +79,3 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         }
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
     return operation
-
-
-def _problem() -> dict[str, Any]:
-    return {JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}

@@ -10,21 +10,7 @@ from ..client.show.shown import Result, attributes
 from ..errors import Usage
 from ..snapshot.query.key_text import parse_key_text
 from . import passing
-from .declare import (
-    AppName,
-    Columns,
-    Format,
-    Key,
-    Keys,
-    Limit,
-    Moment,
-    RowsOrAll,
-    Sql,
-    Stage,
-    Table,
-    Version,
-    endpoint,
-)
+from .declare import AppName, Columns, Format, Key, Keys, Limit, Moment, RowsOrAll, Sql, Stage, Table, Version, endpoint
 from .service import ARROW, Answer, Call, arrow_bytes, event
 
 

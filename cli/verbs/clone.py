@@ -68,11 +68,7 @@ def list_(session: Session, source: str = argument("[SRC]", "Only clones of this
     kafka=True,
     changes=True,
 )
-def refresh(
-    session: Session,
-    name: str = _CLONE,
-    **options: Unpack[RefreshOptions],
-) -> None:
+def refresh(session: Session, name: str = _CLONE, **options: Unpack[RefreshOptions]) -> None:
     with session.progress() as progress:
         done = session.app(name).refresh(on_progress=_copying(progress, name), **options)
     session.show(done)

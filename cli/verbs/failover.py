@@ -1,24 +1,17 @@
 """Verbs for disaster recovery: replicate an app to another store, and recover the app there."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ...client.declared.operations import FailoverOptions
+from ...client.show.formats import size
 from ...client.show.shown import Result
 from ...errors import Usage
 from ..options import APP, DRY_RUN, Repeated, duration_option, flag, option, parse_pairs
 from ..session import Session, verb
-from ..terminal import Progress
 
 if TYPE_CHECKING:
     from ...client.failover import RoundResult
-
-
-def _copying(progress: Progress, name: str) -> Callable[[int, int], None]:
-    from ...client.show.formats import size
-
-    return lambda objects, size_bytes: progress("", f"{name}: {objects:,} objects, {size(size_bytes)} copied")
 
 
 @verb(
@@ -57,7 +50,10 @@ def replicate(
         return
     if once or dry_run:
         with session.progress() as progress:
-            on_progress = _copying(progress, app_name)
+
+            def on_progress(objects: int, num_bytes: int) -> None:
+                progress("", f"{app_name}: {objects:,} objects, {size(num_bytes)} copied")
+
             done = app.replicate(to, workers=workers, dry_run=dry_run, on_progress=on_progress)
         session.show(done)
         return

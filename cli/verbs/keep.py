@@ -224,11 +224,7 @@ app = group("Remove an app.", "slackwater app rm flights-staging --dry-run")
     kafka=True,
     changes=True,
 )
-def rm(
-    session: Session,
-    app_name: str = APP,
-    **options: Unpack[RemoveOptions],
-) -> None:
+def rm(session: Session, app_name: str = APP, **options: Unpack[RemoveOptions]) -> None:
     session.show(session.app(app_name).remove(**options))
 
 

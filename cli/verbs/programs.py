@@ -206,8 +206,7 @@ def adopt(
         "N", "Continue from the end of this batch, for example when a later one is damaged. Default: the newest.", min=0
     ),
     offsets: Repeated = option(
-        "TOPIC=WHERE",
-        "Start of a topic that the query's offsets do not cover, written as for init. May be repeated.",
+        "TOPIC=WHERE", "Start of a topic that the query's offsets do not cover, written as for init. May be repeated."
     ),
     attached: str = option("APP", "Also take over the history of this app, which was attached to the query.", ""),
     emit_program: bool = flag("--emit-program", "Write a draft of PROGRAM that declares the stage, and exit."),
@@ -236,24 +235,25 @@ def adopt(
         raise Usage(f"a program is a Python file: expected a name that ends with .py, found {program}")
     if batches is not None and not shadow:
         raise Usage("--batches goes with --shadow")
-    settings: dict[str, Any] = {"master": master, "spark_conf": parse_settings(conf or ())}
     starting = "starting Spark, which reads the checkpoint"
-    query = attaching.build_query(checkpoint, program, stage, app_name, offsets or (), from_batch, attached)
+    spark_conf = parse_settings(conf or ())
+    query = attaching.request_adoption(
+        checkpoint, program, stage, app_name, tuple(offsets or ()), from_batch, attached, master, spark_conf
+    )
     if not shadow:
         with session.progress() as progress:
             progress(starting)
             if emit_program:
-                done = attaching.emit_program(query, **settings)
+                done = attaching.emit_program(query)
             else:
-                tell = partial(progress, "")
-                done = attaching.adopt(session.client, query, tell, dry_run=dry_run, **settings)
+                done = attaching.adopt(session.client, query, partial(progress, ""), dry_run=dry_run)
         session.show(done)
         return
     with stop_signals() as stop, stop.interruptible():
         with session.progress() as progress:
             progress(starting)
         compared = differing = 0
-        with attaching.open_shadow(session.client, query, **settings) as comparison:
+        with attaching.open_shadow(session.client, query) as comparison:
             while not stop.is_set() and compared != batches:
                 for batch in comparison.compare_new_batches():
                     session.show(shown.shadow_result(batch, comparison.equal_batches, comparison.equal_ms))

@@ -1,5 +1,6 @@
 """Verbs that return rows of a moment: query, get, export, rejected."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Unpack
@@ -9,6 +10,8 @@ import typer
 from ...client.declared.questions import RejectedOptions
 from ...client.show import formats
 from ...client.show.shown import Result
+from ...common import instants
+from ...common.whole_file import check_folder_name
 from ...errors import Usage
 from ..options import (
     APP,
@@ -24,7 +27,7 @@ from ..options import (
     parse_key_words,
 )
 from ..quick import skip_user_code_setup
-from ..session import Session, check_names_table, verb
+from ..session import Session, check_names_table, repeat_when_due, verb
 
 
 @verb(
@@ -102,7 +105,7 @@ def _query_server(session: Session, server: str, ref: str, sql: str | None, out:
             tables = [{"table": name, "columns": columns} for name, columns in moment.tables.items()]
             session.show(Result(tables, rows.columns_table(moment.tables)))
             return
-        table, about = moment.answer(sql, limit=limit if limit and out is None else 10_000)
+        table, about = moment.query_rows(sql, limit=limit if limit and out is None else 10_000)
         if about["cut_off"] and (out is not None or not limit):
             raise Usage(f"the query returns more than {table.num_rows:,} rows, the server's limit", hint="add a LIMIT")
     if out is None:
@@ -187,11 +190,9 @@ def export(
     --iceberg copies no rows: Iceberg metadata points at the SSTs, and a snapshot of the app keeps them.
     """
     if iceberg:
-        from .transfer import export_iceberg
-
         if to is not None or force:
             raise Usage("--iceberg writes to its own root, not to a file", hint="omit DIR, FILE and --force")
-        export_iceberg(session, ref, iceberg, table or (), every, keep)
+        _export_iceberg(session, ref, iceberg, table or (), every, keep)
         return
     if to is None or every is not None:
         usage_hint = "name the folder or the file to write, or write Iceberg tables: --iceberg ROOT"
@@ -205,6 +206,43 @@ def export(
 
         written = moment.export_tables(to, table or (), force=force, on_progress=on_progress)
     session.show(written)
+
+
+def _export_iceberg(
+    session: Session, ref: str, root: str, tables: Sequence[str], every_ms: int | None, keep_ms: int
+) -> None:
+    """Write Iceberg tables; with `every_ms`, repeatedly until Ctrl-C or SIGTERM, printing only changes."""
+    from ...client.iceberg import check_ref_is_relative, open_export, record_export
+    from ...client.show.rows import iceberg_result
+    from ...pipeline.run.stopping import stop_signals
+
+    check_folder_name(root, "--iceberg")
+    client = session.client
+    to = open_export(client, root, keep_ms)
+    if every_ms is not None:
+        check_ref_is_relative(client, ref)
+
+    def write(*, first: bool) -> None:
+        cut = client.moment(ref, "exported").cut
+        done = to.write(cut, instants.now_ms(), only=tables)
+        if first:
+            record_export(client, cut.app, ref, to.target.url, tables)
+        if first or any(table.moved for table in done):
+            session.show(iceberg_result(done, cut, ref, to.target.url))
+
+    if every_ms is None:
+        write(first=True)
+        return
+    with stop_signals() as stop, stop.interruptible():
+        write(first=True)
+        due_ms = instants.now_ms() + every_ms
+
+        def again() -> None:
+            nonlocal due_ms
+            write(first=False)
+            due_ms = max(due_ms + every_ms, instants.now_ms())
+
+        repeat_when_due(session, stop, lambda: due_ms, again, fatal_errors=(Usage,))
 
 
 @verb(

@@ -89,11 +89,7 @@ def _check_reachable(session: Session, listening: "ListenOptions") -> None:
         )
 
 
-@verb(
-    "slackwater mcp",
-    "slackwater mcp --code flights=flights.py --values",
-    kafka=True,
-)
+@verb("slackwater mcp", "slackwater mcp --code flights=flights.py --values", kafka=True)
 def mcp(
     session: Session,
     values: bool = _VALUES,

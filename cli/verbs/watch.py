@@ -92,6 +92,7 @@ def _bisect_and_report(
 
     The verdict is None if there was no search or no result, and the path is None if there is no report.
     """
+    from ...client.replays import explain_verdict
     from ...client.show import verdict as shown
 
     if folder is None:
@@ -104,10 +105,11 @@ def _bisect_and_report(
         verdict = app.bisect(invariant, findings, on_step)
     if verdict is None:
         return None, None
+    explanation = explain_verdict(session.client, verdict, None)
     if not session.as_json:
-        session.show(Result(None, *shown.breaking_commit_blocks(verdict, app.find_cause(verdict), invariant)))
+        session.show(Result(None, *shown.breaking_commit_blocks(verdict, explanation.cause, invariant)))
     try:
-        return verdict, app.write_report(invariant, verdict, folder)
+        return verdict, app.write_report(invariant, verdict, explanation, folder)
     except SlackwaterError as error:
         session.show_error(error)
     return verdict, None

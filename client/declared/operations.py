@@ -181,16 +181,11 @@ class CloneOptions(TypedDict, total=False):
     """
 
     topics: Annotated[
-        Names,
-        Param("Read topic OTHER where the app reads NAME.", "NAME=OTHER", pair="flights=flights-corrected"),
+        Names, Param("Read topic OTHER where the app reads NAME.", "NAME=OTHER", pair="flights=flights-corrected")
     ]
     sinks: Annotated[
         Names,
-        Param(
-            "Publish the sink NAME to TOPIC. Default: publish nothing.",
-            "NAME=TOPIC",
-            pair="alerts=staging-alerts",
-        ),
+        Param("Publish the sink NAME to TOPIC. Default: publish nothing.", "NAME=TOPIC", pair="alerts=staging-alerts"),
     ]
     masks: Annotated[
         Names,

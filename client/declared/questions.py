@@ -67,8 +67,7 @@ class WrongOptions(TypedDict, total=False):
         ),
     ]
     bad: Annotated[
-        When | None,
-        Param("A bad moment. Default: now.", "REF", default="", limits={**_REF, "examples": ["now"]}),
+        When | None, Param("A bad moment. Default: now.", "REF", default="", limits={**_REF, "examples": ["now"]})
     ]
 
 
@@ -127,7 +126,6 @@ class CheckOptions(TypedDict, total=False):
 
     stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]
     versions: Annotated[
-        int,
-        Param("Newest versions to replay per stage, of those that read records.", "N", default=3, limits={"ge": 1}),
+        int, Param("Newest versions to replay per stage, of those that read records.", "N", default=3, limits={"ge": 1})
     ]
     show_values: Annotated[bool, Param("Show the differing keys and rows, not only types and lengths.")]

@@ -42,8 +42,8 @@ class Server(ServedObject):
         *("adopt", "attach", "init", "clones", "remove_expired"),
         *("add_token", "digest_of", "remove_token", "tokens"),
         # Internal methods.
-        *("at_root", "by", "cache", "unchecked_app", "channels_of", "channels_for_clone", "channels_or_stub"),
-        *("require_channels", "moment_of_table", "note_thinned", "on_behalf_of", "program_path", "store"),
+        *("at_root", "by", "cache", "channels_for_clone", "channels_of", "channels_or_stub", "moment_of_table"),
+        *("note_thinned", "on_behalf_of", "program_path", "require_channels", "store", "unchecked_app"),
     ))  # fmt: skip
 
     def __init__(self, url: str, token: str = "", timeout_s: float = 60) -> None:
@@ -179,10 +179,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return document
 
     def bisect(
-        self,
-        *,
-        on_step: Callable[[dict[str, Any]], None] = lambda _probe: None,
-        **options: Unpack[SearchOptions],
+        self, *, on_step: Callable[[dict[str, Any]], None] = lambda _probe: None, **options: Unpack[SearchOptions]
     ) -> dict[str, Any]:
         """Search for the first bad commit on the server; return the document of `slackwater bisect --json`.
 

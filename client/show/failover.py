@@ -13,20 +13,7 @@ from ...operations.disaster_recovery.recover_plan import RecoveryPlan
 from ...operations.disaster_recovery.replica_objects import CopyPlan
 from ...operations.disaster_recovery.replicate import RoundResult
 from ...snapshot.cut.replicas import ReplicaCut
-from .document import (
-    Block,
-    Cell,
-    Facts,
-    Listing,
-    Name,
-    NextCommand,
-    Page,
-    Section,
-    TableBlock,
-    Time,
-    Title,
-    closing_line,
-)
+from .document import Block, Facts, Listing, Name, NextCommand, Page, Section, TableBlock, Time, Title, closing_line
 from .formats import duration, plural, size
 from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result
 from .status import verification_blocks
@@ -90,7 +77,8 @@ def recovery_result(done: RecoveryResult, *, dry_run: bool) -> BlockGenerator:
     if done.plan is not None and not dry_run:
         yield from _fenced(done)
     if done.steps and not dry_run:
-        yield _elapsed_line(done.steps)
+        steps = ", ".join(f"{name} {duration(ms)}" for name, ms in done.steps)
+        yield f"in {duration(sum(ms for _, ms in done.steps))}: {steps}"
     if not dry_run:
         yield "run it: ", NextCommand(f"slackwater run FILE --store {root}")
     plan = plan_data(done.plan) if done.plan is not None else None
@@ -99,10 +87,6 @@ def recovery_result(done: RecoveryResult, *, dry_run: bool) -> BlockGenerator:
         done, "root", "app", "versions", "fenced", "not_caught_up", "resumed", plan=plan, caught_up=copied
     )
     return data | {"steps_ms": dict(done.steps)}
-
-
-def _elapsed_line(steps: tuple[tuple[str, int], ...]) -> str:
-    return f"in {duration(sum(ms for _, ms in steps))}: " + ", ".join(f"{name} {duration(ms)}" for name, ms in steps)
 
 
 def _fenced(done: RecoveryResult) -> Iterator[Block]:
@@ -185,7 +169,13 @@ def _cut_data(cut: ReplicaCut) -> dict[str, object]:
 
 
 def drill_result(result: DrillResult) -> Result:
-    return Result(_drill_data(result), *_drill(result), failed=not result.passed)
+    reports = {"replica": result.replica, "recovered": result.recovered}
+    checked = {
+        name: attributes(at, "consistent", "checks", "differences", "bytes_read") for name, at in reports.items()
+    }
+    names = ("app", "root", "clone", "kept", "passed", "not_compared", "tables", "versions", "ready_ms")
+    data = attributes(result, *names, plan=plan_data(result.plan), steps_ms=dict(result.steps), **checked)
+    return Result(data, *_drill(result), failed=not result.passed)
 
 
 def _drill(result: DrillResult) -> Iterator[Block]:
@@ -196,7 +186,7 @@ def _drill(result: DrillResult) -> Iterator[Block]:
     if result.not_compared:
         yield f"not compared with the app itself: {result.not_compared}"
     yield ""
-    yield TableBlock.from_rows(("step", ">took"), _steps(result))
+    yield _steps(result)
     yield ""
     yield from verification_blocks(result.recovered)
     for wrong in (*result.replica.differences, *result.recovered.differences):
@@ -206,9 +196,9 @@ def _drill(result: DrillResult) -> Iterator[Block]:
 
 
 def _sentence(result: DrillResult) -> str:
-    ready = f"ready to run after {duration(result.ready_ms)}"
-    did = f"{result.app} can be recovered from {result.root}: {ready}" if result.passed else ""
-    return did or f"{result.app} cannot be recovered from {result.root} as it was"
+    if not result.passed:
+        return f"{result.app} cannot be recovered from {result.root} as it was"
+    return f"{result.app} can be recovered from {result.root}: ready to run after {duration(result.ready_ms)}"
 
 
 def _tables(result: DrillResult) -> TableBlock:
@@ -219,17 +209,8 @@ def _tables(result: DrillResult) -> TableBlock:
     return TableBlock.from_rows(("table", ">version", ">rows stored", ">SSTs", ">size", "checksums"), rows)
 
 
-def _steps(result: DrillResult) -> list[tuple[Cell, ...]]:
-    return [(name, duration(ms)) for name, ms in result.steps]
-
-
-def _drill_data(result: DrillResult) -> dict[str, object]:
-    reports = {"replica": result.replica, "recovered": result.recovered}
-    checked = {
-        name: attributes(at, "consistent", "checks", "differences", "bytes_read") for name, at in reports.items()
-    }
-    names = ("app", "root", "clone", "kept", "passed", "not_compared", "tables", "versions", "ready_ms")
-    return attributes(result, *names, plan=plan_data(result.plan), steps_ms=dict(result.steps), **checked)
+def _steps(result: DrillResult) -> TableBlock:
+    return TableBlock.from_rows(("step", ">took"), ((name, duration(ms)) for name, ms in result.steps))
 
 
 def drill_page(result: DrillResult) -> Page:
@@ -248,7 +229,7 @@ def drill_page(result: DrillResult) -> Page:
     sections = [
         Section("What would be lost, and where the app would continue", tuple(recovery_plan_blocks(result.plan))),
         Section("Tables, by checksum", (_tables(result), *compared)),
-        Section("Duration of each step", (TableBlock.from_rows(("step", ">took"), _steps(result)),)),
+        Section("Duration of each step", (_steps(result),)),
         Section("The replica's cut, every byte read again", tuple(verification_blocks(result.replica))),
         Section("The recovered app, every byte read again", tuple(verification_blocks(result.recovered))),
     ]

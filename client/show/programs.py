@@ -23,36 +23,30 @@ from . import formats, values
 from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import MAX_SHOWN, plural
 from .report import Mask
-from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result
+from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_result, result_from_blocks
 
 
 @operation_result
 def migration_result(done: Migrated, file: str, *, dry_run: bool) -> BlockGenerator:
-    yield from _migrated(done, file, dry_run)
-    data = attributes(done.plan, "app", "changes", versions=done.versions)
-    data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
-    return data
-
-
-def _migrated(done: Migrated, file: str, dry_run: bool) -> Iterator[Block]:
     app = done.plan.app
     if done.finished:
         yield f"finished the interrupted migration {done.finished}"
     if not done.plan.changes:
         yield f"{app} matches {file}: nothing to migrate"
-        return
     for change in done.plan.changes:
         version = done.versions.get(change.stage)
         yield change.stage + (f"  v{version}" if version else f"  v{change.version} now" if change.version else "")
         yield from (f"  {line}" for line in describe_stage_change(change))
-    if dry_run:
-        return
-    snapshot = f"{app}@{done.snapshot}"
-    yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
-    yield f"previous state: {snapshot}"
-    yield "run it: ", NextCommand(f"slackwater run {file} --app {app}")
-    clone = NextCommand(f"slackwater clone {snapshot} {app}-before")
-    yield "to run the old program beside it: ", clone, f", then run it with --app {app}-before"
+    if done.plan.changes and not dry_run:
+        snapshot = f"{app}@{done.snapshot}"
+        yield f"migration {done.number} of {app} is done: {plural(len(done.versions), 'commit')}, no data rewritten"
+        yield f"previous state: {snapshot}"
+        yield "run it: ", NextCommand(f"slackwater run {file} --app {app}")
+        clone = NextCommand(f"slackwater clone {snapshot} {app}-before")
+        yield "to run the old program beside it: ", clone, f", then run it with --app {app}-before"
+    data = attributes(done.plan, "app", "changes", versions=done.versions)
+    data |= {"migration": done.number or None, "snapshot": done.snapshot or None, "finished": done.finished or None}
+    return data
 
 
 @operation_result
@@ -325,11 +319,16 @@ def commit_line(commit: BatchReport) -> str:
     return "  ".join(filter(None, parts))
 
 
-def attach_plan_result(plan: AttachPlan, where: str, query: str) -> Result:
-    return Result(_plan_data(plan, where, query), *_plan(plan, where, query))
-
-
-def _plan_data(plan: AttachPlan, where: str, query: str) -> dict[str, object]:
+@result_from_blocks
+def attach_plan_result(plan: AttachPlan, where: str, query: str) -> BlockGenerator:
+    yield f"would attach the query {query} of {where} as {plan.app}/{plan.stage}; nothing was changed"
+    yield ""
+    rows = (
+        (name, plan.operators[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
+    )
+    yield TableBlock.from_rows(("table", "operator", "key", "columns"), rows)
+    yield ""
+    yield _available_batches_line(plan)
     tables = {
         name: {"operator": plan.operators[name], "key": _types(table.key), "values": _types(table.values)}
         for name, table in plan.tables.items()
@@ -338,34 +337,23 @@ def _plan_data(plan: AttachPlan, where: str, query: str) -> dict[str, object]:
     return attributes(plan, "app", "stage", "next_batch", checkpoint=where, query=query, batches=batches, tables=tables)
 
 
+def _available_batches_line(plan: AttachPlan) -> str:
+    if not plan.available:
+        return "the query has not committed a batch yet"
+    first, last = plan.available[0], plan.available[-1]
+    readable = f"batches {first} to {last} can be read" if last > first else f"batch {last} can be read"
+    if not plan.next_batch:
+        began = instants.format_iso(plan.first_ms)
+        return f"{readable}: history begins {began}, with all rows at the end of batch {first}"
+    if plan.next_batch > last:
+        return f"{readable}; all of them have versions"
+    if plan.next_batch >= first:
+        return f"{readable}; the next is batch {plan.next_batch}"
+    return f"{readable}; batches {plan.next_batch} to {first} become one version: earlier ones are gone"
+
+
 def _types(columns: Iterable[Column]) -> dict[str, str]:
     return {column.name: column.type for column in columns}
-
-
-def _plan(plan: AttachPlan, where: str, query: str) -> Iterator[Block]:
-    yield f"would attach the query {query} of {where} as {plan.app}/{plan.stage}; nothing was changed"
-    yield ""
-    rows = (
-        (name, plan.operators[name], _columns(table.key), _columns(table.values)) for name, table in plan.tables.items()
-    )
-    yield TableBlock.from_rows(("table", "operator", "key", "columns"), rows)
-    yield ""
-    if not plan.available:
-        yield "the query has not committed a batch yet"
-        return
-    first, last = plan.available[0], plan.available[-1]
-    range_text = f"batches {first} to {last} can be read" if last > first else f"batch {last} can be read"
-    if not plan.next_batch:
-        yield (
-            f"{range_text}: history begins {instants.format_iso(plan.first_ms)}, with all rows at the end of "
-            f"batch {first}"
-        )
-    elif plan.next_batch > last:
-        yield f"{range_text}; all of them have versions"
-    elif plan.next_batch >= first:
-        yield f"{range_text}; the next is batch {plan.next_batch}"
-    else:
-        yield f"{range_text}; batches {plan.next_batch} to {first} become one version: earlier ones are gone"
 
 
 def _columns(columns: Iterable[Column]) -> str:
@@ -395,17 +383,9 @@ def attach_result(app: str, stage: str, versions: int, next_batch: int) -> Resul
 _MAX_DIFFERENT = 5
 
 
-def adoption_plan_result(plan: AdoptionPlan) -> Result:
-    columns, batches = _types(plan.table.columns), [plan.batches[0], plan.batches[-1]]
-    columns_made = {
-        column.column: attributes(column, "how", of=list(column.sources), type=columns.get(column.column))
-        for column in plan.mapped_columns
-    }
-    about = {"checkpoint": plan.location, "batches": batches, "columns": columns_made, "dry_run": True}
-    return Result(attributes(plan, "app", "stage", "query", "offsets") | about, *_adoption(plan, columns))
-
-
-def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
+@result_from_blocks
+def adoption_plan_result(plan: AdoptionPlan) -> BlockGenerator:
+    columns, first, last = _types(plan.table.columns), plan.batches[0], plan.batches[-1]
     yield f"{plan.location}, the query {plan.query}, would become {plan.app}/{plan.stage}; nothing was changed"
     yield ""
     rows = (
@@ -414,10 +394,15 @@ def _adoption(plan: AdoptionPlan, columns: dict[str, str]) -> Iterator[Block]:
     )
     yield TableBlock.from_rows(("column", "type", f"of the state ({', '.join(plan.operator_kinds)})", "how"), rows)
     yield ""
-    first, last = plan.batches[0], plan.batches[-1]
     count = formats.plural(len(plan.batches), "version")
     yield f"batches {first} to {last} would become {count}; the first has all rows at the end of batch {first}"
     yield f"it would continue at {formats.format_offsets(plan.offsets.items())}"
+    columns_made = {
+        column.column: attributes(column, "how", of=list(column.sources), type=columns.get(column.column))
+        for column in plan.mapped_columns
+    }
+    about = {"checkpoint": plan.location, "batches": [first, last], "columns": columns_made, "dry_run": True}
+    return attributes(plan, "app", "stage", "query", "offsets") | about
 
 
 def adoption_progress_line(step: AdoptedBatch, batches: range) -> str:

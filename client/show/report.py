@@ -16,7 +16,7 @@ from ...snapshot.bisect.causes import NOTE, TracedCause
 from ...snapshot.bisect.evidence import MAX_COUNTED, VerdictEvidence, commits_from_bad
 from ...snapshot.bisect.verdict import Evaluation, RecordPath, Verdict
 from ...snapshot.diff.key_changes import KeyChanges
-from ...snapshot.verify.report import CHECKS
+from ...snapshot.verify.verify import Report
 from .document import (
     AnswerSpan,
     Block,
@@ -35,6 +35,7 @@ from .document import (
 )
 from .formats import MAX_SHOWN, plural
 from .picture import search_picture
+from .status import verification_blocks
 from .values import format_bytes, format_value, key_changes_table, shorten
 from .verdict import cause_noun, evidence_rows, lineage_blocks, ranges_table
 
@@ -138,7 +139,7 @@ def report_page(case: ReportInput, mask: Mask) -> Page:
         "What the commit read": lineage_blocks(verdict.lineage),
         "Downstream effects": _downstream_effects(case, mask),
         "Snapshots": _snapshots(case),
-        "Verification of the bad moment": _ledger(case.evidence),
+        "Verification of the bad moment": _verification(case.evidence.audit),
         "Next steps": _commands(case, mask),
     }
     return Page(
@@ -348,22 +349,9 @@ def _snapshots(case: ReportInput) -> Iterator[Block]:
         yield Remark(f"And {len(snapshots) - _MAX_SNAPSHOTS} older ones.")
 
 
-def _ledger(evidence: VerdictEvidence) -> Iterator[Block]:
-    audit = evidence.audit
-    checks = ", ".join(plural(entry.checked, CHECKS[entry.check][0]) for entry in audit.checks)
-    outcome = "no difference" if audit.consistent else plural(len(audit.differences), "difference")
-    yield ("What ", Name(f"verify {audit.ref}"), f" finds: {outcome} ({checks}).")
-    yield from (difference.message for difference in audit.differences)
-    if audit.ledger:
-        rows: list[tuple[Cell, ...]] = []
-        for entry in audit.ledger:
-            sender = Name(f"{entry.sender}@v{entry.sender_version}")
-            receiver = Name(f"{entry.receiver}@v{entry.receiver_version}") if entry.receiver else "nobody"
-            sent, consumed = (sum(counts) if counts else None for counts in (entry.sent, entry.consumed))
-            passed = (sent, consumed, sum(entry.lost), entry.in_flight.rows, entry.difference)
-            rows.append((Name(entry.channel), sender, receiver, *passed))
-        counted = (">sent", ">consumed", ">lost", ">in flight", ">difference")
-        yield TableBlock.from_rows(("channel", "from", "to", *counted), rows)
+def _verification(audit: Report) -> Iterator[Block]:
+    yield from verification_blocks(audit)
+    yield from (difference.message for difference in audit.differences[1:])
 
 
 def _commands(case: ReportInput, mask: Mask) -> Iterator[Block]:

@@ -117,18 +117,7 @@ def iceberg_result(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
     written = sum(table.written_bytes for table in done)
     yield Title(f"{ref} as Iceberg tables in {root}, {formats.size(written)} written")
     moved = {True: "new snapshot", False: "as it was"}
-    lines = (
-        (
-            table.name,
-            f"v{table.version}",
-            table.rows,
-            table.files,
-            formats.size(table.bytes),
-            table.hidden,
-            moved[table.moved],
-        )
-        for table in done
-    )
+    lines = ((t.name, f"v{t.version}", t.rows, t.files, formats.size(t.bytes), t.hidden, moved[t.moved]) for t in done)
     yield TableBlock.from_rows(("table", ">version", ">rows", ">files", ">bytes", ">hidden", ""), lines)
     if copied := sum(table.copied for table in done):
         yield f"{formats.plural(copied, 'file')} from before a migration had to be rewritten"
@@ -174,16 +163,8 @@ def rejected_records_result(listing: RejectedRecords, limit: int) -> Result:
         sentence = record.message.partition("\n")[0]
         error = f"{record.error}: {sentence[:_MAX_ERROR_LENGTH]}{'…' * (len(sentence) > _MAX_ERROR_LENGTH)}"
         done = "waits" if record.retried is None else f"retried by v{record.retried}"
-        rows.append(
-            (
-                record.stage,
-                record.address,
-                instants.format_with_age(record.rejected_ms),
-                str(record.attempts),
-                error,
-                done,
-            )
-        )
+        when = instants.format_with_age(record.rejected_ms)
+        rows.append((record.stage, record.address, when, str(record.attempts), error, done))
     waiting = ((name, formats.plural(listing.waiting[name], "record"), total) for name, total in listing.total.items())
     counts = "; ".join(f"{name}: {records} waiting of {total:,}" for name, records, total in waiting)
     is_part = len(listing.records) == limit

@@ -15,7 +15,6 @@ from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import Snapshot, SnapshotRequest
 from ...snapshot.take.audit_log import Operation
 from ...store.versions.apps import take_back_command
-from ...store.versions.manifest import AppInfo
 from . import formats, values
 from .document import Block, Cell, NextCommand, TableBlock, Title
 from .formats import plural, size, store_flag
@@ -154,7 +153,8 @@ def _contents(plan: ClonePlan, flags: str, dry_run: bool) -> Iterator[Block]:
         yield f"{plural(on_the_way, 'in-flight row')} {'to copy' if dry_run else 'copied'}"
     yield from _sinks_of(plan)
     if plan.info.ttl_ms:
-        yield f"{_lease(plan.info)}; then `slackwater clone rm --expired` removes it"
+        expiry = f"expires after {format_ms(plan.info.ttl_ms)}, at {instants.format_iso(plan.info.expires_ms)}"
+        yield f"{expiry}; then `slackwater clone rm --expired` removes it"
     if not dry_run:
         yield from _next_steps(plan, flags)
 
@@ -176,9 +176,8 @@ def _stages_of(plan: ClonePlan) -> Block:
 def _copies_of(plan: ClonePlan, dry_run: bool) -> Iterator[Block]:
     masks = plan.info.origin.masks if plan.info.origin else {}
     for table, num_bytes in plan.copies.items():
-        hidden = [
-            f"{place.removeprefix(f'{table}.')} ({how})" for place, how in masks.items() if _is_in_table(place, table)
-        ]
+        prefix = f"{table}."
+        hidden = [f"{at.removeprefix(prefix)} ({how})" for at, how in masks.items() if at.startswith(prefix)]
         written = f"{size(num_bytes)} to write" if dry_run else f"{size(num_bytes)} written"
         yield f"{table} has its own SSTs: {written}{', without ' + ', '.join(hidden) if hidden else ''}"
 
@@ -204,14 +203,6 @@ def _next_steps(plan: ClonePlan, flags: str) -> Iterator[Block]:
         yield "to have it follow the query as well: ", NextCommand(follow)
     if not queries:
         yield "run it: ", NextCommand(f"slackwater run FILE --app {plan.info.name}{flags}")
-
-
-def _is_in_table(place: str, table: str) -> bool:
-    return place.partition(".")[0] == table
-
-
-def _lease(info: AppInfo) -> str:
-    return f"expires after {format_ms(info.ttl_ms)}, at {instants.format_iso(info.expires_ms)}"
 
 
 def clone_list_result(clones: Sequence[KnownClone], source: str, now_ms: int, root: str) -> Result:
@@ -264,12 +255,7 @@ def expired_clones_result(
     lines += [f"{name} stays: {error.message}" for name, error in errors.items()]
     lines += [f"{name} stays: it is {called} since a promotion" for name, called in promoted.items()]
     why = {name: error.message for name, error in errors.items()}
-    data = {
-        "removed": [done.removal.app for done in gone],
-        "left": why,
-        "promoted": promoted,
-        "dry_run": dry_run,
-    }
+    data = {"removed": [done.removal.app for done in gone], "left": why, "promoted": promoted, "dry_run": dry_run}
     return Result(data, *(lines or ["no clone has expired"]), failed=bool(errors))
 
 

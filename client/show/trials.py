@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-import pyarrow as pa
-
 from ...operations.staging.trial import SinkDiff, TrialResult
 from ...snapshot.diff.equality import TOLERANCE
 from ...snapshot.diff.moments import TableDiff
@@ -138,19 +136,16 @@ def _sink(diff: SinkDiff, mask: Mask, *, with_values: bool) -> Iterator[Block]:
     )
     if diff.near:
         yield f"  {plural(diff.near, 'record')} equal within the tolerance of floats, {TOLERANCE}"
-    some = [(row, side) for rows, side in ((diff.removed, "old"), (diff.added, "new")) for row in _first_rows(rows)]
+    sides = ((diff.removed.slice(0, MAX_SHOWN), "old"), (diff.added.slice(0, MAX_SHOWN), "new"))
+    some = [(row, side) for rows, side in sides for row in python_rows(rows)]
     if with_values and some:
+
+        def cell(value: object) -> Cell:
+            return mask.data(value) if isinstance(value, bytes) else mask.value(value)
+
         names = [name for name in some[0][0] if name != "headers"]
-        lines = ((Name(side), *(_cell(row.get(name), mask) for name in names)) for row, side in some)
+        lines = ((Name(side), *(cell(row.get(name)) for name in names)) for row, side in some)
         yield TableBlock.from_rows(("", *map(Name, names)), lines)
-
-
-def _first_rows(rows: pa.Table) -> list[dict[str, object]]:
-    return python_rows(rows.slice(0, MAX_SHOWN))
-
-
-def _cell(value: object, mask: Mask) -> Cell:
-    return mask.data(value) if isinstance(value, bytes) else mask.value(value)
 
 
 def _table_data(diff: TableDiff, *, with_values: bool) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from ...errors import Refused, Usage
 from ...store.sst.arrow_types import bytes_to_hex, escape_invalid_text, python_rows, python_values
 from . import formats
 from .document import Cell, Name, TableBlock
-from .shown import attributes
+from .shown import attributes, encode_json
 
 if TYPE_CHECKING:
     from ...snapshot.diff.key_changes import KeyChange, KeyChanges
@@ -25,8 +25,6 @@ ENDINGS = (".parquet", ".csv", ".json")
 """File extensions that `write_table` supports."""
 NOT_TEXT = "not valid UTF-8, as hex: "
 _MAX_CHARACTERS = 4_000
-# DuckDB returns sums of integers as decimals; JSON gets numbers.
-_encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 
 def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
@@ -53,7 +51,7 @@ def format_value(value: object) -> str:
         case bytes():
             return value.hex()
         case list() | dict() | tuple():
-            return _encoder.encode(value).decode()
+            return encode_json(value).decode()
         case _:
             return str(value)
 
@@ -137,7 +135,7 @@ def row_encoder(schema: pa.Schema) -> Callable[[Mapping[str, object] | None], by
     def encode(row: Mapping[str, object] | None) -> bytes:
         if row is not None and binary:
             row = {**row, **{name: bytes_to_hex(row[name]) for name in binary if name in row}}
-        return _encoder.encode(row)
+        return encode_json(row)
 
     return encode
 
@@ -151,7 +149,7 @@ def table_data(table: pa.Table) -> dict[str, Any]:
 
 def encode_array(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
     """Encode dicts of Python values, one by one, as a JSON array. Binary is hexadecimal."""
-    return msgspec.Raw(b"[" + b",".join(_encoder.encode(bytes_to_hex(item)) for item in objects) + b"]")
+    return msgspec.Raw(b"[" + b",".join(encode_json(bytes_to_hex(item)) for item in objects) + b"]")
 
 
 def tolerance_lines(near: Mapping[str, int]) -> Iterator[str]:
@@ -226,7 +224,7 @@ def _with_text_columns(table: pa.Table) -> pa.Table:
 def _json(table: pa.Table) -> Iterator[bytes]:
     separator = b"["
     for row in chain.from_iterable(_batches(table)):
-        yield separator + _encoder.encode(row)
+        yield separator + encode_json(row)
         separator = b",\n "
     yield b"]" if table.num_rows else b"[]"
 

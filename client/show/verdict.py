@@ -21,7 +21,7 @@ from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.query.log import describe_imported_batches
 from ...store.versions.manifest import Program
 from . import formats
-from .document import Block, Cell, Name, NextCommand, Span, TableBlock, Time, Title
+from .document import Block, Cell, Name, NextCommand, TableBlock, Time, Title
 from .formats import MAX_SHOWN, plural
 from .shown import Result, attributes
 from .values import encode_array, format_bytes, format_value, grid, key_changes_table, table_data
@@ -35,13 +35,7 @@ _MAX_TEXT = 2_000
 
 
 def verdict_result(
-    outcome: Verdict,
-    explanation: TracedCause | None,
-    out: Path | None,
-    edge: str,
-    clone: str,
-    *,
-    every: bool = False,
+    outcome: Verdict, explanation: TracedCause | None, out: Path | None, edge: str, clone: str, *, every: bool = False
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 
@@ -327,20 +321,14 @@ def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Bl
     shown = records if every else records.slice(0, MAX_SHOWN)
     yield ""
     rows = (
-        (Name(str(address)), when, "yes" if alone else "with those before")
-        for address, when, alone in _records_of(shown)
+        (Name(row["record"]), Time(row["time_ms"], "milliseconds"), "yes" if row["alone"] else "with those before")
+        for row in records_data(shown)
     )
     yield TableBlock.from_rows(("bad records", "sent", "by itself"), rows)
     if (more := records.num_rows - shown.num_rows) > 0:
         yield f"and {plural(more, 'more')}: --all lists them, and --all --out FILE writes them"
     if explanation.named_record_path is not None and not explanation.named_record_path.is_complete:
         yield "there may be more: not all records of the batch were tried by themselves"
-
-
-def _records_of(records: pa.Table) -> Iterator[tuple[RecordLocation, Span, bool]]:
-    for row in records.select(["topic", "partition", "offset", "row", "time", "alone"]).to_pylist():
-        at = RecordLocation(row["topic"], row["partition"], row["offset"], row["row"])
-        yield at, Time(int(row["time"].timestamp() * 1000), "milliseconds"), row["alone"]
 
 
 def records_table(explanation: TracedCause) -> pa.Table | None:
@@ -356,7 +344,7 @@ def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) ->
     return None, "no key is certain" if verdict.candidates else f"{verdict.stage} has no table, so no key turned bad"
 
 
-def records_data(records: pa.Table) -> list[dict[str, object]]:
+def records_data(records: pa.Table) -> list[dict[str, Any]]:
     """Return the bad records as data for JSON: address, time, Kafka key in hexadecimal, and `alone`.
 
     `alone` is true if the record is bad by itself, and false if only together with the records before.

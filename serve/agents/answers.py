@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...client.show import verdict as shown
-from ...client.show.shown import encode_json
+from ...client.show.shown import attributes, encode_json
 from ...common.instants import format_iso
 from ...errors import TooMuch
 from ...snapshot.bisect.causes import Cause
 from ...snapshot.bisect.verdict import RecordPath
-from ...snapshot.cut.lineage import Window
 from ...snapshot.diff.key_changes import KeyChanges
 from ...snapshot.diff.key_history import RowChange
 from ...snapshot.diff.moments import TableDiff
@@ -57,11 +56,6 @@ def iso_time(time_ms: int) -> str:
     return format_iso(time_ms, "milliseconds")
 
 
-def range_documents(ranges: Iterable[Window]) -> list[Document]:
-    """Return the documents of offset ranges; `end` is exclusive."""
-    return [{"topic": w.topic, "partition": w.partition, "start": w.start, "end": w.end} for w in ranges]
-
-
 def commit_document(entry: LogEntry, app: str, masking: Masking) -> Document:
     fields = {
         "ref": f"{app}/{entry.stage}@v{entry.version}",
@@ -96,12 +90,9 @@ def change_documents(
 def diff_documents(diffs: Iterable[TableDiff], limit: int, masking: Masking) -> tuple[list[Document], list[Document]]:
     tables, rows = [], []
     for table_diff in diffs:
-        counts = {
-            name: getattr(table_diff, name)
-            for name in ("table", "added", "removed", "changed", "rows_in_both", "unlike", "near")
-        }
         columns = {column.column: column.differing for column in table_diff.columns if column.differing}
-        tables.append(counts | {"differing_by_column": columns})
+        names = ("table", "added", "removed", "changed", "rows_in_both", "unlike", "near")
+        tables.append(attributes(table_diff, *names, differing_by_column=columns))
         rows += [
             {"table": table_diff.table} | change for change in change_documents(table_diff.changes, limit, masking)
         ]
@@ -131,8 +122,8 @@ def verdict_document(result: SearchResult, limit: int, masking: Masking) -> Docu
             "time": iso_time(bisected.bad_time_ms),
         },
         "last_good": last_good,
-        "input": range_documents(bisected.lineage.sources),
-        "read_by_the_stage": range_documents(bisected.lineage.direct),
+        "input": bisected.lineage.sources,
+        "read_by_the_stage": bisected.lineage.direct,
         "wrong_rows": bisected.rows.num_rows,
         "keys_changed": len(keys) if keys is not None else None,
         "keys_are_those_that_turned_bad": bool(keys is not None and keys.from_predicate),
@@ -173,20 +164,11 @@ def record_document(guilty: RecordPath | None, masking: Masking) -> Document | N
         return None
     document: Document = {"replays": guilty.replays}
     if (message := guilty.source_record) is not None:
-        address = message.location
-        document |= {
-            "topic": address.topic,
-            "partition": address.partition,
-            "offset": address.offset,
-            "time": iso_time(message.time_ms),
-        }
+        document |= attributes(message.location, "topic", "partition", "offset", time=iso_time(message.time_ms))
         document |= {"key": masking.data(message.key), "value": masking.data(message.value)}
         document["headers"] = {name: masking.data(value) for name, value in message.headers}
     if guilty.reason:
-        document |= {
-            "not_told_because": masking.mask.reason(guilty.reason),
-            "it_is_in": range_documents(guilty.windows),
-        }
+        document |= {"not_told_because": masking.mask.reason(guilty.reason), "it_is_in": guilty.windows}
     way = [f"{hop.stage} v{hop.version}: {hop.record}, of {hop.records} records" for hop in guilty.hops]
     alone = guilty.hops[0].alone if guilty.hops else None
     return document | {"way": way, "is_wrong_by_itself": alone, "others_that_would_be": guilty.others}

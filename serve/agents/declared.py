@@ -14,8 +14,7 @@ from .answers import ToolAnswer
 from .masking import Masking
 
 AppOrNone = Annotated[
-    str,
-    Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; empty to list the apps."),
+    str, Meta(pattern=r"^([a-z0-9][a-z0-9_~-]{0,66})?$", description="Name of the app; empty to list the apps.")
 ]
 Ref = Annotated[
     str,

@@ -87,8 +87,6 @@ class Masking:
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(
-                    "hidden value",
-                    name,
-                    found="an instance knows only names that it has shown: query the rows again",
+                    "hidden value", name, found="an instance knows only names that it has shown: query the rows again"
                 )
             return self.names.values[name]

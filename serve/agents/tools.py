@@ -5,6 +5,7 @@ from typing import Unpack
 from ...client.declared.questions import DiffOptions, SearchOptions, VerifyOptions
 from ...client.show import rows as shown_rows
 from ...client.show import values
+from ...client.show.shown import attributes
 from ...snapshot.bisect.verdict import Evaluation
 from ...snapshot.query.columns import select
 from ...store.archive import index
@@ -20,18 +21,7 @@ from .answers import (
     key_change_document,
     verdict_document,
 )
-from .declared import (
-    AppOrNone,
-    ColumnNames,
-    KeyText,
-    KeyTexts,
-    Ref,
-    ResultLimit,
-    Sql,
-    ToolCall,
-    VersionNumber,
-    tool,
-)
+from .declared import AppOrNone, ColumnNames, KeyText, KeyTexts, Ref, ResultLimit, Sql, ToolCall, VersionNumber, tool
 
 
 @tool("Apps, tables and columns")
@@ -228,12 +218,7 @@ async def bisect(call: ToolCall, app: AppName, limit: ResultLimit = 5, **wrong: 
 
 @tool("Replay a batch", verb="bisect", is_long=True)
 async def replay(
-    call: ToolCall,
-    app: AppName,
-    stage: Stage,
-    version: VersionNumber,
-    key: KeyOrNone = "",
-    limit: ResultLimit = 20,
+    call: ToolCall, app: AppName, stage: Stage, version: VersionNumber, key: KeyOrNone = "", limit: ResultLimit = 20
 ) -> ToolAnswer:
     """Replay the batch of one version of a stage with the app's program, and compare it with the commit.
 
@@ -279,16 +264,8 @@ async def verify(call: ToolCall, app: AppName, ref: Moment = "now", **options: U
     request = call.request
     stored_app = await request.app_with_all_tables(app, "a verification")
     report = await verify_moment(request, stored_app, ref, options, on_progress=lambda line: call.progress(0, 0, line))
-    differences = [
-        {
-            "check": difference.check,
-            "subject": difference.subject,
-            "message": call.masking.mask.reason(difference.message),
-        }
-        for difference in report.differences
-    ]
-    checks = [{name: getattr(check, name) for name in ("check", "checked", "differences")} for check in report.checks]
-    about = {"ref": report.ref, "consistent": report.consistent, "deep": report.deep, "checks": checks}
-    return ToolAnswer(
-        about | {"differences": differences, "not_read_again": len(report.not_reread)}, "differences", len(differences)
-    )
+    reason = call.masking.mask.reason
+    differences = [attributes(each, "check", "subject", message=reason(each.message)) for each in report.differences]
+    checks = [attributes(check, "check", "checked", "differences") for check in report.checks]
+    about = attributes(report, "ref", "consistent", "deep", checks=checks, differences=differences)
+    return ToolAnswer(about | {"not_read_again": len(report.not_reread)}, "differences", len(differences))

@@ -27,8 +27,7 @@ TimeMs = Annotated[
 ]
 RowLimit = Annotated[int, Meta(ge=1, le=1_000, description="Maximum number of rows; a few more may be returned.")]
 Start = Annotated[
-    str,
-    Meta(pattern=r"^(-?\d{1,19})?$", max_length=20, description="`next` of the previous answer; empty at first."),
+    str, Meta(pattern=r"^(-?\d{1,19})?$", max_length=20, description="`next` of the previous answer; empty at first.")
 ]
 Against = Annotated[
     str,

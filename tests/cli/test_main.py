@@ -114,9 +114,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return fail_with
 
 
-def test_an_unexpected_exception_is_called_a_bug_without_a_traceback(
-    failing: Callable[[BaseException], None],
-) -> None:
+def test_an_unexpected_exception_is_called_a_bug_without_a_traceback(failing: Callable[[BaseException], None]) -> None:
     failing(ZeroDivisionError("division by zero"))
     result = CliRunner().invoke(main.app, ["status"])
     assert result.exit_code == 1

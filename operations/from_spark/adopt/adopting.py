@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from ....pipeline.run.program import load_app
 from ....pipeline.spark.session import spark_session
 from ....store.objects.protocol import ObjectStore
 from ....store.read.cache import SstCache
-from ....store.versions import apps, history
+from ....store.versions import apps, history, keys
 from ....store.versions.manifest import Table
 from ...exchange.first_version import FirstVersion, plan_first_version
 from ..checkpoint import checkpoint as reader
@@ -41,6 +41,12 @@ class AdoptionRequest:
     last_batch: int | None = None
     attached: str = ""
     """App, or `APP/STAGE`, that followed the query, and has history that the checkpoint has lost."""
+    master: str | None = None
+    """Master of the Spark that reads the checkpoint; by default all cores of this machine."""
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keys.check_name("stage", self.stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,6 @@ def prepare_adoption(
     kafka: Kafka,
     *,
     by: str,
-    master: str | None = None,
-    conf: Mapping[str, str] | None = None,
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None,
 ) -> Iterator[PreparedAdoption]:
     """Open a checkpoint with a new Spark session, and check that its query can become the stage. Writes nothing.
@@ -91,9 +95,9 @@ def prepare_adoption(
     program = load_app(query.path, name=query.app or None, store=store)
     (declared,) = program.select_stages((query.stage,))
     reader.check_exists(query.checkpoint)
-    conf = {"spark.ui.enabled": "false", **(conf or {})}
+    conf = {"spark.ui.enabled": "false", **query.conf}
     with (
-        spark_session(f"slackwater adopt {query.checkpoint}", master=master, conf=conf) as spark,
+        spark_session(f"slackwater adopt {query.checkpoint}", master=query.master, conf=conf) as spark,
         reader.open_checkpoint(query.checkpoint, spark) as opened_checkpoint,
     ):
         checkpoint = _with_history(opened_checkpoint, query.attached, store, cache)

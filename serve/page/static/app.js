@@ -1,9 +1,9 @@
 // One app: the current moment, the moment it is compared with, and the current view.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { ask, events, path, query } from "./ask.js";
-import { address, before, go, moment } from "./route.js";
-import { Empty, Problem, Reading, Time, useAsked } from "./parts.js";
+import { events, path, query, request } from "./ask.js";
+import { address, moment, navigate, previousVersion } from "./route.js";
+import { Empty, Problem, Reading, Time, useRequest } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Bisect } from "./views/bisect.js";
 import { Key } from "./views/key.js";
@@ -66,57 +66,57 @@ export function App({ route, me, keys, token, say }) {
   const at = moment(route.at);
   const isNow = at.ref === "now";
   const live = tick + token * 1000;
-  const asked = useAsked(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
+  const asked = useRequest(query(path("apps", app, "at", at.ref, "stages"), { stage: at.stage }), isNow ? live : token);
   // A token for some tables may not read the stages: show only its tables.
   const isPart = asked.problem?.status === 403;
-  const part = useAsked(isPart ? query(path("apps", app, "at", at.ref), { stage: at.stage }) : "", isNow ? live : token);
-  const here = isPart ? { ...part, data: part.data && ofTables(part.data) } : asked;
+  const part = useRequest(isPart ? query(path("apps", app, "at", at.ref), { stage: at.stage }) : "", isNow ? live : token);
+  const current = isPart ? { ...part, data: part.data && momentFromTables(part.data) } : asked;
   const other = moment(route.against);
-  const than = useAsked(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
+  const comparedWith = useRequest(route.against ? query(path("apps", app, "at", other.ref), { stage: other.stage }) : "", token);
   // Each snapshot costs a read of the store: ask again only when a snapshot starts or ends.
-  const under_way = (here.data?.waiting ?? []).map((each) => each.name).join(" ");
-  const taken = useAsked(path("apps", app, "snapshots"), `${token} ${under_way}`);
-  const isNew = isNow && asked.problem?.status === 404 && taken.data; // the app exists, since its snapshots can be read
+  const pendingSnapshots = (current.data?.waiting ?? []).map((each) => each.name).join(" ");
+  const snapshotsAnswer = useRequest(path("apps", app, "snapshots"), `${token} ${pendingSnapshots}`);
+  const isNew = isNow && asked.problem?.status === 404 && snapshotsAnswer.data; // the app exists, since its snapshots can be read
   const [search, setSearch] = useState({ probes: [], found: [] });
   const slider = useRef(null);
   const newest = useRef(0);
   const runs = useRef(null);
-  if (isNow && here.data) {
-    newest.current = here.data.time_ms;
-    runs.current = isPart ? null : here.data.stages.filter((stage) => !stage.retired).map((stage) => stage.runner);
+  if (isNow && current.data) {
+    newest.current = current.data.time_ms;
+    runs.current = isPart ? null : current.data.stages.filter((stage) => !stage.retired).map((stage) => stage.runner);
   }
 
-  const move = (to) => go({ ...route, at: to }, { replace: true });
-  const earlier = before(route.at || lastCommit(here.data));
-  const compare = () => go({ ...route, against: route.against ? "" : earlier });
-  const tables = tablesOf(here.data);
+  const move = (to) => navigate({ ...route, at: to }, { replace: true });
+  const earlier = previousVersion(route.at || lastCommit(current.data));
+  const compare = () => navigate({ ...route, against: route.against ? "" : earlier });
+  const tables = tablesOf(current.data);
   keys.current = { slider, route, tables, compare };
   useEffect(() => {
     document.title = `${app} · slackwater`;
   }, [app]);
-  const words = here.data && `${isNow ? "now" : (route.at ?? "")}, ${ago(here.data.time_ms)}`;
-  useEffect(() => words && say(words), [route.at, here.data?.time_ms]);
+  const words = current.data && `${isNow ? "now" : (route.at ?? "")}, ${ago(current.data.time_ms)}`;
+  useEffect(() => words && say(words), [route.at, current.data?.time_ms]);
 
   const View = VIEWS[view] ?? Stages;
-  const shared = { route, at, isNow, live, here: here.data, isPart, tables, me, say, earlier, than: than.data, search, setSearch, snapshots: taken.data };
+  const shared = { route, at, isNow, live, current: current.data, isPart, tables, me, say, earlier, comparedWith: comparedWith.data, search, setSearch, snapshots: snapshotsAnswer.data };
   return html`<main>
     <div class="heading">
       <h1>${app}</h1>
       <${Live} isConnected=${isLive} runs=${runs.current} />
-      ${here.data && !isPart && html`<span class="note">${plural(here.data.stages.length, "stage")}</span>`}
-      <${TakeSnapshot} app=${app} me=${me} say=${say} waiting=${here.data?.waiting ?? []} />
+      ${current.data && !isPart && html`<span class="note">${plural(current.data.stages.length, "stage")}</span>`}
+      <${TakeSnapshot} app=${app} me=${me} say=${say} waiting=${current.data?.waiting ?? []} />
     </div>
     <div class="band">
-      <${Timeline} app=${app} at=${route.at} atMs=${here.data?.time_ms} against=${route.against} againstMs=${than.data?.time_ms}
+      <${Timeline} app=${app} at=${route.at} atMs=${current.data?.time_ms} against=${route.against} againstMs=${comparedWith.data?.time_ms}
         found=${search.found} probes=${search.probes} live=${live} control=${slider} onMove=${move} />
-      <${MomentBar} ...${shared} newest=${newest.current} problem=${here.problem} />
+      <${MomentBar} ...${shared} newest=${newest.current} problem=${current.problem} />
     </div>
     <nav aria-label="Views"><ul class="tabs">${TABS.map(([name, label]) => {
-      const current = view === name || (name === "rows" && view === "key");
-      return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "", order: "" })} aria-current=${current ? "page" : undefined}>${label}</a></li>`;
+      const isCurrent = view === name || (name === "rows" && view === "key");
+      return html`<li><a href=${address({ ...route, view: name, names: name === "rows" ? route.names.slice(0, 1) : [], key: "", where: "", order: "" })} aria-current=${isCurrent ? "page" : undefined}>${label}</a></li>`;
     })}</ul></nav>
-    ${isNew ? html`<${Empty}>This app has no version yet; <code>slackwater run FILE</code> starts it.<//>` : html`<${Problem} problem=${here.problem} />`}
-    <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} />${here.isBusy && !here.data && html`<${Reading} />`}</div>
+    ${isNew ? html`<${Empty}>This app has no version yet; <code>slackwater run FILE</code> starts it.<//>` : html`<${Problem} problem=${current.problem} />`}
+    <div class="view" id="view" tabindex="-1"><${View} key=${view} ...${shared} />${current.isBusy && !current.data && html`<${Reading} />`}</div>
   </main>`;
 }
 
@@ -135,37 +135,37 @@ function Live({ isConnected, runs }) {
 }
 
 // The tables of a moment: those with rows first, then side tables, then empty ones.
-function tablesOf(here) {
-  const place = (table) => {
-    const stage = here.stages.find((each) => each.stage === table);
+function tablesOf(current) {
+  const rank = (table) => {
+    const stage = current.stages.find((each) => each.stage === table);
     return stage?.keys ? 0 : stage ? 2 : 1;
   };
-  return Object.keys(here?.tables ?? {}).sort((a, b) => place(a) - place(b));
+  return Object.keys(current?.tables ?? {}).sort((a, b) => rank(a) - rank(b));
 }
 
 // The current moment, and the moment it is compared with.
-function MomentBar({ route, here, than, snapshots, newest, isNow, earlier }) {
+function MomentBar({ route, current, comparedWith, snapshots, newest, isNow, earlier }) {
   const names = (snapshots?.snapshots ?? []).map((each) => each.name);
   const others = [["", "nothing"], ...(earlier ? [[earlier, `the previous version (${earlier})`]] : []), ...names.map((name) => [name, `snapshot ${name}`])];
   if (route.against && !others.some(([value]) => value === route.against)) others.push([route.against, route.against]);
   if (route.at && route.against !== route.at) others.push([route.at, `this moment (${route.at})`]);
   return html`<div class="moment">
-    <span class="which"><strong>${isNow ? "now" : route.at}</strong>${here && html`<span> committed <${Time} ms=${here.time_ms} />, ${ago(here.time_ms)}</span>`}${!isNow && here && newest > here.time_ms ? html`<span class="note"> ${span(newest - here.time_ms)} before the newest</span>` : ""}</span>
-    ${here?.thinned_out && html`<span class="warn">the history was thinned out; this is the nearest remaining moment</span>`}
-    <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => go({ ...route, against: event.target.value })}>
+    <span class="which"><strong>${isNow ? "now" : route.at}</strong>${current && html`<span> committed <${Time} ms=${current.time_ms} />, ${ago(current.time_ms)}</span>`}${!isNow && current && newest > current.time_ms ? html`<span class="note"> ${span(newest - current.time_ms)} before the newest</span>` : ""}</span>
+    ${current?.thinned_out && html`<span class="warn">the history was thinned out; this is the nearest remaining moment</span>`}
+    <label class="compare">compared with <select value=${route.against ?? ""} onChange=${(event) => navigate({ ...route, against: event.target.value })}>
       ${others.map(([value, label]) => html`<option value=${value} selected=${value === (route.against ?? "")}>${label}</option>`)}
     </select></label>
-    ${route.against && than && html`<span class="note">committed ${ago(than.time_ms)}</span>`}
+    ${route.against && comparedWith && html`<span class="note">committed ${ago(comparedWith.time_ms)}</span>`}
   </div>`;
 }
 
 // A moment as far as it is known from its tables alone.
-function ofTables({ tables, versions, time_ms }) {
+function momentFromTables({ tables, versions, time_ms }) {
   return { stages: [], waiting: [], versions, time_ms, tables: Object.fromEntries(tables.map(({ table }) => [table, table])) };
 }
 
-function lastCommit(here) {
-  const last = here && [...here.stages].sort((a, b) => b.time_ms - a.time_ms)[0];
+function lastCommit(current) {
+  const last = current && [...current.stages].sort((a, b) => b.time_ms - a.time_ms)[0];
   return last ? `${last.stage}@v${last.version}` : "";
 }
 
@@ -176,7 +176,7 @@ function TakeSnapshot({ app, me, say, waiting }) {
   const take = async (event) => {
     event.preventDefault();
     try {
-      await ask(path("apps", app, "snapshots"), { body: { name } });
+      await request(path("apps", app, "snapshots"), { body: { name } });
       say(`snapshot ${name} requested`);
       setName(null);
       setProblem(null);

@@ -1,7 +1,7 @@
 // Requests to the server: with the token, cancelled when superseded, and cached if the answer cannot change.
 
-const FIXED = 150; // maximum number of cached answers about fixed versions
-const kept = new Map();
+const MAX_CACHED = 150; // maximum number of cached answers about fixed versions
+const cache = new Map();
 const listeners = new Set();
 let token = sessionStorage.getItem("token") ?? "";
 
@@ -15,7 +15,7 @@ export class Problem extends Error {
 // The token is kept while the tab is open, and never in a URL.
 export function setToken(given) {
   token = given.trim();
-  kept.clear();
+  cache.clear();
   if (token) sessionStorage.setItem("token", token);
   else sessionStorage.removeItem("token");
   for (const each of listeners) each("token");
@@ -65,18 +65,18 @@ async function send(address, { signal, body, method = body ? "POST" : "GET" } = 
   throw new Problem(answer.status, document);
 }
 
-export async function ask(address, how = {}) {
-  if (!how.body && kept.has(address)) return kept.get(address);
+export async function request(address, how = {}) {
+  if (!how.body && cache.has(address)) return cache.get(address);
   const found = parsed(await (await send(address, how)).text());
   if (!how.body && isFixed(address)) {
-    kept.set(address, found);
-    if (kept.size > FIXED) kept.delete(kept.keys().next().value);
+    cache.set(address, found);
+    if (cache.size > MAX_CACHED) cache.delete(cache.keys().next().value);
   }
   return found;
 }
 
 // The cached answer, if there is one.
-export const known = (address) => kept.get(address);
+export const cachedAnswer = (address) => cache.get(address);
 
 // Server-sent events, by fetch, since EventSource cannot send a token. Returns when the server ends the stream.
 export async function events(address, onEvent, how = {}) {

@@ -1,9 +1,9 @@
 // The page: header, token form, keyboard shortcuts, and the current app.
 
 import { html, render, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { ask, hasToken, onToken, setToken } from "./ask.js";
+import { hasToken, onToken, request, setToken } from "./ask.js";
 import { App } from "./app.js";
-import { address, go, useRoute } from "./route.js";
+import { address, navigate, useRoute } from "./route.js";
 import { Apps } from "./views/apps.js";
 
 const KEYS = [
@@ -11,14 +11,14 @@ const KEYS = [
   ["Page ↑ ↓", "ten commits at a time"],
   ["Home End", "the first commit; now"],
   ["+ −", "zoom in, zoom out"],
-  ["m  M", "next mark, previous mark"],
+  ["m  M", "next annotation, previous annotation"],
   ["c", "compare with the previous version, or stop comparing"],
   ["t", "rows of a table; again: of the next table"],
   ["↑ ↓", "move between rows; Enter opens a key"],
   ["/", "go to the filter"],
   ["h", "the history of the row's key"],
   ["b", "bisect"],
-  ["g  l  r  e", "graph, log, rejected and late records, expenses"],
+  ["g  l  r  e", "graph, log, rejected and late records, cost"],
   ["a", "all apps"],
   ["?", "these keys"],
 ];
@@ -46,7 +46,7 @@ function Page() {
 
   useEffect(() => onToken((what) => (what === "needed" ? setNeeded(true) : (setNeeded(false), setChanged((old) => old + 1)))), []);
   useEffect(() => {
-    ask("/me").then(setMe, () => setMe({ name: "", verbs: ["read", "sql"] }));
+    request("/me").then(setMe, () => setMe({ name: "", verbs: ["read", "sql"] }));
   }, [token]);
   useEffect(() => {
     const pressed = (event) => onKey(event, keys.current, help.current);
@@ -79,8 +79,8 @@ function Token() {
   const [text, setText] = useState("");
   return html`<form class="token" aria-label="Authentication" onSubmit=${(event) => (event.preventDefault(), setToken(text))}>
     <label>Token <input type="password" autocomplete="off" value=${text} onInput=${(event) => setText(event.target.value)} autofocus /></label>
-    <button class="action" disabled=${!text}>Use it</button>
-    ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Forget it</button>`}
+    <button class="action" disabled=${!text}>Use token</button>
+    ${hasToken() && html`<button type="button" class="quiet" onClick=${() => setToken("")}>Remove it</button>`}
     <span class="note">Kept until this tab is closed. Create one with <code>slackwater token add NAME --app APP</code>.</span>
   </form>`;
 }
@@ -100,7 +100,7 @@ function onKey(event, { slider, route, tables, compare }, help) {
     if (event.key === "Escape") target.blur();
     return;
   }
-  const to = (view, names = []) => route?.app && go({ ...route, view, names, key: "", where: "", order: "" });
+  const to = (view, names = []) => route?.app && navigate({ ...route, view, names, key: "", where: "", order: "" });
   const nextTable = () => {
     const at = route.view === "rows" ? tables.indexOf(route.names[0] ?? tables[0]) + 1 : 0;
     to("rows", [tables[at % tables.length]]);
@@ -110,18 +110,18 @@ function onKey(event, { slider, route, tables, compare }, help) {
   if (/^(Page|Home|End)/.test(event.key) && target.role !== "slider") return;
   const does = {
     "?": () => help.showModal(),
-    a: () => go({}),
+    a: () => navigate({}),
     ArrowLeft: () => slider?.current?.move(-1),
     ArrowRight: () => slider?.current?.move(1),
     PageUp: () => slider?.current?.move(-10),
     PageDown: () => slider?.current?.move(10),
     Home: () => slider?.current?.to(0),
-    End: () => route?.app && go({ ...route, at: "" }, { replace: true }),
+    End: () => route?.app && navigate({ ...route, at: "" }, { replace: true }),
     "+": () => slider?.current?.zoomIn(),
     "=": () => slider?.current?.zoomIn(),
     "-": () => slider?.current?.zoomOut(),
-    m: () => slider?.current?.toMark(1),
-    M: () => slider?.current?.toMark(-1),
+    m: () => slider?.current?.toAnnotation(1),
+    M: () => slider?.current?.toAnnotation(-1),
     c: () => compare?.(),
     t: () => tables?.length && nextTable(),
     "/": () => document.querySelector("[data-filter]")?.focus(),

@@ -1,7 +1,7 @@
 // Parts that several views share: requests, errors, and command lines to copy.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { ask, known } from "./ask.js";
+import { cachedAnswer, request } from "./ask.js";
 import { iso, time } from "./words.js";
 
 const SETTLED_MS = 120;
@@ -9,18 +9,18 @@ const SETTLED_MS = 120;
 // The server's answer for an address. The previous address's answer stays until the next one arrives, except next to an
 // error, to which it does not belong. Superseded requests are cancelled, and addresses that change quickly, as under a
 // slider, are requested once they settle.
-export function useAsked(address, tick = 0) {
+export function useRequest(address, tick = 0) {
   const [state, set] = useState({ data: undefined, problem: null, of: "" });
   const last = useRef(0);
   useLayoutEffect(() => {
     if (!address) return set({ data: undefined, problem: null, of: "" });
-    const at_hand = known(address);
-    if (at_hand) return set({ data: at_hand, problem: null, of: address });
+    const cached = cachedAnswer(address);
+    if (cached) return set({ data: cached, problem: null, of: address });
     const control = new AbortController();
     const soon = performance.now() - last.current < SETTLED_MS;
     last.current = performance.now();
     const begin = () =>
-      ask(address, { signal: control.signal }).then(
+      request(address, { signal: control.signal }).then(
         (data) => control.signal.aborted || set({ data, problem: null, of: address }),
         (problem) => problem.name === "AbortError" || set((before) => ({ data: before.of === address ? before.data : undefined, problem, of: address })),
       );

@@ -7,10 +7,10 @@
 import { useEffect, useState } from "./vendor/preact-htm.js";
 
 export function parse(hash) {
-  const [way, search = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
+  const [pathPart, search = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
   let parts = [];
   try {
-    parts = way.split("/").filter(Boolean).map(decodeURIComponent);
+    parts = pathPart.split("/").filter(Boolean).map(decodeURIComponent);
   } catch {
     // a truncated URL
   }
@@ -18,17 +18,17 @@ export function parse(hash) {
   return { app, view, names, ...Object.fromEntries(new URLSearchParams(search)) };
 }
 
-const WORDS = ["at", "against", "where", "key", "order", "good", "bad", "zoom"];
+const PARAMETERS = ["at", "against", "where", "key", "order", "good", "bad", "zoom"];
 
 export function address(route) {
   const { app = "", view = "stages", names = [] } = route;
   const parts = app ? [app, ...(view === "stages" && !names.length ? [] : [view, ...names])] : [];
-  const search = new URLSearchParams(WORDS.filter((name) => route[name]).map((name) => [name, route[name]]));
+  const search = new URLSearchParams(PARAMETERS.filter((name) => route[name]).map((name) => [name, route[name]]));
   return "#/" + parts.map(encodeURIComponent).join("/") + (search.size ? `?${search}` : "");
 }
 
 // Navigates to a route. `replace` adds no history entry, for the positions that a slider passes.
-export function go(route, { replace = false } = {}) {
+export function navigate(route, { replace = false } = {}) {
   const hash = address(route);
   if (hash === location.hash) return;
   if (!replace) location.hash = hash;
@@ -57,7 +57,7 @@ export function moment(at) {
 export const versionOf = (stage, version) => `${stage}@v${version}`;
 
 // The version before a commit, which `against` compares with.
-export function before(at) {
+export function previousVersion(at) {
   const { stage, ref } = moment(at);
   const version = Number(ref.slice(1)) - 1;
   return stage && version > 0 ? versionOf(stage, version) : "";

@@ -1,19 +1,18 @@
-// The time slider: commits in order, all equally wide, with marks above them.
+// The time slider: commits in order, all equally wide, with annotations above them.
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { path, query } from "./ask.js";
 import { moment, versionOf } from "./route.js";
-import { useAsked } from "./parts.js";
+import { useRequest } from "./parts.js";
 import { plural, span, tick, time } from "./words.js";
 
 const HEIGHT = 46;
 // As many commits as there is room for bars.
 const POINTS = Math.min(400, Math.max(50, Math.round(innerWidth / 300) * 50));
 const GLYPH = { snapshot: "◆", deploy: "▲", migration: "⬒", operation: "✎", bisect: "✕" };
-const NAME = { snapshot: "snapshot", deploy: "deploy", migration: "migration", operation: "operation", bisect: "bisect" };
 
 // The index of the last point that is not after a time.
-function placeOf(points, ms) {
+function indexAtTime(points, ms) {
   let low = 0;
   let high = points.length;
   while (low < high) {
@@ -24,26 +23,26 @@ function placeOf(points, ms) {
   return low - 1;
 }
 
-function place(points, at, ms) {
+function indexOfMoment(points, at, ms) {
   if (!at) return points.length - 1;
   const { stage, ref } = moment(at);
   const exact = stage ? points.findIndex((each) => each.stage === stage && `v${each.version}` === ref) : -1;
-  return exact >= 0 ? exact : ms ? Math.max(0, placeOf(points, ms)) : points.length - 1;
+  return exact >= 0 ? exact : ms ? Math.max(0, indexAtTime(points, ms)) : points.length - 1;
 }
 
-export const atOf = (point) => versionOf(point.stage, point.version);
-const atOfMark = (mark) => (mark.kind === "snapshot" ? mark.label : mark.stage ? versionOf(mark.stage, mark.version) : new Date(mark.time_ms).toISOString());
+export const momentOfPoint = (point) => versionOf(point.stage, point.version);
+const momentOfAnnotation = (annotation) => (annotation.kind === "snapshot" ? annotation.label : annotation.stage ? versionOf(annotation.stage, annotation.version) : new Date(annotation.time_ms).toISOString());
 
 export function Timeline({ app, at, atMs, against, againstMs, found, probes, live, control, onMove }) {
   const [zoom, setZoom] = useState([]);
   const [from, to] = zoom.at(-1) ?? [0, 0];
-  const asked = useAsked(query(path("apps", app, "timeline"), { points: POINTS, from_ms: from || "", to_ms: to || "" }), live);
+  const asked = useRequest(query(path("apps", app, "timeline"), { points: POINTS, from_ms: from || "", to_ms: to || "" }), live);
   const [width, setWidth] = useState(800);
   const track = useRef(null);
   const points = asked.data?.points ?? [];
   const last = points.length - 1;
-  const here = place(points, at, atMs);
-  const x = (place_) => (last > 0 ? (place_ / last) * (width - 12) : 0) + 6;
+  const current = indexOfMoment(points, at, atMs);
+  const x = (index) => (last > 0 ? (index / last) * (width - 12) : 0) + 6;
 
   useEffect(() => {
     const seen = new ResizeObserver(([entry]) => setWidth(entry.contentRect.width));
@@ -53,25 +52,25 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
 
   const move = (to_) => {
     const next = Math.min(last, Math.max(0, to_));
-    if (points[next]) onMove(next === last && !from ? "" : atOf(points[next]));
+    if (points[next]) onMove(next === last && !from ? "" : momentOfPoint(points[next]));
   };
   const zoomIn = () => {
     const quarter = Math.max(4, Math.floor(points.length / 8));
-    const low = points[Math.max(0, here - quarter)];
-    const high = points[Math.min(last, here + quarter)];
+    const low = points[Math.max(0, current - quarter)];
+    const high = points[Math.min(last, current + quarter)];
     if (!asked.data?.is_whole && low && high) setZoom([...zoom, [low.time_ms, high.time_ms]]);
   };
   const zoomOut = () => setZoom(zoom.slice(0, -1));
-  const marks = useMemo(() => {
+  const annotations = useMemo(() => {
     const all = [...(asked.data?.marks ?? []), ...found];
-    return all.map((mark) => ({ ...mark, place: placeOf(points, mark.time_ms) })).filter((mark) => mark.place >= 0);
+    return all.map((annotation) => ({ ...annotation, index: indexAtTime(points, annotation.time_ms) })).filter((annotation) => annotation.index >= 0);
   }, [asked.data, found]);
-  const toMark = (step) => {
-    const sorted = [...marks].sort((a, b) => a.place - b.place);
-    const next = step > 0 ? sorted.find((mark) => mark.place > here) : sorted.findLast((mark) => mark.place < here);
-    if (next) onMove(atOfMark(next));
+  const toAnnotation = (step) => {
+    const sorted = [...annotations].sort((a, b) => a.index - b.index);
+    const next = step > 0 ? sorted.find((annotation) => annotation.index > current) : sorted.findLast((annotation) => annotation.index < current);
+    if (next) onMove(momentOfAnnotation(next));
   };
-  control.current = { move: (by) => move(here + by), to: move, zoomIn, zoomOut, toMark, last, focus: () => track.current?.focus() };
+  control.current = { move: (by) => move(current + by), to: move, zoomIn, zoomOut, toAnnotation, last, focus: () => track.current?.focus() };
 
   if (!points.length) return html`<div class="timeline empty">${asked.problem ? (asked.problem.status === 404 ? "" : asked.problem.message) : asked.data ? "No commit yet." : ""}</div>`;
   const onPointer = (event) => {
@@ -80,37 +79,37 @@ export function Timeline({ app, at, atMs, against, againstMs, found, probes, liv
     const box = event.currentTarget.getBoundingClientRect();
     move(Math.round(((event.clientX - box.left - 6) / (width - 12)) * last));
   };
-  const point = points[here];
+  const point = points[current];
   const newest = points[last];
   const words = `${point.stage} v${point.version}, ${time(point.time_ms)}`;
   return html`<section class="timeline" aria-label="Time">
-    <${Marks} marks=${marks} x=${x} width=${width} onMove=${onMove} />
+    <${Annotations} annotations=${annotations} x=${x} width=${width} onMove=${onMove} />
     <div class="track" ref=${track} role="slider" tabindex="0" aria-label="Moment" aria-orientation="horizontal"
-      aria-valuemin="0" aria-valuemax=${last} aria-valuenow=${here} aria-valuetext=${at ? words : `now: ${words}`}
+      aria-valuemin="0" aria-valuemax=${last} aria-valuenow=${current} aria-valuetext=${at ? words : `now: ${words}`}
       onPointerDown=${onPointer} onPointerMove=${onPointer}>
-      <${Bars} points=${points} x=${x} width=${width} here=${here} />
+      <${Bars} points=${points} x=${x} width=${width} current=${current} />
       <svg class="over" width=${width} height=${HEIGHT} aria-hidden="true">
-        ${probes.map((probe) => html`<circle key=${probe.at} class=${`probe ${probe.outcome}`} cx=${x(place(points, probe.at, probe.time_ms))} cy="6" r="4" />`)}
-        ${against && html`<line class="against" x1=${x(place(points, against, againstMs))} x2=${x(place(points, against, againstMs))} y1="0" y2=${HEIGHT} />`}
-        <line class="thumb" x1=${x(here)} x2=${x(here)} y1="0" y2=${HEIGHT} />
-        <circle class="thumb" cx=${x(here)} cy=${HEIGHT - 5} r="5" />
+        ${probes.map((probe) => html`<circle key=${probe.at} class=${`probe ${probe.outcome}`} cx=${x(indexOfMoment(points, probe.at, probe.time_ms))} cy="6" r="4" />`)}
+        ${against && html`<line class="against" x1=${x(indexOfMoment(points, against, againstMs))} x2=${x(indexOfMoment(points, against, againstMs))} y1="0" y2=${HEIGHT} />`}
+        <line class="thumb" x1=${x(current)} x2=${x(current)} y1="0" y2=${HEIGHT} />
+        <circle class="thumb" cx=${x(current)} cy=${HEIGHT - 5} r="5" />
       </svg>
     </div>
     <${Ticks} points=${points} x=${x} width=${width} />
     <div class="steps">
-      <button type="button" onClick=${() => move(here - 1)} disabled=${here === 0} aria-label="Previous commit">‹</button>
-      <button type="button" onClick=${() => move(here + 1)} disabled=${here === last} aria-label="Next commit">›</button>
+      <button type="button" onClick=${() => move(current - 1)} disabled=${current === 0} aria-label="Previous commit">‹</button>
+      <button type="button" onClick=${() => move(current + 1)} disabled=${current === last} aria-label="Next commit">›</button>
       <button type="button" onClick=${zoomIn} disabled=${asked.data.is_whole} aria-label="Zoom in">+</button>
       <button type="button" onClick=${zoomOut} disabled=${!zoom.length} aria-label="Zoom out">−</button>
       <button type="button" onClick=${() => onMove("")} aria-pressed=${!at}>now</button>
       <span class="note">${plural(asked.data.commits, "commit")}${asked.data.is_whole ? "" : `, ${points.length} of them shown; + shows more`} over ${span(newest.time_ms - points[0].time_ms)}</span>
-      <ul class="legend" aria-hidden="true">${[...new Set(marks.map((mark) => mark.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${NAME[kind]}</li>`)}</ul>
+      <ul class="legend" aria-hidden="true">${[...new Set(annotations.map((annotation) => annotation.kind))].map((kind) => html`<li><span class=${`glyph ${kind}`}>${GLYPH[kind]}</span>${kind}</li>`)}</ul>
     </div>
   </section>`;
 }
 
 // Bars of the rows that each commit read, by square root, so that one large batch does not dwarf all others.
-function Bars({ points, x, width, here }) {
+function Bars({ points, x, width, current }) {
   const paths = useMemo(() => {
     const most = Math.sqrt(Math.max(1, ...points.map((each) => each.rows)));
     const step = points.length > 1 ? (width - 12) / (points.length - 1) : width;
@@ -125,7 +124,7 @@ function Bars({ points, x, width, here }) {
     <line class="ground" x1="0" x2=${width} y1=${HEIGHT - 0.5} y2=${HEIGHT - 0.5} />
     <path class="batch" d=${paths.drawn.batch} stroke-width=${paths.thick} />
     <path class="other" d=${paths.drawn.other} stroke-width=${paths.thick} />
-    <rect class="past" x=${x(here)} y="0" width=${Math.max(0, width - x(here))} height=${HEIGHT} />
+    <rect class="past" x=${x(current)} y="0" width=${Math.max(0, width - x(current))} height=${HEIGHT} />
   </svg>`;
 }
 
@@ -138,11 +137,11 @@ function Ticks({ points, x, width }) {
   </svg>`;
 }
 
-// One tab stop; arrow keys move between the marks.
-function Marks({ marks, x, width, onMove }) {
+// One tab stop; arrow keys move between the annotations.
+function Annotations({ annotations, x, width, onMove }) {
   const [chosen, choose] = useState(0);
   const bar = useRef(null);
-  const sorted = useMemo(() => [...marks].sort((a, b) => a.place - b.place), [marks]);
+  const sorted = useMemo(() => [...annotations].sort((a, b) => a.index - b.index), [annotations]);
   const step = (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!by) return;
@@ -153,16 +152,16 @@ function Marks({ marks, x, width, onMove }) {
     bar.current.children[next]?.focus();
   };
   if (!sorted.length) return html`<div class="marks" />`;
-  // Spread overlapping marks, as far as there is room.
+  // Spread overlapping annotations, as far as there is room.
   const lefts = [];
-  for (const mark of sorted) lefts.push(Math.max(x(mark.place), (lefts.at(-1) ?? -99) + 15));
+  for (const annotation of sorted) lefts.push(Math.max(x(annotation.index), (lefts.at(-1) ?? -99) + 15));
   const room = (at) => (lefts[at + 1] ?? width) - lefts[at];
   return html`<div class="marks" ref=${bar} role="toolbar" aria-label="Snapshots, deploys, migrations, operations" onKeyDown=${step}>
-    ${sorted.map((mark, at) => {
-      const words = `${NAME[mark.kind]}: ${mark.label}${mark.by ? ` by ${mark.by}` : ""}${mark.why ? ` (${mark.why})` : ""}, ${time(mark.time_ms)}`;
-      return html`<button type="button" class=${`mark ${mark.kind}`} style=${{ left: `${Math.min(lefts[at], width - 6)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
-        onFocus=${() => choose(at)} onClick=${() => onMove(atOfMark(mark))} title=${words} aria-label=${words}>
-        <span class=${`glyph ${mark.kind}`}>${GLYPH[mark.kind]}</span>${mark.kind === "snapshot" && room(at) > 30 + 7 * mark.label.length ? html`<span class="label">${mark.label}</span>` : ""}</button>`;
+    ${sorted.map((annotation, at) => {
+      const words = `${annotation.kind}: ${annotation.label}${annotation.by ? ` by ${annotation.by}` : ""}${annotation.why ? ` (${annotation.why})` : ""}, ${time(annotation.time_ms)}`;
+      return html`<button type="button" class=${`mark ${annotation.kind}`} style=${{ left: `${Math.min(lefts[at], width - 6)}px` }} tabindex=${at === Math.min(chosen, sorted.length - 1) ? 0 : -1}
+        onFocus=${() => choose(at)} onClick=${() => onMove(momentOfAnnotation(annotation))} title=${words} aria-label=${words}>
+        <span class=${`glyph ${annotation.kind}`}>${GLYPH[annotation.kind]}</span>${annotation.kind === "snapshot" && room(at) > 30 + 7 * annotation.label.length ? html`<span class="label">${annotation.label}</span>` : ""}</button>`;
     })}
   </div>`;
 }

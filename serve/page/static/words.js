@@ -9,9 +9,9 @@ const minutes = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2
 const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 
 // Times outside of JavaScript's range, such as microseconds taken for milliseconds, are shown as numbers.
-const far = (ms) => !(Math.abs(ms) <= 8.64e15);
-export const time = (ms) => (ms ? far(ms) ? `${ms} ms` : (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
-export const iso = (ms) => (far(ms) ? `${ms} ms` : new Date(ms).toISOString());
+const isOutOfRange = (ms) => !(Math.abs(ms) <= 8.64e15);
+export const time = (ms) => (ms ? isOutOfRange(ms) ? `${ms} ms` : (Date.now() - ms > 300 * 86_400_000 ? withYear : withDate).format(ms) : "–");
+export const iso = (ms) => (isOutOfRange(ms) ? `${ms} ms` : new Date(ms).toISOString());
 
 // A time as short as the displayed span allows.
 export const tick = (ms, span) => (span < 600_000 ? clock : span < 2 * 86_400_000 ? minutes : day).format(ms);
@@ -30,15 +30,16 @@ const whole = new Intl.NumberFormat("en");
 export const count = (number) => (number == null ? "?" : whole.format(number));
 export const plural = (number, what, several = `${what}s`) => `${count(number)} ${number === 1 ? what : several}`;
 
+// Bytes in decimal units, as the command line shows them.
 export function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "kB", "MB", "GB", "TB"];
   let at = 0;
-  for (; bytes >= 1024 && at < units.length - 1; at++) bytes /= 1024;
-  return `${at && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[at]}`;
+  for (; bytes >= (at ? 999.95 : 1000) && at < units.length - 1; at++) bytes /= 1000;
+  return `${at ? bytes.toFixed(1) : Math.round(bytes)} ${units[at]}`;
 }
 
 // A table's value, neither rounded nor grouped.
-export function value(given) {
+export function formatValue(given) {
   if (given == null) return "NULL";
   if (typeof given === "object") return JSON.stringify(given);
   return String(given);
@@ -48,9 +49,9 @@ export function value(given) {
 // value can look like another one. Joiners within an emoji stay.
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
-const units = (found) => SHORT[found] ?? [...Array(found.length).keys()].map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
+const escapeSequence = (found) => SHORT[found] ?? [...Array(found.length).keys()].map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`).join("");
 const joins = (found, at, text) => /[\u200d\ufe0e\ufe0f]/u.test(found) && /[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f]$/u.test(text.slice(0, at));
-export const printable = (text) => text.replace(HIDDEN, (found, at) => (joins(found, at, text) ? found : units(found)));
+export const printable = (text) => text.replace(HIDDEN, (found, at) => (joins(found, at, text) ? found : escapeSequence(found)));
 
 // A value cut to the size of a cell, and escaped.
 export const shortened = (text, most = 300) => printable(text.length > most ? `${text.slice(0, most)}… (${count(text.length)} characters)` : text);
@@ -68,10 +69,10 @@ export function literal(type, given) {
 }
 
 // Orders rows by a column, NULL last.
-export function compared(type, a, b) {
+export function compareValues(type, a, b) {
   if (a == null || b == null) return (a == null) - (b == null);
   if (/^-?\d+$/.test(a) && /^-?\d+$/.test(b) && isNumber(type)) return BigInt(a) < BigInt(b) ? -1 : Number(BigInt(a) > BigInt(b));
-  const [x, y] = isNumber(type) ? [numberOf(type, a) ?? Infinity, numberOf(type, b) ?? Infinity] : [value(a), value(b)];
+  const [x, y] = isNumber(type) ? [numberOf(type, a) ?? Infinity, numberOf(type, b) ?? Infinity] : [formatValue(a), formatValue(b)];
   return x < y ? -1 : Number(x > y);
 }
 
@@ -82,7 +83,7 @@ export function keyText(columns, row) {
   const key = row[names[0]];
   if (key == null) return "\\N";
   // Escape a text that looks like null with one more backslash.
-  return typeof key === "string" && /^\\+N$/.test(key) ? `\\${key}` : value(key);
+  return typeof key === "string" && /^\\+N$/.test(key) ? `\\${key}` : formatValue(key);
 }
 
 // Offset ranges, grouped by topic: `flights[0] 3 to 17, [1] 5 to 9`.
@@ -107,7 +108,7 @@ export function textOf(hex) {
 }
 
 // A word quoted for a shell.
-export function quoted(word) {
+export function shellQuoted(word) {
   const text = String(word);
   if (/^[\w@%+=:,./~-]+$/.test(text)) return text;
   const shown = printable(text);
@@ -133,4 +134,4 @@ export function ref(app, at) {
   return of === "now" ? app : `${app}@${of}`;
 }
 
-export const command = (...words) => ["slackwater", ...words.filter((word) => word !== "" && word != null).map(quoted)].join(" ");
+export const command = (...words) => ["slackwater", ...words.filter((word) => word !== "" && word != null).map(shellQuoted)].join(" ");

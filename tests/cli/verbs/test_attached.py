@@ -74,7 +74,7 @@ def test_every_verb_works_on_it(checkpoint: MemoryCheckpoint, store: ObjectStore
 
     differs = json.loads(slackwater("diff", "shop/totals@v3", "shop", "--json").stdout)
     assert {each["table"]: (each["added"], each["removed"], each["changed"]) for each in differs["tables"]} == {
-        "totals": (3, 3, 1),
+        "totals": (3, 3, 1)
     }
     changes = from_json("history", "shop/totals", "DE")["changes"]
     assert [each["after"]["orders"] for each in changes] == [9, 8, 7, 6, 3, 2]

@@ -49,10 +49,7 @@ def skewed(written_skewed: FlightsApp, store: ObjectStore) -> FlightsApp:
 def test_bisect_names_the_commit_its_input_and_the_keys_that_turned_bad() -> None:
     verdict = from_json("bisect", "flights", "--where", BAD)
     assert verdict["stage"] == "carriers"
-    assert (verdict["last_good"]["ref"], verdict["first_bad"]["ref"]) == (
-        "flights/aircraft@v6",
-        "flights/carriers@v6",
-    )
+    assert (verdict["last_good"]["ref"], verdict["first_bad"]["ref"]) == ("flights/aircraft@v6", "flights/carriers@v6")
     assert verdict["last_good"]["version"] == 5
     (window,) = verdict["source_windows"]
     assert (window["topic"], window["end"] - window["start"]) == ("flights", 1)

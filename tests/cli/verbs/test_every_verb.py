@@ -199,10 +199,7 @@ def test_a_row_and_a_query_load_nothing_that_takes_longer_than_they_do() -> None
     """How long they take is measured by `make bench`: pandas alone takes as long as all the rest."""
     heavy = ("pandas", "pyspark", "boto3", "confluent_kafka", "rich", "prometheus_client", "slackwater.snapshot.bisect")
     heavy += ("slackwater.snapshot.verify", "slackwater.operations.exchange", "slackwater.chandy_lamport", "pydantic")
-    verbs = {
-        ("get", "flights/carriers", "C1"): (*heavy, "duckdb"),
-        ("query", "flights", "FROM carriers"): heavy,
-    }
+    verbs = {("get", "flights/carriers", "C1"): (*heavy, "duckdb"), ("query", "flights", "FROM carriers"): heavy}
     for words, too_much in verbs.items():
         # What is to be done at the end of the process is done, though that ends before Python has freed everything.
         script = (

@@ -100,10 +100,7 @@ def test_a_protected_app_wants_its_name(app: FlightsApp) -> None:
 def test_after_a_promotion_the_names_that_are_typed_are_told(app: FlightsApp) -> None:
     promoted(app)
     refused = slackwater("forget", "flights", *KEY)
-    assert (refused.exit_code, "hint: forget it in flights~1: that includes its clones" in refused.stderr) == (
-        1,
-        True,
-    )
+    assert (refused.exit_code, "hint: forget it in flights~1: that includes its clones" in refused.stderr) == (1, True)
     said = done("forget", "flights~1", *KEY)
     assert said.startswith("forgot 1 key in flights~1: ")
     assert "snapshot flights~1@good was edited" in said

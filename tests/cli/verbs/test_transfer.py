@@ -39,11 +39,7 @@ def test_a_moment_leaves_as_a_folder(tmp_path: Path) -> None:
     ("words", "code", "expected"),
     [
         (("export", "flights", "out", "--force"), 2, "force goes with a file; out would be a folder"),
-        (
-            ("export", "flights", "out.v1", "--table", "carriers"),
-            2,
-            "table goes with a file; out.v1 would be a folder",
-        ),
+        (("export", "flights", "out.v1", "--table", "carriers"), 2, "table goes with a file; out.v1 would be a folder"),
         (("export", "flights", "there"), 1, "there already exists"),
         (("export", "flights@half", "out"), 1, "no snapshot of app 'flights' named 'half'"),
     ],

@@ -184,14 +184,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("num_bytes", "words"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (10**16, "10000.0 TB"),
-    ],
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (10**16, "10000.0 TB")],
 )
 def test_sizes(num_bytes: int, words: str) -> None:
     assert formats.size(num_bytes) == words

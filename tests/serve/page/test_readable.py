@@ -49,7 +49,7 @@ def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: 
     page = look("#/wide/rows")
     expect(page.get_by_role("region", name=f"Rows of {FILLED}")).to_be_visible()
     note = page.locator(".view .note").first
-    expect(note).to_contain_text(f"page 1 with {PAGE} rows, in no order")
+    expect(note).to_contain_text(f"page 1: {PAGE} rows in storage order")
     sort(page, "cents")
     # The first statement of a server starts a process for SQL.
     heading = page.get_by_role("columnheader", name="cents")
@@ -63,7 +63,7 @@ def test_rows_open_at_a_table_that_has_some_and_are_sorted_over_all_pages(look: 
     expect(page.locator("table.rows tbody td:nth-child(3)").first).to_have_text(str(cents[0]))
     assert column(page, 3) == cents[:PAGE]
     sort(page, "cents")
-    expect(note).to_contain_text("in no order")
+    expect(note).to_contain_text("in storage order")
 
 
 def test_a_table_of_one_page_is_sorted_beside_another_moment(look: Open, told: FlightsApp) -> None:

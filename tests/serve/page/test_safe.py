@@ -140,7 +140,7 @@ def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tok
     page = look("#/flights", closed)
     assert violations(page) == []
     page.get_by_label("Token").fill(tokens["reader"])
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use token").click()
     expect(page.get_by_text("as reader")).to_be_visible()
     expect(page.get_by_role("region", name="Stages", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Take a snapshot")).to_have_count(0)
@@ -154,7 +154,7 @@ def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tok
 
     page.get_by_role("button", name="token").click()
     page.get_by_label("Token").fill(tokens["keeper"])
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use token").click()
     page.get_by_role("button", name="Take a snapshot").click()
     page.get_by_label("Name").fill("asked-here")
     page.get_by_role("button", name="Take it").click()
@@ -165,7 +165,7 @@ def test_a_token_is_typed_and_says_what_may_be_done(look: Open, closed: str, tok
 def test_whoever_may_read_one_table_sees_that(look: Open, closed: str, tokens: dict[str, str]) -> None:
     page = look("#/flights/rows", closed)
     page.get_by_label("Token").fill(tokens["one"])
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use token").click()
     expect(page.get_by_role("region", name="Rows of carriers")).to_be_visible()
     expect(page.get_by_role("link", name="aircraft")).to_have_count(0)
     page.keyboard.press("g")
@@ -183,5 +183,5 @@ def test_whoever_may_read_one_table_sees_that(look: Open, closed: str, tokens: d
 def test_a_wrong_token_is_asked_for_again(look: Open, closed: str) -> None:
     page = look("", closed)
     page.get_by_label("Token").fill("slackwater_wrong")
-    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("button", name="Use token").click()
     expect(page.get_by_label("Token")).to_be_visible()

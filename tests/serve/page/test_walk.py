@@ -58,8 +58,8 @@ def test_from_wrong_totals_to_the_records_by_mouse(look: Open, found: tuple[str,
     expect(page.get_by_role("heading", name=f"{commit} is the first bad commit")).to_be_visible()
     expect(page.locator(".sources")).to_have_text(offsets)
     checked = page.locator(".probes li").count()
-    expect(page.get_by_role("heading", name=f"Checked moments: {checked}")).to_be_visible()
-    expect(page.get_by_text(re.compile("evaluation|probe"))).to_have_count(0)  # another count of the same
+    expect(page.get_by_role("heading", name=f"Evaluated moments: {checked}")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"\bchecks?\b|probe"))).to_have_count(0)  # another count of the same
     assert page.locator("circle.probe.bad").count() > 1
     assert page.locator("circle.probe.good").count() > 1
     expect(page.get_by_role("button", name=f"bisect: {commit}")).to_be_visible()

@@ -2,12 +2,12 @@
 
 import { html } from "../vendor/preact-htm.js";
 import { path } from "../ask.js";
-import { Command, Empty, Problem, useAsked } from "../parts.js";
+import { Command, Empty, Problem, useRequest } from "../parts.js";
 import { address } from "../route.js";
 import { ago, count, plural, size } from "../words.js";
 
 export function Apps({ token }) {
-  const apps = useAsked("/apps", token);
+  const apps = useRequest("/apps", token);
   document.title = "slackwater";
   return html`<main>
     <div class="heading"><h1>Apps</h1></div>
@@ -23,7 +23,7 @@ export function Apps({ token }) {
 const some = (names) => (names.length > 6 ? `${names.slice(0, 5).join(", ")} and ${count(names.length - 5)} more tables` : names.join(", ") || "no table");
 
 function Card({ name, token }) {
-  const found = useAsked(path("apps", name, "at", "now", "stages"), token);
+  const found = useRequest(path("apps", name, "at", "now", "stages"), token);
   const stages = found.data?.stages ?? [];
   const running = stages.filter((stage) => stage.runner).length;
   const bytes = stages.reduce((sum, stage) => sum + stage.bytes, 0);

@@ -3,26 +3,26 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { events, path } from "../ask.js";
 import { Command, Empty, Problem, Time } from "../parts.js";
-import { address, go, versionOf } from "../route.js";
-import { command, count, offsets, plural, printable, ref, shortened, textOf, value } from "../words.js";
+import { address, navigate, versionOf } from "../route.js";
+import { command, count, formatValue, offsets, plural, printable, ref, shortened, textOf } from "../words.js";
 
 const MOST_KEYS = 20;
 
 // The search's state belongs to the app, so that it survives a change of the view.
 export function Bisect(props) {
-  const { route, me, search, setSearch, snapshots, say, here } = props;
+  const { route, me, search, setSearch, snapshots, say, current } = props;
   const [where, setWhere] = useState(route.where ?? "");
   const [good, setGood] = useState(route.good ?? "");
   const control = useRef(null);
   useEffect(() => route.where && setWhere(route.where), [route.where]);
   const may = me.verbs.includes("bisect");
-  const line = command("bisect", route.app, "--where", where || "SELECT key FROM table WHERE it_is_wrong", ...(good ? ["--good", ref(route.app, good)] : []), ...(route.at ? ["--bad", ref(route.app, route.at)] : []));
+  const line = command("bisect", route.app, "--where", where || "SELECT key FROM table WHERE condition", ...(good ? ["--good", ref(route.app, good)] : []), ...(route.at ? ["--bad", ref(route.app, route.at)] : []));
   const start = async (event) => {
     event.preventDefault();
     control.current = new AbortController();
     let state = { isRunning: true, where, probes: [], found: search.found, answer: null, problem: null };
     setSearch(state);
-    go({ ...route, where }, { replace: true });
+    navigate({ ...route, where }, { replace: true });
     const change = (more) => setSearch((state = { ...state, ...more }));
     say("the search has started");
     const ends = { ...(good && { good: ref(route.app, good) }), ...(route.at && { bad: ref(route.app, route.at) }) };
@@ -30,7 +30,7 @@ export function Bisect(props) {
       await events(path("apps", route.app, "bisect"), (kind, data) => {
         if (kind === "probe") {
           change({ probes: [...state.probes, { ...data, at: atOf(data.ref) }] });
-          say(`${data.outcome}: ${data.ref}, ${plural(data.left, "check")} left`);
+          say(`${data.outcome}: ${data.ref}, ${plural(data.left, "evaluation")} left`);
         } else if (kind === "found") {
           change({ answer: data, found: [...state.found, markOf(data)] });
           say(`found: ${data.stage} v${data.first_bad.version}`);
@@ -48,15 +48,15 @@ export function Bisect(props) {
         <label>good at <select value=${good} onChange=${(event) => setGood(event.target.value)}><option value="">the beginning</option>${choices(snapshots, route, good).map((name) => html`<option value=${name} selected=${name === good}>${name}</option>`)}</select></label>
         <span>bad at <strong>${route.at || "now"}</strong>, the slider's moment</span>
         <span class="fill" />
-        ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !here}>Start a bisect</button>` : ""}
+        ${search.isRunning ? html`<button type="button" onClick=${() => control.current?.abort()}>Stop</button>` : may ? html`<button class="action" disabled=${!where.trim() || !current}>Start a bisect</button>` : ""}
       </div>
-      ${!may && html`<p class="note">This token may not start a search. It needs the verb bisect; the command line below needs the store's credentials instead.</p>`}
+      ${!may && html`<p class="note">This token may not start a search. A search needs a token with the verb bisect. The command below needs access to the store instead.</p>`}
     </form>
     <${Command} line=${line} />
     <${Problem} problem=${search.problem} />
     ${search.answer && html`<${Found} answer=${search.answer} route=${route} where=${search.where} />`}
     <${Probes} search=${search} route=${route} />
-    ${!search.answer && !search.probes.length && !search.isRunning && may && html`<${Empty}>A binary search over the commits between good and bad: about ten checks for a thousand commits.<//>`}`;
+    ${!search.answer && !search.probes.length && !search.isRunning && may && html`<${Empty}>A binary search over the commits between good and bad: about ten evaluations for a thousand commits.<//>`}`;
 }
 
 const choices = (snapshots, route, good) => [...new Set([...(snapshots?.snapshots ?? []).map((each) => each.name), route.against, good].filter(Boolean))];
@@ -68,19 +68,19 @@ const markOf = (answer) => ({ kind: "bisect", label: `${answer.stage} v${answer.
 
 function Probes({ search, route }) {
   if (!search.probes.length && !search.isRunning) return null;
-  return html`<h2>Checked moments${search.isRunning ? "" : `: ${count(search.probes.length)}`}</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a>${probe.left != null && html``}</li>`)}</ol>
-    ${search.isRunning && html`<p class="note">searching … ${search.probes.length ? `at most ${plural(search.probes.at(-1).left, "check")} to come` : ""}</p>`}`;
+  return html`<h2>Evaluated moments${search.isRunning ? "" : `: ${count(search.probes.length)}`}</h2><ol class="probes">${search.probes.map((probe) => html`<li class=${probe.outcome}><span class="dot" aria-hidden="true"></span><span class="outcome">${probe.outcome}</span> <a href=${address({ ...route, view: "rows", at: probe.at })}>${probe.at || "the beginning"}</a></li>`)}</ol>
+    ${search.isRunning && html`<p class="note">searching … ${search.probes.length ? `at most ${plural(search.probes.at(-1).left, "evaluation")} to come` : ""}</p>`}`;
 }
 
 function Found({ answer, route, where }) {
   const { first_bad: bad, last_good: good } = answer;
   const at = versionOf(answer.stage, bad.version);
-  const look = { ...route, view: "rows", names: [answer.stage], at, against: atOf(good?.ref), where: "", key: "" };
+  const rowsRoute = { ...route, view: "rows", names: [answer.stage], at, against: atOf(good?.ref), where: "", key: "" };
   const names = Object.keys(answer.keys[0]?.key ?? {});
   return html`<section class="found" aria-label="What was found">
-    <h2>${answer.candidates?.length ? candidatesOf(answer.candidates) : html`<a data-row href=${address(look)}>${answer.stage} v${bad.version}</a> is ${answer.bad_before ? "one of the commits at which it went bad" : "the first bad commit"}`}</h2>
+    <h2>${answer.candidates?.length ? candidatesOf(answer.candidates) : html`<a data-row href=${address(rowsRoute)}>${answer.stage} v${bad.version}</a> is ${answer.bad_before ? "one of the commits at which it went bad" : "the first bad commit"}`}</h2>
     ${answer.bad_before && html`<p>it was bad before, at <a href=${address({ ...route, view: "rows", at: atOf(answer.bad_before), against: "" })}>${atOf(answer.bad_before)}</a></p>`}
-    ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">a binary search assumes that the history turned from good to bad once; not every commit was checked</p>`}
+    ${answer.assumes_once && !answer.candidates?.length && html`<p class="note">a binary search assumes that the history turned from good to bad once; not every commit was evaluated</p>`}
     <p>committed <${Time} ms=${bad.time_ms} />; the last good one is ${good?.ref ? html`<a href=${address({ ...route, view: "rows", at: atOf(good.ref), against: "" })}>${atOf(good.ref)}</a>` : "before the first"}.</p>
     <dl class="lineage"><div><dt>offsets it read</dt><dd>${offsets(answer.windows) || "no record"}</dd></div>
       <div><dt>offsets of users' topics</dt><dd class="sources">${offsets(answer.source_windows) || "no record"}</dd></div></dl>
@@ -88,7 +88,7 @@ function Found({ answer, route, where }) {
     <${Record} cause=${answer.cause} record=${answer.record} route=${route} where=${where} />
     ${answer.keys.length > 0 && html`<h3>${plural(answer.keys.length, "key")} turned bad</h3>
       <div class="scroll" tabindex="0" role="region" aria-label="Keys that turned bad"><table class="grid"><thead><tr>${names.map((name) => html`<th scope="col">${name}</th>`)}<th scope="col">before</th><th scope="col">after</th></tr></thead>
-      <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : value(each.key[name])], at })}>${shortened(value(each.key[name]))}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
+      <tbody>${answer.keys.slice(0, MOST_KEYS).map((each) => html`<tr>${names.map((name) => html`<td><a href=${address({ ...route, view: "key", names: [answer.stage, names.length > 1 ? JSON.stringify(Object.values(each.key)) : formatValue(each.key[name])], at })}>${shortened(formatValue(each.key[name]))}</a></td>`)}<td>${sideOf(each.before)}</td><td>${sideOf(each.after)}</td></tr>`)}</tbody></table></div>`}
     ${answer.keys.length > MOST_KEYS && html`<p class="note">and ${count(answer.keys.length - MOST_KEYS)} more</p>`}
   </section>`;
 }
@@ -99,7 +99,7 @@ function candidatesOf(ranges) {
   return `One of ${plural(commits, "commit")}: ${ranges.map(({ stage, first, last }) => (first === last ? `${stage} v${first}` : `${stage} v${first} to v${last}`)).join(", ")}`;
 }
 
-const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(of))}</span>`) : html`<span class="note">no row</span>`);
+const sideOf = (row) => (row ? Object.entries(row).map(([name, of]) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(formatValue(of))}</span>`) : html`<span class="note">no row</span>`);
 
 // True if a cause's sentence already contains a value of its evidence.
 function isSaid({ sentence, evidence }, name, of) {
@@ -112,7 +112,7 @@ function Cause({ cause }) {
   if (!cause || cause.class === "unknown") return null;
   const shown = Object.entries(cause.evidence).filter(([name, of]) => of != null && !["alone", "needs", "num_keys", "how", "add"].includes(name) && !isSaid(cause, name, of));
   return html`<h3>${cause.sentence}</h3>
-    ${cause.class !== "record" && shown.length > 0 && html`<dl class="lineage">${shown.map(([name, of]) => html`<div><dt>${printable(name.replaceAll("_", " "))}</dt><dd>${shortened(value(of), 300)}</dd></div>`)}</dl>`}
+    ${cause.class !== "record" && shown.length > 0 && html`<dl class="lineage">${shown.map(([name, of]) => html`<div><dt>${printable(name.replaceAll("_", " "))}</dt><dd>${shortened(formatValue(of), 300)}</dd></div>`)}</dl>`}
     ${cause.records.length > 1 && html`<ol class="hops">${cause.records.slice(0, MOST_KEYS).map((each) => html`<li><code>${each}</code></li>`)}</ol>`}`;
 }
 

@@ -45,7 +45,7 @@ function graphOf(stages, tables) {
 }
 
 // The position of each node. Nodes of one depth form a layer, in the order of their predecessors.
-function laidOut({ nodes, edges }, isDown, room) {
+function layOut({ nodes, edges }, isDown, room) {
   // Leave room for channel names between the stages.
   const longest = Math.max(0, ...edges.map((edge) => edge.name.length));
   const size = { ...(isDown ? NARROW : WIDE) };
@@ -81,7 +81,7 @@ function laidOut({ nodes, edges }, isDown, room) {
   return { at, width: isDown ? across : along, height: isDown ? along : across };
 }
 
-export function Graph({ here, route, isNow, wanted }) {
+export function Graph({ current, route, isNow, wanted }) {
   const [room, setRoom] = useState(1000);
   const [zoom, setZoom] = useState(1);
   const box = useRef(null);
@@ -90,9 +90,9 @@ export function Graph({ here, route, isNow, wanted }) {
     seen.observe(box.current);
     return () => seen.disconnect();
   }, []);
-  const graph = graphOf(here.stages, here.tables);
+  const graph = graphOf(current.stages, current.tables);
   const isDown = room < 640;
-  const { at, width, height } = laidOut(graph, isDown, room);
+  const { at, width, height } = layOut(graph, isDown, room);
   const isDense = graph.edges.length > MOST_NAMES;
   // Scroll to the first stage that matches the search.
   const first = wanted && graph.nodes.find((node) => node.kind === "stage" && wanted.has(node.name));
@@ -112,8 +112,8 @@ export function Graph({ here, route, isNow, wanted }) {
     <div class="scroll graph" ref=${box} tabindex="0" role="region" aria-label="Stages and what they read and send">
     <svg width=${(width + 4) * zoom} height=${(height + 4) * zoom} viewBox=${`-2 -2 ${width + 4} ${height + 4}`}>
       <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" /></marker></defs>
-      ${graph.edges.map((edge) => html`<${Edge} edge=${edge} from=${at.get(edge.from)} to=${at.get(edge.to)} isDown=${isDown} isDense=${isDense} waiting=${here.waiting} />`)}
-      ${graph.nodes.map((node) => html`<${Node} node=${node} box=${at.get(node.id)} route=${route} tables=${here.tables} isNow=${isNow} waiting=${here.waiting} isDim=${wanted && !wanted.has(node.name)} />`)}
+      ${graph.edges.map((edge) => html`<${Edge} edge=${edge} from=${at.get(edge.from)} to=${at.get(edge.to)} isDown=${isDown} isDense=${isDense} waiting=${current.waiting} />`)}
+      ${graph.nodes.map((node) => html`<${Node} node=${node} box=${at.get(node.id)} route=${route} tables=${current.tables} isNow=${isNow} waiting=${current.waiting} isDim=${wanted && !wanted.has(node.name)} />`)}
     </svg>
   </div>`;
 }
@@ -124,18 +124,18 @@ function Edge({ edge, from, to, isDown, isDense, waiting }) {
   const bend = (isDown ? y2 - y1 : x2 - x1) / 2;
   const d = isDown ? `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2 - 2}` : `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 2} ${y2}`;
   const [x, y] = [(x1 + x2) / 2, (y1 + y2) / 2];
-  const behind = edge.input ? edge.input.records : edge.sink?.rows;
+  const lag = edge.input ? edge.input.records : edge.sink?.rows;
   // A marker is in flight if the sender has recorded its version and the reader still awaits the marker.
-  const markers = (waiting ?? []).filter((each) => isOnTheWay(each, edge));
+  const markers = (waiting ?? []).filter((each) => isInFlight(each, edge));
   return html`<g class="edge">
     <path d=${d} marker-end="url(#tip)">${edge.name && html`<title>${edge.name}</title>`}</path>
     ${edge.name && !isDense && html`<text x=${isDown ? x + 8 : x} y=${isDown ? y + 4 : y - 7} text-anchor=${isDown ? "start" : "middle"}>${edge.name}</text>`}
-    ${behind > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${plural(behind, edge.input ? "record" : "row")} waiting</text>`}
+    ${lag > 0 && html`<text class="behind" x=${isDown ? x - 8 : x} y=${isDown ? y + 4 : y + 16} text-anchor=${isDown ? "end" : "middle"}>${plural(lag, edge.input ? "record" : "row")} waiting</text>`}
     ${markers.map((each) => html`<g class="marker"><path d=${`M${x} ${y - 7}l7 7l-7 7l-7 -7z`} /><title>the marker of snapshot ${each.name} is in flight</title></g>`)}
   </g>`;
 }
 
-function isOnTheWay({ stages }, edge) {
+function isInFlight({ stages }, edge) {
   const sender = stages[edge.input?.upstream];
   const reader = stages[edge.to.replace(/^stage /, "")];
   return sender?.version != null && reader && (reader.version == null || reader.awaited.includes(edge.name));
@@ -156,7 +156,7 @@ function Node({ node, box, route, tables, isNow, waiting, isDim }) {
     <text class="name" x=${x + 14} y=${y + 25}>${short(stage.stage, Math.floor((w - BESIDE_NAME) / LETTER.stage) + 1)}<title>${stage.stage}</title></text>
     <text class="version" x=${x + w - 12} y=${y + 25} text-anchor="end">v${stage.version}</text>
     ${lines.map((line, number) => html`<text class="line" x=${x + 14} y=${y + 46 + number * 17}>${line}</text>`)}
-    ${isNow && html`<circle class=${stage.runner ? "runs" : "rests"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "run state unknown" : "not running"}</title></circle>`}
+    ${isNow && html`<circle class=${stage.runner ? "runs" : "stopped"} cx=${x + w - 16} cy=${y + 42} r="4"><title>${stage.runner ? `runs: ${stage.runner}` : stage.runner == null ? "run state unknown" : "not running"}</title></circle>`}
     ${recorded.map((each, number) => html`<path class="recorded" d=${`M${x + w - 32 - number * 14} ${y + 36}l6 6l-6 6l-6 -6z`}><title>has recorded its part of snapshot ${each.name}</title></path>`)}`;
   return table
     ? html`<a class=${`node stage ${isDim ? "dim" : ""}`} href=${address({ ...route, view: "rows", names: [table] })} aria-label=${`${stage.stage} v${stage.version}, ${lines.join(", ")}: rows of ${table}`}>${body}</a>`

@@ -2,32 +2,32 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
-import { Command, Empty, Problem, Reading, Time, useAsked } from "../parts.js";
-import { address, go, versionOf } from "../route.js";
-import { command, identifier, literal, numberOf, offsets, plural, printable, shortened, tick, value } from "../words.js";
+import { Command, Empty, Problem, Reading, Time, useRequest } from "../parts.js";
+import { address, navigate, versionOf } from "../route.js";
+import { command, formatValue, identifier, literal, numberOf, offsets, plural, printable, shortened, tick } from "../words.js";
 
 const LIMIT = 500;
 const HEIGHT = 220;
 const MOST_PAIRS = 12;
 const INKS = ["--ink-1", "--ink-2", "--ink-3", "--ink-4", "--ink-5"];
 
-export function Key({ route, live, here }) {
+export function Key({ route, live, current }) {
   const [table, key = ""] = route.names;
-  const asked = useAsked(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
-  const about = useAsked(table ? path("apps", route.app, "at", "now") : "", route.app);
+  const asked = useRequest(table ? query(path("apps", route.app, "tables", table, "history"), { key, limit: LIMIT }) : "", live);
+  const about = useRequest(table ? path("apps", route.app, "at", "now") : "", route.app);
   const columns = about.data?.tables.find((each) => each.table === table)?.columns ?? [];
   const types = useMemo(() => Object.fromEntries(columns.map((each) => [each.name, each.type])), [about.data, table]);
   const changes = asked.data?.changes ?? [];
   return html`<div class="tools"><h2>${table} <span class="keyname">${shortened(key)}</span></h2>
       <a href=${address({ ...route, view: "rows", names: [table], key: "" })}>all rows</a>
-      <a href=${address({ ...route, view: "rows", names: [table], key })}>its row at this moment</a>
+      <a href=${address({ ...route, view: "rows", names: [table], key })}>the key's row at this moment</a>
       <a href=${address({ ...route, view: "bisect", where: suggested(asked.data, table, types) })}>bisect</a></div>
     <${Problem} problem=${asked.problem} />
     ${asked.isBusy && !asked.data && html`<${Reading} />`}
     ${asked.data && !changes.length && html`<${Empty}>No stored version has a row with this key.<//>`}
     ${changes.length > 0 && html`
       <${Plot} changes=${changes} types=${types} route=${route} />
-      ${here && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
+      ${current && html`<p class="note">${plural(changes.length, "change")}${changes.length === LIMIT ? ", the newest" : ""}${asked.data.whole_from ? `; older versions than v${asked.data.whole_from} were thinned out` : ""}</p>`}
       <${Changes} changes=${changes} route=${route} />`}
     <${Command} line=${command("history", route.app, table ?? "", key)} />`;
 }
@@ -40,9 +40,9 @@ export function suggested(data, table, types) {
   const newest = rows.at(-1);
   if (!newest) return "";
   const keys = Object.entries(data.key).map(([name, of]) => (of === null ? `${identifier(name)} IS NULL` : `${identifier(name)} = ${literal(types[name], of)}`));
-  const jumps = columnsOf(data.changes, types).map((name) => jumpOf(name, rows.map((row) => numberOf(types[name], row[name])).filter((of) => of != null)));
+  const jumps = columnsOf(data.changes, types).map((name) => largestStep(name, rows.map((row) => numberOf(types[name], row[name])).filter((of) => of != null)));
   const jump = jumps.reduce((most, each) => (each.times > (most?.times ?? -1) ? each : most), null);
-  const changed = Object.keys(newest).find((name) => rows.length > 1 && value(rows.at(-2)[name]) !== value(newest[name]) && typeof newest[name] !== "object");
+  const changed = Object.keys(newest).find((name) => rows.length > 1 && formatValue(rows.at(-2)[name]) !== formatValue(newest[name]) && typeof newest[name] !== "object");
   const wrong = jump ? `${identifier(jump.name)} ${jump.sign} ${jump.limit}` : changed ? `${identifier(changed)} = ${literal(types[changed], newest[changed])}` : "";
   if (!wrong) return "";
   return `SELECT ${Object.keys(data.key).map(identifier).join(", ")} FROM ${identifier(table)} WHERE ${[...keys, wrong].join(" AND ")}`;
@@ -50,7 +50,7 @@ export function suggested(data, table, types) {
 
 // The first large step of a column (at least a quarter of its largest), as a multiple, `times`, of its usual step. The
 // limit lies between the values before and after that step.
-function jumpOf(name, values) {
+function largestStep(name, values) {
   const steps = values.slice(1).map((of, at) => of - values[at]);
   const sizes = steps.map(Math.abs);
   const largest = Math.max(0, ...sizes);
@@ -117,7 +117,7 @@ function Plot({ changes, types, route }) {
       plot = new uPlot(options, data, box.current);
       plot.over.addEventListener("click", () => {
         const change = oldest[plot.cursor.idx];
-        if (change) go({ ...route, at: versionOf(change.stage, change.version) });
+        if (change) navigate({ ...route, at: versionOf(change.stage, change.version) });
       });
     };
     loaded().then((uPlot) => {
@@ -140,7 +140,7 @@ function Plot({ changes, types, route }) {
   }, [changes, types, shown.join(" ")]);
   const toggle = (name) => setHidden((old) => (old.has(name) ? new Set([...old].filter((each) => each !== name)) : new Set([...old, name])));
   if (!names.length) return null;
-  const label = (name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${value(oldest[at].after?.[name])}</strong>` : ""}</label>`;
+  const label = (name, number) => html`<label><input type="checkbox" checked=${!hidden.has(name)} onChange=${() => toggle(name)} /><span class="ink" style=${{ background: `var(${INKS[number % INKS.length]})` }}></span>${printable(name)}${oldest[at] && !hidden.has(name) ? html` <strong>${formatValue(oldest[at].after?.[name])}</strong>` : ""}</label>`;
   const most = INKS.length * 2;
   return html`<figure class="plot">
     <div ref=${box} role="img" aria-label=${`${shown.join(", ")} over time; the table below has each change`}></div>
@@ -157,9 +157,9 @@ function Changes({ changes, route }) {
 
 function Change({ change, route }) {
   const { stage, version, before, after } = change;
-  const names = Object.keys(after ?? before ?? {}).filter((name) => !before || !after || value(before[name]) !== value(after[name]));
+  const names = Object.keys(after ?? before ?? {}).filter((name) => !before || !after || formatValue(before[name]) !== formatValue(after[name]));
   const [isWhole, setWhole] = useState(names.length <= MOST_PAIRS);
-  const side = (row) => (row ? (isWhole ? names : names.slice(0, MOST_PAIRS)).map((name) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(value(row[name]))}</span> `) : html`<span class="note">no row</span>`);
+  const side = (row) => (row ? (isWhole ? names : names.slice(0, MOST_PAIRS)).map((name) => html`<span class="pair"><span class="note">${printable(name)}</span> ${shortened(formatValue(row[name]))}</span> `) : html`<span class="note">no row</span>`);
   const rest = !isWhole && html`<button type="button" class="quiet" onClick=${() => setWhole(true)} aria-label=${`All columns of v${version}`}>${plural(names.length - MOST_PAIRS, "more column")}</button>`;
   const what = change.expired ? "expired" : change.inherited ? `${change.change}, ${change.inherited}` : change.change;
   const to = { ...route, view: "rows", names: [route.names[0]], at: versionOf(stage, version), against: version > 1 ? versionOf(stage, version - 1) : "" };
@@ -167,16 +167,16 @@ function Change({ change, route }) {
     <td><${Time} ms=${change.time_ms} /></td>
     <td><a data-row href=${address(to)} title="what this version changed">v${version}</a></td>
     <td>${what}${change.gap ? ", by several versions that were thinned out" : ""}</td><td>${side(before)}</td><td>${side(after)}${rest}</td>
-    <td><${Behind} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
+    <td><${InputOffsets} app=${route.app} stage=${stage} version=${version} windows=${change.windows} /></td>
   </tr>`;
 }
 
 // The offsets that a version read, and on demand the offsets of users' topics from which they derive.
-export function Behind({ app, stage, version, windows }) {
+export function InputOffsets({ app, stage, version, windows }) {
   const [isOpen, setOpen] = useState(false);
-  const found = useAsked(isOpen ? query(path("apps", app, "lineage"), { stage, version }) : "");
+  const found = useRequest(isOpen ? query(path("apps", app, "lineage"), { stage, version }) : "");
   return html`<span class="offsets">${offsets(windows) || "–"}</span>
-    ${windows?.length > 0 && html` <button type="button" class="quiet" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)} aria-label=${`Records behind ${stage} v${version}`}>records</button>`}
+    ${windows?.length > 0 && html` <button type="button" class="quiet" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)} aria-label=${`Input records of ${stage} v${version}`}>records</button>`}
     ${isOpen && found.data && html`<div class="way">${found.data.sources.map((one) => html`<div><strong>${one.topic}[${one.partition}]</strong> ${one.start} to ${one.end}</div>`)}${!found.data.sources.length && "no record of a topic"}</div>`}
     ${isOpen && found.problem && html`<div class="warn">${found.problem.message}</div>`}`;
 }

@@ -2,14 +2,14 @@
 
 import { html } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
-import { Command, Grid, Problem, Time, useAsked } from "../parts.js";
+import { Command, Grid, Problem, Time, useRequest } from "../parts.js";
 import { address, versionOf } from "../route.js";
 import { command, count, plural, shortened, size, textOf } from "../words.js";
-import { Behind } from "./key.js";
+import { InputOffsets } from "./key.js";
 
-export function Rejected({ route, live, here, isPart }) {
-  const asked = useAsked(query(path("apps", route.app, "rejected"), { every: true, limit: 100 }), live);
-  const late = here && !isPart ? here.stages.filter((stage) => stage.late || stage.ahead) : undefined;
+export function Rejected({ route, live, current, isPart }) {
+  const asked = useRequest(query(path("apps", route.app, "rejected"), { every: true, limit: 100 }), live);
+  const late = current && !isPart ? current.stages.filter((stage) => stage.late || stage.ahead) : undefined;
   return html`<h2>Rejected records</h2>
     <${Problem} problem=${asked.problem} />
     <p class="note">Records that a stage could not read. They change no table until they are retried: <code>slackwater rejected ${route.app} --retry</code>.</p>
@@ -24,9 +24,9 @@ export function Rejected({ route, live, here, isPart }) {
 }
 
 export function Log({ route, live }) {
-  const snapshots = useAsked(path("apps", route.app, "snapshots"), live);
-  const commits = useAsked(query(path("apps", route.app, "log"), { limit: 50 }), live);
-  const done = useAsked(path("apps", route.app, "operations"), live);
+  const snapshots = useRequest(path("apps", route.app, "snapshots"), live);
+  const commits = useRequest(query(path("apps", route.app, "log"), { limit: 50 }), live);
+  const done = useRequest(path("apps", route.app, "operations"), live);
   const to = (at) => address({ ...route, view: "rows", names: [], at });
   const taken = snapshots.data && [...snapshots.data.snapshots].reverse();
   return html`<h2>Snapshots</h2>
@@ -40,14 +40,14 @@ export function Log({ route, live }) {
     <h2>Newest commits</h2>
     <${Problem} problem=${commits.problem} />
     <${Grid} label="Commits" empty="No commit yet." columns=${[["committed"], ["version"], ["kind"], ["rows read", "right"], ["took", "right"], ["offsets read"]]}
-      rows=${commits.data?.map((each) => [html`<${Time} ms=${each.time_ms} />`, html`<a data-row href=${to(versionOf(each.stage, each.version))}>${each.stage} v${each.version}</a>`, each.deployed ? "deploy" : each.kind, count(each.rows_in), `${count(each.duration_ms)} ms`, html`<${Behind} app=${route.app} stage=${each.stage} version=${each.version} windows=${each.windows} />`])} />
+      rows=${commits.data?.map((each) => [html`<${Time} ms=${each.time_ms} />`, html`<a data-row href=${to(versionOf(each.stage, each.version))}>${each.stage} v${each.version}</a>`, each.deployed ? "deploy" : each.kind, count(each.rows_in), `${count(each.duration_ms)} ms`, html`<${InputOffsets} app=${route.app} stage=${each.stage} version=${each.version} windows=${each.windows} />`])} />
     <${Command} line=${command("log", route.app)} /><${Command} line=${command("log", route.app, "--operations")} />`;
 }
 
-export function Cost({ route, live, here }) {
-  const asked = useAsked(path("apps", route.app, "cost"), live);
+export function Cost({ route, live, current }) {
+  const asked = useRequest(path("apps", route.app, "cost"), live);
   const found = asked.data?.costs[0];
-  const objects = (here?.stages ?? []).reduce((sum, stage) => sum + stage.ssts, 0);
+  const objects = (current?.stages ?? []).reduce((sum, stage) => sum + stage.ssts, 0);
   const money = (amount) => `${amount.toFixed(2)} ${found.prices.currency}`;
   return html`<${Problem} problem=${asked.problem} />
     ${found && html`<dl class="figures">
@@ -58,6 +58,6 @@ export function Cost({ route, live, here }) {
     </dl>
     <${Grid} label="Cost by stage" empty="" columns=${[["stage"], ["GET/h", "right"], ["PUT/h", "right"], ["LIST/h", "right"], ["read/h", "right"], ["written/h", "right"], ["tables", "right"], ["stored", "right"], ["per month", "right"]]}
       rows=${[...found.stages, found.total].map((each) => [each.stage, ...(each.counted_ms ? [count(each.gets), count(each.puts), count(each.lists), size(each.bytes_read), size(each.bytes_written)] : ["–", "–", "–", "–", "–"]), size(each.table_bytes), size(each.stored_bytes), money(each.monthly_cost)])} />
-    <p class="note">Requests and bytes are per hour of running, measured over the last day${found.total.counted_ms ? "" : "; the app committed nothing in that time"}. ${plural(found.stages.length, "stage")}.</p>`}
+    <p class="note">Requests and bytes are per hour while the app runs, measured over the last day${found.total.counted_ms ? "" : "; the app committed nothing in that time"}. ${plural(found.stages.length, "stage")}.</p>`}
     <${Command} line=${command("status", route.app, "--cost", "--since", "1d")} />`;
 }

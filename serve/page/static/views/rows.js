@@ -2,24 +2,24 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { path, query } from "../ask.js";
-import { address, go, moment } from "../route.js";
-import { Command, Empty, Problem, Reading, useAsked } from "../parts.js";
-import { command, compared, count, identifier, isNumber, keyText, plural, printable, ref, shortened, value } from "../words.js";
+import { address, moment, navigate } from "../route.js";
+import { Command, Empty, Problem, Reading, useRequest } from "../parts.js";
+import { command, compareValues, count, formatValue, identifier, isNumber, keyText, plural, printable, ref, shortened } from "../words.js";
 
 const LIMIT = 100;
 const MOST_CHIPS = 12;
 
 export function Rows(props) {
-  const { route, here, tables } = props;
-  if (!here) return null;
+  const { route, current, tables } = props;
+  if (!current) return null;
   if (!tables.length) return html`<${Empty}>No stage of this app has a table at this moment.<//>`;
   const table = route.names[0] || tables[0];
   const to = (name) => ({ ...route, view: "rows", names: [name], where: "", key: "", order: "" });
   return html`<div class="tools">
-      ${tables.length > MOST_CHIPS ? html`<label class="note">table <select onChange=${(event) => go(to(event.target.value))}>${[...new Set([table, ...tables])].map((name) => html`<option value=${name} selected=${name === table}>${name}</option>`)}</select></label>` : html`<ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address(to(name))} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>`}
+      ${tables.length > MOST_CHIPS ? html`<label class="note">table <select onChange=${(event) => navigate(to(event.target.value))}>${[...new Set([table, ...tables])].map((name) => html`<option value=${name} selected=${name === table}>${name}</option>`)}</select></label>` : html`<ul class="chips" aria-label="Tables">${tables.map((name) => html`<li><a href=${address(to(name))} aria-current=${name === table ? "true" : undefined}>${name}</a></li>`)}</ul>`}
       <${Filter} route=${route} table=${table} me=${props.me} />
     </div>
-    <${route.where ? Queried : route.key ? One : Paged} key=${table} ...${props} table=${table} />`;
+    <${route.where ? QueryResult : route.key ? RowByKey : Paged} key=${table} ...${props} table=${table} />`;
 }
 
 // Filters by key, or by a SQL condition.
@@ -36,7 +36,7 @@ function Filter({ route, table, me }) {
   const submit = (event) => {
     event.preventDefault();
     submitted.current = text;
-    go({ ...route, names: [table], view: "rows", where: kind === "where" ? text : "", key: kind === "key" ? text : "" });
+    navigate({ ...route, names: [table], view: "rows", where: kind === "where" ? text : "", key: kind === "key" ? text : "" });
   };
   return html`<form class="filter" role="search" onSubmit=${submit}>
     <label class="unseen" for="kind">Filter by</label>
@@ -44,11 +44,11 @@ function Filter({ route, table, me }) {
     <label class="unseen" for="filter">${kind === "key" ? "Key" : "Condition in SQL"}</label>
     <input id="filter" data-filter value=${text} onInput=${(event) => setText(event.target.value)} placeholder=${kind === "key" ? "a key" : "delay > 1000"} spellcheck="false" autocapitalize="off" autocomplete="off" />
     <button>Find</button>
-    ${(route.where || route.key) && html`<button type="button" class="quiet" onClick=${() => go({ ...route, where: "", key: "" })}>clear</button>`}
+    ${(route.where || route.key) && html`<button type="button" class="quiet" onClick=${() => navigate({ ...route, where: "", key: "" })}>clear</button>`}
   </form>`;
 }
 
-const ofMoment = (other) => (other ? { against: moment(other).ref, against_stage: moment(other).stage } : {});
+const againstParameters = (other) => (other ? { against: moment(other).ref, against_stage: moment(other).stage } : {});
 
 // `delay` sorts ascending by that column, `-delay` descending. NULL is last in both.
 const orderOf = (order) => (order ? { by: order.replace(/^-/, ""), isDown: order.startsWith("-") } : null);
@@ -60,24 +60,24 @@ function nextOrder(order, { name, type }) {
 }
 
 function Paged(props) {
-  const { route, at, table, live, isNow, than, me } = props;
+  const { route, at, table, live, isNow, comparedWith, me } = props;
   const [starts, setStarts] = useState([""]);
   const [isDiffering, setDiffering] = useState(false);
   const base = path("apps", route.app, "at", at.ref, "tables", table, "rows");
-  const asked = useAsked(query(base, { stage: at.stage, limit: LIMIT, start: starts.at(-1), ...ofMoment(route.against) }), isNow ? live : 0);
+  const asked = useRequest(query(base, { stage: at.stage, limit: LIMIT, start: starts.at(-1), ...againstParameters(route.against) }), isNow ? live : 0);
   const found = asked.data;
   const changed = (found?.changes ?? []).filter(Boolean).length;
   const isWhole = found && starts.length === 1 && found.next == null;
   const canSort = isWhole || me.verbs.includes("sql");
   // Sorting one page would look like sorting the table, so let SQL sort all rows.
-  if (found && route.order && !isWhole && !isDiffering) return html`<${Queried} ...${props} />`;
+  if (found && route.order && !isWhole && !isDiffering) return html`<${QueryResult} ...${props} />`;
   const line = route.against
     ? command("diff", ref(route.app, route.against), ref(route.app, route.at), "--table", table)
     : command("query", ref(route.app, route.at), `FROM ${identifier(table)} LIMIT ${LIMIT}`);
   return html`<${Problem} problem=${asked.problem} />
     ${!found && asked.isBusy && html`<${Reading} />`}
-    ${found && isDiffering && route.against && html`<${Differing} route=${route} at=${at} table=${table} live=${live} isNow=${isNow} columns=${found.columns} onBack=${() => setDiffering(false)} />`}
-    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}: ${pageOf(found, starts.length, isWhole)}${found.columns.length > 20 ? `, ${plural(found.columns.length, "column")}` : ""}${canSort ? "; click a heading to sort" : ""}${route.against && than ? `; ${changed ? plural(changed, "row differs", "rows differ") : "no row differs"}${isWhole ? "" : " on this page"}` : ""}</p>
+    ${found && isDiffering && route.against && html`<${AllDifferences} route=${route} at=${at} table=${table} live=${live} isNow=${isNow} columns=${found.columns} onBack=${() => setDiffering(false)} />`}
+    ${found && !(isDiffering && route.against) && html`<p class="note" aria-live="off">${table} v${found.version}: ${pageOf(found, starts.length, isWhole)}${found.columns.length > 20 ? `, ${plural(found.columns.length, "column")}` : ""}${canSort ? "; click a heading to sort" : ""}${route.against && comparedWith ? `; ${changed ? plural(changed, "row differs", "rows differ") : "no row differs"}${isWhole ? "" : " on this page"}` : ""}</p>
       <${Table} label=${`Rows of ${table}`} found=${isWhole ? sorted(found, route.order) : found} route=${route} table=${table} isBusy=${asked.isBusy} canSort=${canSort} />
       <div class="pages">
         <button type="button" disabled=${starts.length < 2} onClick=${() => setStarts(starts.slice(0, -1))}>Back</button>
@@ -91,7 +91,7 @@ function Paged(props) {
 // has it, until files are merged.
 function pageOf({ rows, keys_at_most: most }, page, isWhole) {
   if (isWhole) return rows.length === 1 ? "1 row, all of the table" : `${count(rows.length)} rows, all of the table`;
-  return `page ${page} with ${plural(rows.length, "row")}, in no order; the table has at most ${count(most)} (a row that was written again counts again until files are merged)`;
+  return `page ${page}: ${plural(rows.length, "row")} in storage order; the table has at most ${plural(most, "row")} (a rewritten row counts once per file until compaction)`;
 }
 
 function sorted(found, order) {
@@ -100,14 +100,14 @@ function sorted(found, order) {
   if (!column) return found;
   const { rows, changes, before } = found;
   const of = (at) => (rows[at] ?? before[at])[by];
-  const places = [...rows.keys()].sort((a, b) => (of(a) == null || of(b) == null || !isDown ? 1 : -1) * compared(column.type, of(a), of(b)));
+  const places = [...rows.keys()].sort((a, b) => (of(a) == null || of(b) == null || !isDown ? 1 : -1) * compareValues(column.type, of(a), of(b)));
   return { ...found, rows: places.map((at) => rows[at]), ...(changes && { changes: places.map((at) => changes[at]), before: places.map((at) => before[at]) }) };
 }
 
-function One({ route, at, table, live, isNow }) {
+function RowByKey({ route, at, table, live, isNow }) {
   const base = path("apps", route.app, "at", at.ref);
-  const asked = useAsked(query(`${base}${path("tables", table)}`, { key: route.key, stage: at.stage }), isNow ? live : 0);
-  const about = useAsked(query(base, { stage: at.stage }), isNow ? live : 0);
+  const asked = useRequest(query(`${base}${path("tables", table)}`, { key: route.key, stage: at.stage }), isNow ? live : 0);
+  const about = useRequest(query(base, { stage: at.stage }), isNow ? live : 0);
   const columns = about.data?.tables.find((each) => each.table === table)?.columns;
   const rows = asked.data?.rows.filter(Boolean) ?? [];
   return html`<${Problem} problem=${asked.problem} />
@@ -116,12 +116,12 @@ function One({ route, at, table, live, isNow }) {
     <${Command} line=${command("get", ref(route.app, route.at), table, route.key)} />`;
 }
 
-function Queried({ route, at, table, live, isNow }) {
+function QueryResult({ route, at, table, live, isNow }) {
   const order = orderOf(route.order);
   const sql = [`FROM ${identifier(table)}`, route.where && `WHERE ${route.where}`, order && `ORDER BY ${identifier(order.by)}${order.isDown ? " DESC" : ""} NULLS LAST`].filter(Boolean).join(" ");
   const base = path("apps", route.app, "at", at.ref);
-  const asked = useAsked(query(`${base}/query`, { sql, limit: LIMIT, stage: at.stage }), isNow ? live : 0);
-  const about = useAsked(query(base, { stage: at.stage }), isNow ? live : 0);
+  const asked = useRequest(query(`${base}/query`, { sql, limit: LIMIT, stage: at.stage }), isNow ? live : 0);
+  const about = useRequest(query(base, { stage: at.stage }), isNow ? live : 0);
   const keys = new Set(about.data?.tables.find((each) => each.table === table)?.columns.filter((each) => each.key).map((each) => each.name));
   const columns = asked.data?.columns.map((each) => ({ ...each, key: keys.has(each.name) }));
   return html`<${Problem} problem=${asked.problem} />
@@ -132,10 +132,10 @@ function Queried({ route, at, table, live, isNow }) {
 }
 
 // All rows that differ. The cost depends on the rows written between the two moments, not on the table's size.
-function Differing({ route, at, table, live, isNow, columns, onBack }) {
+function AllDifferences({ route, at, table, live, isNow, columns, onBack }) {
   const [one, other] = [moment(route.against), at];
   const between = { before: one.ref, before_stage: one.stage, after: other.ref, after_stage: other.stage, table, limit: LIMIT };
-  const asked = useAsked(query(path("apps", route.app, "diff"), between), isNow ? live : 0);
+  const asked = useRequest(query(path("apps", route.app, "diff"), between), isNow ? live : 0);
   const found = asked.data?.tables[0];
   const rows = found?.rows.map((each) => (each.after ? { ...each.key, ...each.after } : null));
   const before = found?.rows.map((each) => (each.before ? { ...each.key, ...each.before } : null));
@@ -156,7 +156,7 @@ export function Table({ label, found, route, table, isBusy = false, canSort = fa
   const direction = ({ name }) => (order?.by !== name ? undefined : order.isDown ? "descending" : "ascending");
   return html`<div class=${`scroll ${isBusy ? "busy" : ""}`} tabindex="0" role="region" aria-label=${label}>
     <table class="grid rows">
-      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${`${isNumber(each.type) ? "right" : ""} ${each === pinned ? "pinned" : ""}`} title=${each.type} aria-sort=${canSort ? direction(each) : undefined}>${canSort ? html`<button type="button" class="sort" onClick=${() => go({ ...route, order: nextOrder(route.order ?? "", each) }, { replace: true })}>${heading(each)}</button>` : heading(each)}</th>`)}</tr></thead>
+      <thead><tr>${changes.length > 0 && html`<th scope="col"><span class="unseen">change</span></th>`}${columns.map((each) => html`<th scope="col" class=${`${isNumber(each.type) ? "right" : ""} ${each === pinned ? "pinned" : ""}`} title=${each.type} aria-sort=${canSort ? direction(each) : undefined}>${canSort ? html`<button type="button" class="sort" onClick=${() => navigate({ ...route, order: nextOrder(route.order ?? "", each) }, { replace: true })}>${heading(each)}</button>` : heading(each)}</th>`)}</tr></thead>
       <tbody>${rows.map((row, at) => html`<${Row} columns=${columns} row=${row ?? before[at]} change=${changes[at]} was=${row ? before[at] : null} withChange=${changes.length > 0} route=${route} table=${table} />`)}</tbody>
     </table>
   </div>`;
@@ -169,8 +169,8 @@ function Row({ columns, row, change, was, withChange, route, table }) {
   return html`<tr class=${change || ""}>
     ${withChange && html`<td class="sign" title=${change || "unchanged"}>${SIGN[change] ?? ""}<span class="unseen">${change || ""}</span></td>`}
     ${columns.map((each) => {
-      const text = value(row[each.name]);
-      const old = was && value(was[each.name]) !== text ? value(was[each.name]) : null;
+      const text = formatValue(row[each.name]);
+      const old = was && formatValue(was[each.name]) !== text ? formatValue(was[each.name]) : null;
       const shape = `${isNumber(each.type) ? "right" : ""} ${text.length > 48 ? "long" : ""} ${row[each.name] == null ? "null" : ""} ${old != null ? "differs" : ""} ${each === first ? "pinned" : ""}`;
       const inner = each === first ? html`<a data-row href=${address({ ...route, view: "key", names: [table, keyText(columns, row)], key: "", where: "" })}>${shortened(text)}</a>` : shortened(text);
       return html`<td class=${shape}>${old != null && html`<del>${shortened(old)}</del> `}${inner}</td>`;

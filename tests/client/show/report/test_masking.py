@@ -81,10 +81,7 @@ def test_a_report_without_values_is_the_same_for_all_values_of_the_same_shapes(
     others = ["".join(chr((ord(character) + step) % 0xD800) for character in text) for text in texts]
     assume(len({*others}) == 5)
     other = with_values(
-        case,
-        others,
-        (numbers[0] + step, numbers[1] + step),
-        [bytes(each ^ step for each in one) for one in data],
+        case, others, (numbers[0] + step, numbers[1] + step), [bytes(each ^ step for each in one) for one in data]
     )
     one = with_values(case, *given)
     assert reports(one) == reports(other)

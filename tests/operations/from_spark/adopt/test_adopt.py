@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from slackwater.client import attaching
 from slackwater.client.moment import Moment
 from slackwater.errors import Refused
+from slackwater.operations.from_spark.adopt.adopting import AdoptionRequest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.open import open_kafka
 from slackwater.pipeline.run.program import load_app
@@ -150,7 +151,7 @@ def test_a_query_is_compared_adopted_and_goes_on_at_the_next_record(query: Query
 
         # Beside the query: a planted difference is named in its batch, and in no other one.
         faulty = program(tmp_path, query, 'F.when(F.col("id") == 7, 1).otherwise(F.col("cents"))')
-        from_first = attaching.build_query(str(query.checkpoint), str(faulty), "totals", last_batch=0)
+        from_first = AdoptionRequest(str(query.checkpoint), str(faulty), "totals", last_batch=0)
         with attaching.open_shadow(client, from_first) as shadow:
             found = {each.batch: each for each in shadow.compare_new_batches()}
             assert shadow.equal_batches == 1
