@@ -291,8 +291,9 @@ def _is_sql_safe(array: pa.Array) -> bool:
     if types.is_struct(kind):
         return all(map(_is_sql_safe, array.flatten()))
     if types.is_map(kind):
-        keys, items = array.keys, array.items
-        return _is_sql_safe(keys) and _is_sql_safe(items) and not _has_duplicate_keys(array).any()
+        starts = np.asarray(array.offsets)
+        inside = (part.slice(starts[0], starts[-1] - starts[0]) for part in (array.keys, array.items))
+        return all(map(_is_sql_safe, inside)) and not _has_duplicate_keys(array).any()
     return not types.is_list(kind) or _is_sql_safe(array.flatten())
 
 
