@@ -28,13 +28,13 @@ from ...snapshot.query.fields import (
     Leaves,
     RowNumbers,
     UnreadableJson,
-    as_one_array,
     column_leaves,
     decode_text,
     json_leaves,
     parse_json,
     record_leaves,
 )
+from ...store.sst.hashing import one_array
 from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
@@ -206,7 +206,7 @@ class _Documents:
         if value.startswith(_ARROW) and (sent := message_rows(value)) is not None:
             read.structs.append(
                 (
-                    pa.StructArray.from_arrays([*map(as_one_array, sent.columns)], names=sent.column_names),
+                    pa.StructArray.from_arrays([*map(one_array, sent.columns)], names=sent.column_names),
                     _repeat_row(row, sent),
                 )
             )
