@@ -1,8 +1,6 @@
 """Records in flight as relations: in queries, in bisect's predicates, and kept with a snapshot beyond retention."""
 
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -27,12 +25,6 @@ def app() -> FlightsApp:
     app.send(*flights(6, delay=99))
     app.step("legs")
     return app
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
-        yield cache
 
 
 def ask(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights", reader: Kafka | None = None) -> pa.Table:
