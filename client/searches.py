@@ -233,7 +233,7 @@ class WatchedApp(Watcher):
         if not invariants:
             hint = 'add [invariants.NAME] to slackwater.toml, with where = "SELECT …" or check = "…"'
             raise Usage(f"no invariants configured for {app}", hint=hint)
-        invariants = [invariant.of(client.store, folder) for invariant in invariants]
+        invariants = [invariant.for_app(client.store, folder) for invariant in invariants]
         reader = client.channels() if any(names_channels(invariant.where) for invariant in invariants) else None
         super().__init__(client.store, client.cache, folder, invariants, by=client.by, reader=reader)
         self._client = client
