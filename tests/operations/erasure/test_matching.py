@@ -185,9 +185,9 @@ def test_what_cannot_be_parsed_is_counted_unless_the_record_goes_anyway() -> Non
 
 def test_functions_that_are_known_are_computed_and_others_are_not_proved() -> None:
     rows = records(b'{"id": "Ada"}', b'{"id": "ada"}', b'{"id": "bob"}', b"{}")
-    assert found(["ada"], rows, "$.id", by=("lower",)).mask.tolist() == [True, True, False, False]
-    assert found(["Ada"], rows, "$.id", of_key=("lower",)).mask.tolist() == [False, True, False, False]
-    some = found(["ada"], rows, "$.id", unknown="sha2")
+    assert found(["ada"], rows, "$.id", functions=("lower",)).mask.tolist() == [True, True, False, False]
+    assert found(["Ada"], rows, "$.id", key_functions=("lower",)).mask.tolist() == [False, True, False, False]
+    some = found(["ada"], rows, "$.id", unknown_function="sha2")
     assert some.mask.tolist() == [False, True, False, False]
     assert some.unproved == {"$.id leads to people through sha2": 2}
 
