@@ -58,9 +58,9 @@ def format_value(value: object) -> str:
 
 def format_key_value(value: object, show: Callable[[object], Cell] = format_value) -> Cell:
     """Format one value of a key as a user can type it, or by `show`."""
-    from ...snapshot.query.key_text import NULL, format_value
+    from ...snapshot.query import key_text
 
-    return format_value(value) if show is format_value else NULL if value is None else show(value)
+    return key_text.format_value(value) if show is format_value else key_text.NULL if value is None else show(value)
 
 
 def format_bytes(data: bytes, max_characters: int = _MAX_CHARACTERS, more: str = "") -> str:

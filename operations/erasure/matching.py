@@ -29,13 +29,13 @@ from ...snapshot.query.fields import (
     Leaves,
     RowNumbers,
     UnreadableJson,
-    as_one_array,
     column_leaves,
     decode_text,
     json_leaves,
     parse_json,
     record_leaves,
 )
+from ...store.sst.hashing import one_array
 from .values import NULL, KeyColumn
 
 Mask = npt.NDArray[np.bool_]
@@ -203,7 +203,7 @@ class _Documents:
         if not value:
             return
         if value.startswith(_ARROW) and (sent := message_rows(value)) is not None:
-            values = pa.StructArray.from_arrays([*map(as_one_array, sent.columns)], names=sent.column_names)
+            values = pa.StructArray.from_arrays([*map(one_array, sent.columns)], names=sent.column_names)
             read.structs.append((values, np.full(sent.num_rows, row)))
             return
         try:

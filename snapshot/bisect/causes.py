@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -39,33 +38,24 @@ CauseKind = Literal[
 class CauseClass:
     """Class of causes, with the evidence that it allows."""
 
-    kind: CauseKind
     noun: str
     names_record: bool
     evidence: tuple[str, ...]
 
 
-CLASSES: Mapping[CauseKind, CauseClass] = MappingProxyType(
-    {
-        cause_class.kind: cause_class
-        for cause_class in (
-            CauseClass("operation", "an operation", False, ("kind", "stage", "version", "by", "at", "what", "command")),
-            CauseClass(
-                "time",
-                "time",
-                False,
-                ("stage", "version", "by", "from", "to", "keys", "num_keys", "moved_version", "moved_by"),
-            ),
-            CauseClass("absence", "a record that did not come", False, ("keys", "num_keys", "since", "read_to")),
-            CauseClass("deploy", "a new program", False, ("stage", "version", "from", "to", "how", "add")),
-            CauseClass("watermark", "a watermark", True, ("late", "watermark", "moved_version", "moved_by")),
-            CauseClass("duplicate", "a record that came twice", True, ("original", "copy")),
-            CauseClass("records", "several records", True, ("alone",)),
-            CauseClass("record", "a record", True, ("alone", "needs")),
-            CauseClass("unknown", "unknown", False, ("reason",)),
-        )
-    }
-)
+CLASSES: Mapping[CauseKind, CauseClass] = {
+    "operation": CauseClass("an operation", False, ("kind", "stage", "version", "by", "at", "what", "command")),
+    "time": CauseClass(
+        "time", False, ("stage", "version", "by", "from", "to", "keys", "num_keys", "moved_version", "moved_by")
+    ),
+    "absence": CauseClass("a record that did not come", False, ("keys", "num_keys", "since", "read_to")),
+    "deploy": CauseClass("a new program", False, ("stage", "version", "from", "to", "how", "add")),
+    "watermark": CauseClass("a watermark", True, ("late", "watermark", "moved_version", "moved_by")),
+    "duplicate": CauseClass("a record that came twice", True, ("original", "copy")),
+    "records": CauseClass("several records", True, ("alone",)),
+    "record": CauseClass("a record", True, ("alone", "needs")),
+    "unknown": CauseClass("unknown", False, ("reason",)),
+}
 """Cause classes by kind, in the order in which they are tried. Classes that need no record come first."""
 
 

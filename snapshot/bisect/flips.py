@@ -22,12 +22,12 @@ from ...errors import Corruption, Gone, NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import from_clause, group_by_columns, quote_identifier
-from ...store.sst.arrow_types import make_sql_safe
 from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
 from ...store.versions.side_tables import as_main_table, find_owner
 from ..query.columns import visible_schema
+from ..query.sql import empty_database, sandboxed_database
 from .between import SearchRange
 from .predicate import Predicate, SqlPredicate
 from .verdict import Flip, Flips
@@ -67,8 +67,7 @@ def matching_row_numbers(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np
 
     `rows` has the columns of the table and `ROW_NUMBER`. Raises `Usage` (DuckDB cannot run the query).
     """
-    with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
-        con.register(stage, make_sql_safe(rows))
+    with sandboxed_database({stage: rows}) as con:
         try:
             numbers = con.sql(f"SELECT DISTINCT {ROW_NUMBER} FROM ({sql}) ORDER BY 1").to_arrow_table()
         except duckdb.Error as error:
@@ -162,7 +161,7 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Se
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     paths = {source.sst.object: cache.sql_path(store, source.sst) for source in sources}
-    with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
+    with empty_database() as con:
         _create_views(con, table, high, sources, paths)
         try:
             con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW_NUMBER} FROM ({sql})")

@@ -21,7 +21,7 @@ from ..query.answers import run_statement
 from ..query.clauses import strip_comments
 from ..query.columns import visible_schema
 from ..query.hidden import pseudonyms_for
-from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels
+from ..query.sql import Bounds, is_condition, is_statement, named_tables, names_channels, sandboxed_database
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +210,7 @@ def _parse_condition(
     tables = {name: head.table for name, head in read_line(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
-    with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
-        for name, declared in tables.items():
-            con.register(name, visible_schema(declared).empty_table())
+    with sandboxed_database({name: visible_schema(table).empty_table() for name, table in tables.items()}) as con:
         if (query := _standalone_query(con, condition)) is not None:
             _check_is_condition(con, query, condition)
             return SqlPredicate(_SELECT_FAILED_CHECKS.format(query=query, wrong=wrong), typed)

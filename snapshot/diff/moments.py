@@ -6,6 +6,7 @@ Keys that a user's SQL query over the differences of a table returns count as ex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import duckdb
 import numpy as np
@@ -24,7 +25,7 @@ from ...store.versions.side_tables import stage_of
 from ..cut.graph import Cut
 from ..cut.resolve import apply_known_forgets, report_if_collected, retry_if_forgotten
 from ..query.columns import visible_schema
-from ..query.sql import as_user_error, empty_database, parse_reading_statement, run_query
+from ..query.sql import as_user_error, parse_reading_statement, run_query, sandboxed_database
 from .candidates import Ancestry, changes_between, find_ancestry
 from .key_changes import KeyChanges
 from .stored_rows import TableSide
@@ -114,9 +115,7 @@ def diff(
         )
         return _diff(cache, then, now, table, tables, ignore_new=ignore_new)
 
-    def compare_retrying_first() -> tuple[TableDiff, ...]:
-        return retry_if_forgotten(first.store, first.cut.app, compare)
-
+    compare_retrying_first = partial(retry_if_forgotten, first.store, first.cut.app, compare)
     return retry_if_forgotten(second.store, second.cut.app, compare_retrying_first)
 
 
@@ -319,7 +318,7 @@ def check_expected_queries(queries: Iterable[str], tables: Mapping[str, Table | 
     """
     declared = {name: table for name, table in tables.items() if table is not None}
     with closing(
-        _sandboxed_database({name: _no_differences(table).to_table() for name, table in declared.items()})
+        sandboxed_database({name: _no_differences(table).to_table() for name, table in declared.items()})
     ) as con:
         for sql in queries:
             queried = _tables_read(sql, tables)
@@ -360,7 +359,7 @@ def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
         return table_diff
     key = table_diff.changes.keys.column_names
     # The position identifies a key of any type.
-    with closing(_sandboxed_database({table_diff.table: table_diff.changes.to_table()})) as con:
+    with closing(sandboxed_database({table_diff.table: table_diff.changes.to_table()})) as con:
         con.register("_meant", _expected_keys(con, table_diff.table, sql, key))
         con.register(
             "_all",
@@ -375,18 +374,9 @@ def without_expected(table_diff: TableDiff, sql: str) -> TableDiff:
     return table_diff.with_keys_at(unexpected["_place"].to_numpy())
 
 
-def _sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
-    con = empty_database()
-    for name, rows in tables.items():
-        con.register(name, make_sql_safe(rows))
-    con.execute("SET enable_external_access = false")
-    con.execute("SET lock_configuration = true")
-    return con
-
-
 def _tables_read(sql: str, tables: Iterable[str]) -> list[str]:
     # DuckDB lists only tables that the connection does not have.
-    with closing(_sandboxed_database({})) as con:
+    with closing(sandboxed_database({})) as con:
         try:
             named = {name.casefold() for name in con.get_table_names(parse_reading_statement(con, sql, hint=""))}
         except duckdb.Error as error:

@@ -9,7 +9,7 @@ the archive's objects directly, and only the columns and row groups (by partitio
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from ..cut.moments import hint_of_missing
 from ..cut.resolve import apply_known_forgets, report_if_collected, retry_if_forgotten
 from ..cut.stored import ADDRESS_COLUMNS, Snapshot, find_snapshot
 from ..take import capture
-from .clauses import InputClause, MomentResolver, OnMoment, Statement, parse_statement
+from .clauses import InputClause, MomentResolver, OnMoment, parse_statement
 from .hidden import PseudonymViews
 from .sql import Bounds, connect, named_tables, names_channels, pseudonym_views, run_query
 
@@ -99,11 +99,7 @@ def register_input(
     views.create_view(view, hidden_view, INPUT_LOCATION_COLUMNS, texts=True)
 
 
-def is_archive_read_error(error: SlackwaterError) -> bool:
-    return _STREAM_ERROR_PREFIX in error.message
-
-
-def as_archive_corruption(app: str, error: SlackwaterError) -> Corruption:
+def _archive_corruption(app: str, error: SlackwaterError) -> Corruption:
     """Convert DuckDB's error about an undecodable archive object into `Corruption`."""
     reason = error.message.partition(_STREAM_ERROR_PREFIX)[2].partition("' failed: ")[2].partition("\n")[0]
     return Corruption(
@@ -247,7 +243,7 @@ def run_statement(
     statement = parse_statement(sql)
     if bounds is not None:
         bounds.check_statement(statement)
-    asked = _StatementRun(store, cache, statement, later, only, reader, max_rows, bounds)
+    clauses, text = statement.clauses, statement.text_without_clauses
 
     def heard(ref: str, other: Cut) -> None:
         if bounds is not None:
@@ -255,60 +251,42 @@ def run_statement(
         on_moment(ref, other)
 
     def rows() -> pa.Table:
+        at = apply_known_forgets(store, cut)
         origin_ms = instants.now_ms() if now_ms is None else now_ms
-        return asked.rows(
-            apply_known_forgets(store, cut), MomentResolver(store, cut.app, origin_ms, now_ms is None, heard)
-        )
-
-    return retry_if_forgotten(store, cut.app, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class _StatementRun:
-    """Statement with all that is needed to run it. The fields are parameters of `run_statement`."""
-
-    store: ObjectStore
-    cache: SstCache
-    statement: Statement
-    later: Mapping[str, Manifest]
-    only: Collection[str] | None
-    reader: KafkaTopics | None
-    max_rows: int | None
-    bounds: Bounds | None
-
-    def rows(self, cut: Cut, moments: MomentResolver) -> pa.Table:
-        clauses, text = self.statement.clauses, self.statement.text_without_clauses
+        moments = MomentResolver(store, at.app, origin_ms, now_ms is None, heard)
         clause_tables = moments.resolve_clauses([clause for clause in clauses if not isinstance(clause, InputClause)])
-        in_flight = channel_tables(self.store, cut, text, self.reader, self.later) if names_channels(text) else None
-        named = cut.with_renamed_stages(self.later)
+        in_flight = channel_tables(store, at, text, reader, later) if names_channels(text) else None
+        named = at.with_renamed_stages(later)
         with ExitStack() as stack:
             for other_cut in (named, *(first for clause_table in clause_tables for first in clause_table.cuts[:1])):
-                stack.enter_context(report_if_collected(self.store, other_cut))
+                stack.enter_context(report_if_collected(store, other_cut))
             con = connect(
-                self.store,
-                self.cache,
+                store,
+                cache,
                 named,
-                only=named_tables(text, named, or_all=not clauses) if self.only is None else self.only,
-                empty=table_declarations(self.later),
+                only=named_tables(text, named, or_all=not clauses) if only is None else only,
+                empty=table_declarations(later),
                 channels=in_flight,
                 clause_tables=clause_tables,
-                bounds=self.bounds,
+                bounds=bounds,
             )
             stack.enter_context(closing(con))
             failed: list[Exception] = []
             for clause in clauses:
                 if isinstance(clause, InputClause):
-                    register_input(con, self.store, cut, clause, failed.append, pseudonym_views(con, self.bounds))
+                    register_input(con, store, at, clause, failed.append, pseudonym_views(con, bounds))
             try:
-                return run_query(con, self.statement.sql, max_rows=self.max_rows, bounds=self.bounds)
+                return run_query(con, statement.sql, max_rows=max_rows, bounds=bounds)
             except SlackwaterError as error:
                 if failed:
                     raise failed[0] from None  # DuckDB's error has only its text
-                if is_archive_read_error(error):
-                    raise as_archive_corruption(cut.app, error) from None
+                if _STREAM_ERROR_PREFIX in error.message:
+                    raise _archive_corruption(at.app, error) from None
                 if isinstance(error, NotFound) and error.what == "table":
-                    error.hint = hint_of_missing(self.store, cut.app, error.name) or error.hint
+                    error.hint = hint_of_missing(store, at.app, error.name) or error.hint
                 raise
+
+    return retry_if_forgotten(store, cut.app, rows)
 
 
 def tables_with_converted_values(cuts: Iterable[Cut], sql: str) -> list[str]:

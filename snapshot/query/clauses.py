@@ -308,8 +308,7 @@ class MomentResolver:
         if ref.text not in cuts:
             if self.fixed_moments_only and ref.is_relative:
                 raise Usage(
-                    f"{moment!r} may mean a different moment each time",
-                    hint="name a snapshot, a time or a version",
+                    f"{moment!r} may mean a different moment each time", hint="name a snapshot, a time or a version"
                 )
             cuts[ref.text] = resolve(self.store, ref.text, now_ms=self.now_ms)
             self.on_moment(ref.text, cuts[ref.text])

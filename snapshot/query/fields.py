@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Usage
+from ...store.sst.hashing import one_array
 
 RECORD_COLUMNS = ("key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType")
 """First names of a field that denote a part of a topic's record. All other names denote fields of the value."""
@@ -188,18 +189,11 @@ class Leaves:
     remaining_steps: tuple[str, ...] = ()
 
 
-def as_one_array(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, copied only if it has several chunks or none."""
-    if not isinstance(values, pa.ChunkedArray):
-        return values
-    return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
-
-
 def column_leaves(
     values: pa.Array | pa.ChunkedArray, steps: Sequence[str], rows: RowNumbers | None = None
 ) -> Iterator[Leaves]:
     """Yield the values of a field in a column. `steps` are the field's steps below the column."""
-    values = as_one_array(values)
+    values = one_array(values)
     rows = np.arange(len(values)) if rows is None else rows
     if values.null_count:
         valid = np.flatnonzero(np.asarray(values.is_valid()))
@@ -228,7 +222,7 @@ def column_leaves(
 
 def all_column_text(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
     """Yield all text and bytes in a column, at any depth, without nulls."""
-    values = as_one_array(values)
+    values = one_array(values)
     kind = values.type
     if is_text(kind):
         yield values.drop_null()
@@ -265,7 +259,7 @@ def record_leaves(rows: pa.Table, field: Field) -> Iterator[Leaves]:
         return
     column = rows[field.column]
     if field.column == "headers" and pa.types.is_list(column.type):
-        entries = as_one_array(column)
+        entries = one_array(column)
         valid = np.flatnonzero(np.asarray(entries.is_valid()))
         yield from _map_leaves(entries.take(pa.array(valid)), field.steps or (ANY_PROPERTY,), valid)
     else:

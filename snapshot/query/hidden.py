@@ -14,7 +14,6 @@ from decimal import Decimal
 from functools import lru_cache
 from hashlib import blake2b
 from threading import Lock
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -114,45 +113,34 @@ class PseudonymViews:
         """Return the name of the hidden table for the view `name`; `name` itself if values are shown."""
         return name if self._names is None else f"{self._salt} {name}"
 
-    def select_list(
+    def create_view(
         self,
-        columns: Mapping[str, Any],
+        view: str,
+        hidden_table: str,
         shown: Collection[str] = (),
         order: Collection[str] = (),
         *,
         texts: bool = False,
-    ) -> tuple[str, str]:
-        """Return the SELECT list of a view, given the columns' types by name, and its ORDER BY clause.
-
-        `shown` are columns that are not masked, since they reveal no values. With `texts`, bytes are decoded as text if
-        possible.
-        """
-        if self._names is None:
-            return "*", ""
-        chosen = {
-            name: quote_identifier(name)
-            if name in shown
-            else f"{self._pseudonym_function(str(kind), texts=texts)}({quote_identifier(name)})::UUID"
-            for name, kind in columns.items()
-        }
-        # The stored order would reveal values: rows are stored by a hash that anyone can compute.
-        by = f" ORDER BY {', '.join(chosen[name] for name in order)}" if order else ""
-        return ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in chosen.items()), by
-
-    def create_view(
-        self, view: str, hidden_table: str, shown: Collection[str] = (), order: Collection[str] = (), **how: bool
     ) -> None:
         """Create the view `view`, an SQL name, over a hidden table. Does nothing if values are shown.
 
-        `order` are columns that identify a row.
+        `shown` are columns that are not masked, since they reveal no values. `order` are columns that identify a row.
+        With `texts`, bytes are decoded as text if possible.
         """
         if self._names is None:
             return
         relation = self._con.sql(f"FROM {quote_identifier(hidden_table)}")
-        columns = dict(zip(relation.columns, relation.types, strict=True))
-        chosen, by = self.select_list(columns, shown, order, **how)
+        chosen = {
+            name: quote_identifier(name)
+            if name in shown
+            else f"{self._pseudonym_function(str(kind), texts=texts)}({quote_identifier(name)})::UUID"
+            for name, kind in zip(relation.columns, relation.types, strict=True)
+        }
+        columns = ", ".join(f"{expression} AS {quote_identifier(name)}" for name, expression in chosen.items())
+        # The stored order would reveal values: rows are stored by a hash that anyone can compute.
+        by = f" ORDER BY {', '.join(chosen[name] for name in order)}" if order else ""
         self._con.execute(
-            f"CREATE OR REPLACE VIEW {view} AS SELECT {chosen} FROM (SELECT * FROM "
+            f"CREATE OR REPLACE VIEW {view} AS SELECT {columns} FROM (SELECT * FROM "
             f"{quote_identifier(hidden_table)}{by})"
         )
 

@@ -24,6 +24,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import make_sql_safe
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.stored import ADDRESS_COLUMNS
@@ -216,6 +217,16 @@ def empty_database() -> duckdb.DuckDBPyConnection:
     spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
     # Without replacements, Python variables are not visible as tables.
     return duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
+
+
+def sandboxed_database(tables: Mapping[str, pa.Table]) -> duckdb.DuckDBPyConnection:
+    """Open a database in memory with these tables, without access to files and settings. The caller closes it."""
+    con = empty_database()
+    for name, rows in tables.items():
+        con.register(name, make_sql_safe(rows))
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
+    return con
 
 
 def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:

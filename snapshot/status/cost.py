@@ -18,22 +18,11 @@ from ..cut.graph import topological_order
 
 
 @dataclass(frozen=True, slots=True)
-class StageUsage:
-    """Usage of one stage, and its stored bytes. For a clone, the SSTs of its source are not counted."""
-
-    head: Manifest
-    versions: int
-    usage: Stats
-    table_bytes: int
-    sst_bytes: int
-    """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
-    stored_bytes: int
-    """Size of all stored objects: SSTs, and all objects written since, including manifests and orphans."""
-
-
-@dataclass(frozen=True, slots=True)
 class StageCost:
-    """Cost of one stage, or of all stages. Requests and bytes are per hour of running."""
+    """Cost of one stage, or of all stages. Requests and bytes are per hour of running.
+
+    For a clone, the SSTs of its source are not counted.
+    """
 
     stage: str
     versions: int
@@ -47,8 +36,9 @@ class StageCost:
     bytes_written: int
     table_bytes: int
     sst_bytes: int
+    """Size of all SSTs of the gapless history: SSTs of its first version, and all SSTs written since."""
     stored_bytes: int
-    """Bytes that S3 bills: SSTs, manifests and all other objects since the first version."""
+    """Bytes that S3 bills: SSTs, and all objects written since the first version, with manifests and orphans."""
     requests_cost: float
     """Price of the requests per month. The other costs are per month as well."""
     traffic_cost: float
@@ -73,41 +63,32 @@ def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppC
     Raises `NotFound` (no such app).
     """
     apps.read_app(store, app)
-    names = history.list_stages(store, app)
-    usages = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
-    upstream_first = topological_order({name: usage.head for name, usage in usages.items()})
-    stages = tuple(_stage_cost(name, usages[name], prices) for name in upstream_first)
+    heads = {name: head for name in history.list_stages(store, app) if (head := history.head(store, app, name))}
+    stages = tuple(stage_cost(store, heads[name], since_ms, prices) for name in topological_order(heads))
     total = (sum(getattr(stage, name) for stage in stages) for name in StageCost.__slots__ if name != "stage")
     return AppCost(app, since_ms, prices, stages, StageCost("total", *total))
 
 
-def _stage_cost(name: str, usage: StageUsage, prices: Prices) -> StageCost:
-    rate = per_hour(usage.usage) or Stats()
-    cost = monthly_cost(rate, usage.stored_bytes, prices)
-    rates = (rate.gets, rate.puts, rate.lists, rate.deletes, rate.bytes_read, rate.bytes_written)
-    stored = (usage.table_bytes, usage.sst_bytes, usage.stored_bytes)
-    money = (cost.requests, cost.traffic, cost.storage, cost.total)
-    return StageCost(name, usage.versions, usage.usage.ms, *rates, *stored, *money)
-
-
-def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
-    """Return the usage of a stage by versions committed after `since_ms`; None if the stage has no version.
+def stage_cost(store: ObjectStore, head: Manifest, since_ms: int, prices: Prices) -> StageCost:
+    """Return the cost of a stage by versions committed after `since_ms`, up to its newest version.
 
     A version's usage covers the time since the previous version, so it may begin before `since_ms`. Takes the
     requests of `history.latest_at` and `history.first_version`, and a read.
     """
-    head = history.head(store, app, stage)
-    if head is None:
-        return None
-    number = history.first_version(store, app, stage)
-    first = history.find(store, app, stage, number) or head
-    base = history.latest_at(store, app, stage, since_ms) or first
+    number = history.first_version(store, head.app, head.stage)
+    first = history.find(store, head.app, head.stage, number) or head
+    base = history.latest_at(store, head.app, head.stage, since_ms) or first
     began, now = first.totals or Stats(), head.totals or Stats()
     at_first, at_head, since_first = _sst_bytes(first), _sst_bytes(head), now - began
     sst_bytes = max(at_head, at_first + since_first.flushed_bytes + since_first.compacted_bytes)
     stored_bytes = max(sst_bytes, at_first + since_first.bytes_written)
     usage = now - (base.totals or Stats())
-    return StageUsage(head, head.version - base.version, usage, at_head, sst_bytes, stored_bytes)
+    rate = per_hour(usage) or Stats()
+    cost = monthly_cost(rate, stored_bytes, prices)
+    rates = (rate.gets, rate.puts, rate.lists, rate.deletes, rate.bytes_read, rate.bytes_written)
+    money = (cost.requests, cost.traffic, cost.storage, cost.total)
+    versions = head.version - base.version
+    return StageCost(head.stage, versions, usage.ms, *rates, at_head, sst_bytes, stored_bytes, *money)
 
 
 def per_hour(usage: Stats) -> Stats | None:

@@ -258,16 +258,6 @@ def _replace_values(rows: pa.Table, change_map: Callable[[pa.MapArray], pa.Array
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
-def maps_as_lists(array: pa.Array) -> pa.Array:
-    """Return the array with all maps, at any depth, converted to lists of entries. Lists allow duplicate keys."""
-
-    def listed(maps: pa.MapArray) -> pa.Array:
-        entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
-        return pa.ListArray.from_arrays(maps.offsets, entries, mask=maps.is_null() if maps.null_count else None)
-
-    return map_nested(array, lambda leaf: leaf, listed)
-
-
 def map_nested(
     array: pa.Array,
     change_leaf: Callable[[pa.Array], pa.Array],
@@ -301,8 +291,9 @@ def _is_sql_safe(array: pa.Array) -> bool:
     if types.is_struct(kind):
         return all(map(_is_sql_safe, array.flatten()))
     if types.is_map(kind):
-        keys, items = array.keys, array.items
-        return _is_sql_safe(keys) and _is_sql_safe(items) and not _has_duplicate_keys(array).any()
+        starts = np.asarray(array.offsets)
+        inside = (part.slice(starts[0], starts[-1] - starts[0]) for part in (array.keys, array.items))
+        return all(map(_is_sql_safe, inside)) and not _has_duplicate_keys(array).any()
     return not types.is_list(kind) or _is_sql_safe(array.flatten())
 
 

@@ -36,7 +36,7 @@ def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.ND
         _check_hashable(name, rows.schema.field(name).type)
     running = np.full(rows.num_rows, _SEED)
     for name in columns:
-        running = _chain(name, _one_array(rows.column(name)), running)
+        running = _chain(name, one_array(rows.column(name)), running)
     return running.view(np.int64)
 
 
@@ -73,14 +73,14 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
         if has_floats(field.type):
-            rows = rows.set_column(index, field, _normalise(_one_array(rows.column(index))))
+            rows = rows.set_column(index, field, _normalise(one_array(rows.column(index))))
     return rows
 
 
 def has_negative_zero(column: pa.Array | pa.ChunkedArray) -> bool:
     if not has_floats(column.type):
         return False
-    plain = _one_array(column)
+    plain = one_array(column)
     if pa.types.is_struct(plain.type):
         return any(has_negative_zero(child) for child in plain.flatten())
     values = _fixed_width_values(plain)
@@ -130,7 +130,7 @@ def _equals_previous(
 
 def hash_values(column: pa.Array | pa.ChunkedArray) -> U64:
     """Return a hash of each value of any type, lists and maps included. Not Spark's hash."""
-    return _hash_values(_one_array(column), np.zeros(len(column), np.uint64))
+    return _hash_values(one_array(column), np.zeros(len(column), np.uint64))
 
 
 def _hash_values(column: pa.Array, seeds: U64) -> U64:
@@ -154,7 +154,7 @@ def _hash_values(column: pa.Array, seeds: U64) -> U64:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
+    if pa.types.is_nested(kind):
         return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
 
@@ -173,7 +173,7 @@ def _normalise(column: pa.Array) -> pa.Array:
 
 def _sort_columns(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
     """Return flat columns that sort like the column: for a struct, its null flags and then its fields."""
-    plain = _one_array(column)
+    plain = one_array(column)
     if not pa.types.is_struct(plain.type):
         return [plain]
     return [plain.is_null(), *(part for child in plain.flatten() for part in _sort_columns(child))]
@@ -181,7 +181,7 @@ def _sort_columns(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 def _equal_values(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     if pa.types.is_struct(left.type):
-        left, right = _one_array(left), _one_array(right)
+        left, right = one_array(left), one_array(right)
         left_valid, right_valid = np.asarray(left.is_valid()), np.asarray(right.is_valid())
         fields = zip(left.flatten(), right.flatten(), strict=True)
         return reduce(np.logical_and, (_equal_values(*pair) for pair in fields), left_valid == right_valid)
@@ -193,9 +193,12 @@ def _equal_values(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.Chunked
     return np.asarray(equal)
 
 
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, copied only if it has several chunks or none."""
     if isinstance(column, pa.Array):
         return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
     combined = column.combine_chunks()
     # A column beyond 2 GiB of text stays chunked; batches of keys are far smaller.
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

@@ -79,11 +79,7 @@ def test_the_commit_that_made_it_wrong_is_found(cache: SstCache, bad_from: int) 
     app = FlightsApp(MemoryStore(), Kafka())
     first_bad = corrupted(app, batches=12, bad_from=bad_from)
     verdict = find(app, cache, SECONDS)
-    assert (verdict.stage, verdict.good_version, verdict.bad_version) == (
-        "carriers",
-        first_bad - 1,
-        first_bad,
-    )
+    assert (verdict.stage, verdict.good_version, verdict.bad_version) == ("carriers", first_bad - 1, first_bad)
     # Right before it `aircraft` sent on what it read.
     (sent,) = app.version("carriers", first_bad).inputs.values()
     assert (verdict.good_ref, verdict.bad_ref) == (

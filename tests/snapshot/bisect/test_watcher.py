@@ -1,7 +1,5 @@
 """Which invariants are asked when, and what is good."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,6 @@ from tests.support.histories import Flight, FlightsApp, Kafka, app_of, flights
 FAST = Invariant("no-flight-is-late", "FROM carriers WHERE delay > 1000", 10_000)
 SLOW = Invariant("flights-add-up", "SELECT 1 WHERE (SELECT sum(flights) FROM carriers) < 0", 60_000)
 LATE = Flight("N001", "C1", 5_000)
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path, 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture

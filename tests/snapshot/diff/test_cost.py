@@ -69,10 +69,7 @@ def test_columns_that_only_one_side_has_are_said_and_the_others_compared(cold: S
     after = other.put({(1,): (1.0, "row 1", 1), (2,): (2.0, "row two", 1)})
     sides = StoredCut(stage.store, Cut("app", {"stage": before})), StoredCut(other.store, Cut("b", {"stage": after}))
     (found,) = diff(cold, *sides)
-    assert found.unlike == (
-        "column v is int64 before and double after: not compared",
-        "column x exists only after",
-    )
+    assert found.unlike == ("column v is int64 before and double after: not compared", "column x exists only after")
     assert [(each.column, each.differing, each.rate) for each in found.columns] == [("w", 1, 0.5)]
     assert not found.is_equal
 

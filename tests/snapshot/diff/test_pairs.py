@@ -4,9 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.diff.equality import pair_equal_rows
+from slackwater.snapshot.diff.equality import pair_equal_rows, surplus_rows
 
 SCHEMA = pa.schema([("k", pa.string()), ("x y", pa.float64()), ("l", pa.list_(pa.int64()))])
 ROWS = st.lists(
@@ -44,3 +45,19 @@ def test_of_equal_rows_the_first_is_paired_with_the_first() -> None:
     mine, other = pair_equal_rows(rows, pa.table({"k": ["a", "a", "c"]}))
     assert (mine.tolist(), other.tolist()) == ([0, 2], [0, 1])
     assert all(part.dtype == np.int64 for part in (mine, other))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "equal"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us", "Europe/Berlin"), True),
+        (pa.int64(), pa.string(), False),
+    ],
+)
+def test_values_of_two_types_are_equal_if_they_mean_the_same(
+    ours: pa.DataType, theirs: pa.DataType, equal: bool
+) -> None:
+    one, other = (pa.table({"k": pa.array([7]).cast(kind)}) for kind in (ours, theirs))
+    assert len(pair_equal_rows(one, other)[0]) == equal
+    assert surplus_rows(one, other).num_rows == (not equal)

@@ -1,6 +1,5 @@
 """A moment as a DuckDB file."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.store.read.cache import SstCache
 
 from tests.support.histories import FlightsApp
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
-        yield cache
 
 
 def at(app: FlightsApp, ref: str) -> Cut:
@@ -49,7 +42,7 @@ def test_every_client_of_duckdb_sees_the_tables_of_the_moment(app: FlightsApp, c
         for stage, each in cut.stages.items()
     ]
     assert (written.path, written.bytes, written.rows["carriers"]) == (path, path.stat().st_size, 3)
-    assert [left.name for left in tmp_path.iterdir() if left.name != "cache"] == [path.name]
+    assert [left.name for left in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_file_that_is_there_is_overwritten_only_when_that_is_said(
@@ -77,7 +70,7 @@ def test_what_fails_leaves_nothing_and_what_was_there(app: FlightsApp, cache: Ss
     with pytest.raises(Corruption):
         write(app, cache, path, "flights", force=True)
     assert path.read_bytes() == before
-    assert {left.name for left in tmp_path.iterdir()} == {"cache", "out.duckdb"}
+    assert [left.name for left in tmp_path.iterdir()] == ["out.duckdb"]
 
 
 def test_some_tables_alone_can_be_written(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:

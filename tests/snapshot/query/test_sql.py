@@ -82,10 +82,7 @@ def test_tables_that_the_cut_does_not_hold_can_be_shown_empty(cache: SstCache) -
     ("sql", "message"),
     [
         ("FROM carrierz", "no table named 'carrierz'; the nearest: carriers"),
-        (
-            "SELECT * FROM aircraft JOIN zebra USING (tail)",
-            "no table named 'zebra'; there are: aircraft, carriers",
-        ),
+        ("SELECT * FROM aircraft JOIN zebra USING (tail)", "no table named 'zebra'; there are: aircraft, carriers"),
         ('FROM "no such"', "no table named 'no such'"),
         ("SELECT dealy FROM carriers", "no column named 'dealy'; the nearest: delay"),
         ("SELECT carriers.fligths FROM carriers", "no column named 'fligths'; the nearest: flights"),
@@ -148,10 +145,7 @@ def test_whatever_reads_may_run(app: FlightsApp, cache: SstCache, sql: str) -> N
 
 def test_the_number_of_rows_can_be_limited(app: FlightsApp, cache: SstCache) -> None:
     with closing(connect(app.store, cache, at(app))) as con:
-        assert run_query(con, "FROM aircraft ORDER BY tail", max_rows=2).column("tail").to_pylist() == [
-            "N000",
-            "N001",
-        ]
+        assert run_query(con, "FROM aircraft ORDER BY tail", max_rows=2).column("tail").to_pylist() == ["N000", "N001"]
         assert run_query(con, "FROM aircraft").num_rows == 7
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from slackwater.cli import main
 from slackwater.common import instants
-from slackwater.snapshot.status.cost import per_hour, recent_usage, usage_since
+from slackwater.snapshot.status.cost import StageCost, per_hour, recent_usage, stage_cost
 from slackwater.store.objects.counting import CountingStore, Prices, Stats, monthly_cost
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -81,6 +81,10 @@ class Written:
         self.commit((self.sst(size, 1),) if size else (), taken + Stats(puts=1, bytes_written=size + 40))
 
 
+def cost_since(written: Written, since_ms: int) -> StageCost:
+    return stage_cost(written.store, written.head, since_ms, Prices())
+
+
 @given(st.lists(st.sampled_from([1, 10, 1000, "merge", "uncounted"]), max_size=20), st.data())
 def test_two_manifests_tell_what_all_between_them_took(what: list[int | str], data: st.DataObject) -> None:
     written = Written(MemoryStore())
@@ -93,16 +97,18 @@ def test_two_manifests_tell_what_all_between_them_took(what: list[int | str], da
             case int(size):
                 written.batch(size)
     since_ms = data.draw(st.integers(-1, written.now_ms + 1))
-    usage = usage_since(written.store, "shop", "customers", since_ms)
-    assert usage is not None
+    cost = cost_since(written, since_ms)
     later = [made for made in written.made[1:] if made.time_ms > since_ms]
-    assert usage.versions == len(later)
-    assert usage.usage == sum((made.stats for made in later if made.stats), Stats())
+    usage = sum((made.stats for made in later if made.stats), Stats())
+    rate = per_hour(usage) or Stats()
+    assert (cost.versions, cost.counted_ms) == (len(later), usage.ms)
+    assert (cost.gets, cost.puts, cost.lists, cost.bytes_read) == (rate.gets, rate.puts, rate.lists, rate.bytes_read)
+    assert (cost.deletes, cost.bytes_written) == (rate.deletes, rate.bytes_written)
     # Every SST that a version names, once.
     named = {sst.object: sst.bytes for made in written.made for sst in made.ssts}
-    assert usage.sst_bytes == sum(named.values())
-    assert usage.stored_bytes == usage.sst_bytes + 40 * sum(made.stats is not None for made in written.made)
-    assert usage.table_bytes == sum(sst.bytes for sst in written.head.ssts)
+    assert cost.sst_bytes == sum(named.values())
+    assert cost.stored_bytes == cost.sst_bytes + 40 * sum(made.stats is not None for made in written.made)
+    assert cost.table_bytes == sum(sst.bytes for sst in written.head.ssts)
 
 
 def test_it_takes_few_requests_however_long_the_history_is() -> None:
@@ -110,7 +116,7 @@ def test_it_takes_few_requests_however_long_the_history_is() -> None:
     for _ in range(3_000):
         written.commit(written.head.ssts, A_BATCH)
     fresh = CountingStore(written.store)  # nothing read before is remembered for it
-    assert usage_since(fresh, "shop", "customers", 1_500_000) is not None
+    assert stage_cost(fresh, written.head, 1_500_000, Prices()).versions == 1_500
     assert fresh.requests < 40
     fresh = CountingStore(written.store)
     assert recent_usage(fresh, written.head, 100) == (100, Stats(*(100 * number for number in astuple(A_BATCH))))
@@ -126,10 +132,8 @@ def test_a_short_history_is_told_of_as_a_whole() -> None:
 def test_a_stage_that_nobody_counted_takes_nothing_and_stores_its_table() -> None:
     written = Written(MemoryStore())
     written.commit((written.sst(70, 0),), None)
-    usage = usage_since(written.store, "shop", "customers", -1)
-    assert usage is not None
-    assert (usage.usage, usage.table_bytes, usage.stored_bytes) == (Stats(), 70, 70)
-    assert usage_since(written.store, "shop", "nobody", -1) is None
+    cost = cost_since(written, -1)
+    assert (cost.counted_ms, cost.gets, cost.table_bytes, cost.stored_bytes) == (0, 0, 70, 70)
 
 
 def test_a_clone_does_not_pay_for_what_it_shares() -> None:
@@ -137,9 +141,7 @@ def test_a_clone_does_not_pay_for_what_it_shares() -> None:
     shared = [replace(written.sst(70, 0), object="other/stages/customers/sst/1.parquet")]
     shared += [replace(written.sst(70, 0), root="s3://elsewhere")]
     written.commit((*shared, written.sst(5, 0)), None)
-    usage = usage_since(written.store, "shop", "customers", -1)
-    assert usage is not None
-    assert usage.stored_bytes == 5
+    assert cost_since(written, -1).stored_bytes == 5
 
 
 def test_rates_are_of_the_time_that_was_counted() -> None:

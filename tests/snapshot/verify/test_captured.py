@@ -84,11 +84,7 @@ RECORDS: dict[str, tuple[Records, tuple[int, ...], str]] = {
         (3, 2),
         r"has record by-right\[0\]@3\+0 twice or out of order",
     ),
-    "no addresses": (
-        lambda rows: rows.drop_columns(["_row"]),
-        (3, 2),
-        "does not hold records with addresses",
-    ),
+    "no addresses": (lambda rows: rows.drop_columns(["_row"]), (3, 2), "does not hold records with addresses"),
     "a partition that the channel has not": (
         lambda rows: rows.set_column(1, "_partition", pa.array([0, 0, 0, 1, 2], pa.int32())),
         (3, 2),

@@ -170,10 +170,7 @@ def rehashed(damage: Damage) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
-    "a missing object": (
-        lambda damage: damage.app.store.delete(damage.sst.object),
-        "the object is missing",
-    ),
+    "a missing object": (lambda damage: damage.app.store.delete(damage.sst.object), "the object is missing"),
     "a truncated object": (
         lambda damage: damage.app.store.put(damage.sst.object, damage.app.store.get(damage.sst.object)[:-3]),
         " bytes, found ",
