@@ -59,30 +59,15 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
     Raises `NotFound` if the app or a stage does not exist, and `Refused` if one of `stages` has no table, or is
     retired.
     """
-    merges = []
-    for head in _heads_with_table(store, app, stages):
-        tables = {} if head.retired else tables_of(head)
-        for name, compaction in (
-            (name, compaction) for name, at in tables.items() for compaction in pick_for_manifest(at, full=full)
-        ):
-            size, levels = (
-                sum(sst.bytes for sst in compaction.inputs),
-                tuple(sorted({sst.level for sst in compaction.inputs})),
-            )
-            count, drops = len(compaction.inputs), compaction.drops_tombstones
-            merges.append(
-                Merge(
-                    name,
-                    compaction.partition,
-                    count,
-                    size,
-                    levels,
-                    compaction.output_level,
-                    compaction.is_trivial_move,
-                    drops,
-                )
-            )
-    return tuple(merges)
+    heads = (head for head in _heads_with_table(store, app, stages) if not head.retired)
+    tables = (table for head in heads for table in tables_of(head).items())
+    return tuple(_merge(name, due) for name, at in tables for due in pick_for_manifest(at, full=full))
+
+
+def _merge(name: str, due: Compaction) -> Merge:
+    size, levels = sum(sst.bytes for sst in due.inputs), tuple(sorted({sst.level for sst in due.inputs}))
+    output = due.output_level, due.is_trivial_move, due.drops_tombstones
+    return Merge(name, due.partition, len(due.inputs), size, levels, *output)
 
 
 def heads_of_compactions(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
