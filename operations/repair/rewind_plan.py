@@ -106,8 +106,7 @@ def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> 
     while at is not None and at.version > after:
         if (sink := at.sinks.get(name)) is None:
             # A rewind, or the claim after a promotion, removed the sink.
-            counts = _change_counts(at)
-            at = history.newest_where(read, first, at, lambda older, counts=counts: _change_counts(older) < counts)
+            at = history.newest_where(read, first, at, partial(_is_earlier, _change_counts(at)))
             continue
         if not _is_withdrawn(store, at):
             yield at
@@ -117,6 +116,10 @@ def _sink_periods(store: ObjectStore, head: Manifest, name: str, after: int) -> 
 def _change_counts(manifest: Manifest) -> tuple[int, int]:
     """Return the numbers of promotions and of rewinds up to a version; neither number ever decreases."""
     return manifest.promotion.number if manifest.promotion is not None else 0, len(manifest.rewinds)
+
+
+def _is_earlier(counts: tuple[int, int], manifest: Manifest) -> bool:
+    return _change_counts(manifest) < counts
 
 
 def _is_withdrawn(store: ObjectStore, at: Manifest) -> bool:
