@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import partial
 
 from ulid import ULID
 
@@ -141,25 +142,21 @@ class StageCompactor:
         writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
-        todo: dict[str, set[int]] | None = None
+        # With `full`, the state partitions of each table that were not merged yet.
+        todo: dict[str, set[int]] = {}
         while not self.stop.is_set():
             head = self._newest()
             if head.table is None or head.retired:
                 return
             tables = tables_of(head)
-            if full and todo is None:
+            if full and not todo:
                 todo = {name: set(range(at.table.ranges)) for name, at in tables.items() if at.table is not None}
             due: list[tuple[Table, Compaction]] = []
             for name, at in tables.items():
-                remaining = todo.get(name, set()) if todo is not None else None
-                picked = (
-                    pick_for_manifest(at)
-                    if remaining is None
-                    else pick_for_manifest(at, full=True, accepts=remaining.__contains__)
-                )
+                remaining = todo.get(name, set())
+                picked = pick_for_manifest(at, full=full, accepts=remaining.__contains__)
                 due += [(at.table, compaction) for compaction in picked if at.table is not None]
-                if remaining is not None:
-                    remaining.difference_update(compaction.partition for compaction in picked)
+                remaining.difference_update(compaction.partition for compaction in picked)
             if not due:
                 return
             yield from self._merge(head, due)
@@ -172,19 +169,8 @@ class StageCompactor:
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
-                running = {
-                    pool.submit(
-                        run_compaction,
-                        self._store,
-                        self.cache,
-                        head.app,
-                        self.head.stage,
-                        table,
-                        compaction,
-                        should_stop=stop,
-                    )
-                    for table, compaction in due
-                }
+                run = partial(run_compaction, self._store, self.cache, head.app, self.head.stage, should_stop=stop)
+                running = {pool.submit(run, table, compaction) for table, compaction in due}
                 failures: list[BaseException] = []
                 while running:
                     ended, running = wait(running, _COMMIT_INTERVAL_S)
@@ -276,15 +262,11 @@ class AppCompactor:
             on_version(compacted)
         if done:
             versions = ", ".join(f"{compacted.stage}@v{compacted.version}" for compacted in done)
-            versions_by_stage: dict[str, tuple[int, int]] = {}
-            for compacted in done:
-                versions_by_stage[compacted.stage] = (
-                    versions_by_stage.get(compacted.stage, (compacted.version - 1, 0))[0],
-                    compacted.version,
-                )
-            record_operation(
-                self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, versions_by_stage
-            )
+            first = {compacted.stage: compacted.version for compacted in reversed(done)}
+            last = {compacted.stage: compacted.version for compacted in done}
+            by_stage = {stage: (first[stage] - 1, version) for stage, version in last.items()}
+            detail = f"--full, {versions}" if full else versions
+            record_operation(self.store, self.app, "compact", detail, self.by, by_stage)
         return tuple(done)
 
     def watch(
