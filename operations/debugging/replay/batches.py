@@ -25,9 +25,10 @@ from ....snapshot.cut.stored import ADDRESS_COLUMNS
 from ....snapshot.diff.equality import pair_equal_rows, pair_similar_rows
 from ....snapshot.diff.stored_rows import TableSide
 from ....store.sst import writer as sst
-from ....store.sst.schema import SEQ, add_missing_columns, sst_schema
+from ....store.sst.schema import add_missing_columns, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
+from ....store.versions.side_tables import as_main_table, table_name
 from .inputs import ORIGIN_SCHEMA
 from .program import LoadedProgram
 from .stage_replay import StageReplay
@@ -124,14 +125,10 @@ class ReplayBatch:
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, RecordNumbers]]:
         """Rows that the batch wrote to each side table, and each row's record number; -1 if it has no record."""
-        replay, seq = self.replay, self.replay.after.row_seq
-        result = {}
-        for name, side in replay.after.side_tables.items():
-            stored = TableSide(replay.program.store, replay.program.cache, side.table, None)
-            new = (sst for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
-            rows = pa.concat_tables(
-                [stored.empty_rows(values=True), *(stored.read_stored(sst, SEQ, seq, seq, values=True) for sst in new)]
-            )
+        program, after, result = self.replay.program, self.replay.after, {}
+        for name, side in after.side_tables.items():
+            version = as_main_table(after, table_name(after.stage, name))
+            rows = TableSide(program.store, program.cache, side.table, version).read_written(after.row_seq)
             numbers = np.full(rows.num_rows, -1, np.int64)
             row_numbers, records = pair_equal_rows(
                 rows.select(_KEY).rename_columns(["_topic", *ADDRESS_COLUMNS]), self._addresses

@@ -29,7 +29,7 @@ from ....store.read.multi_get import TableLookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import HASH, OP, SEQ, arrow_schema, sst_schema
+from ....store.sst.schema import HASH, OP, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
 from .inputs import InputRecords, read_input, split_rejected
@@ -235,12 +235,8 @@ class StageReplay:
 
     def written_rows(self) -> pa.Table:
         """Return the rows that the version wrote to its table, with internal columns and tombstones."""
-        table, seq = self.table, self.after.row_seq
-        side = TableSide(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
-        tables = (
-            side.read_stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max
-        )
-        return pa.concat_tables([side.empty_rows(values=True), *tables])
+        side = TableSide(self.program.store, self.program.cache, self.table, self.after, self.after.clock_ms)
+        return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
         """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.
