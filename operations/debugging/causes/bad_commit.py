@@ -105,12 +105,13 @@ class BadCommit:
 
         If several source records are equal, one of them is returned. Raises the errors of a replay.
         """
-        name, upstream, version = replay.sender(number)
-        if not upstream:
-            return replay.address(number)
-        if not version or upstream not in self.program.app.stages:
+        name, records, at = replay.find_record(number)
+        if not records.upstream:
+            return records.location(at)
+        version = int(records.versions[at])
+        if not version or records.upstream not in self.program.app.stages:
             return None
-        sender = self.replay(upstream, version, name)
+        sender = self.replay(records.upstream, version, name)
         if sender.shape.bound is not None or not sender.knows_records:
             return None
         row, sent = replay.inputs(np.array([number]))[name], sender.rows()
@@ -118,23 +119,7 @@ class BadCommit:
         return self.source_address(sender, int(sender.record_of(sent)[positions[0]])) if len(positions) else None
 
 
-def record_number(replay: StageReplay, address: RecordLocation) -> int | None:
-    """Return the number of a record in a batch; None if the batch did not process the record."""
-    expected: Mapping[str, int] = dict(
-        zip(("_partition", "_offset", "_row"), (address.partition, address.offset, address.row or 0), strict=True)
-    )
-    for name, records in replay.records.items():
-        if records.topic == address.topic:
-            matches = [records.origin[column].to_numpy() == value for column, value in expected.items()]
-            at = np.flatnonzero(np.logical_and.reduce(matches))
-            if len(at):
-                return int(replay.numbers[name][at[0]])
-    return None
-
-
 MAX_BATCHES = 24
-
-
 Step = tuple[str, int]
 
 

@@ -7,6 +7,7 @@ then send. The clock and the watermark of each batch are those in its manifest, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -113,8 +114,7 @@ class ReplayBatch:
 
     def address(self, number: int) -> RecordLocation:
         records = list(self.replay.records.values())[int(self.inputs[number])]
-        partition, offset, row = (int(self.origin[name][number].as_py()) for name in ADDRESS_COLUMNS)
-        return RecordLocation(records.topic, partition, offset, row if records.upstream else None)
+        return dataclasses.replace(records, origin=self.origin).location(number)
 
     def for_output(self, name: str) -> StageReplay:
         """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
