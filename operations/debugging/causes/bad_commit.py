@@ -20,10 +20,11 @@ from ....snapshot.bisect.verdict import RecordLocation, RecordPath, Verdict
 from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.line import Line
 from ....snapshot.cut.moments import read_line
-from ....snapshot.diff.equality import find_row_numbers, flag_unmatched_rows, surplus_rows
+from ....snapshot.diff.equality import find_row_numbers, surplus_rows
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.batches import SubsetReplay, compute_sent_rows
+from ..replay.compare import RowDifferences
 from ..replay.inputs import InputRecords
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
@@ -160,8 +161,9 @@ class CounterfactualReplay:
         inputs = {name: self._input(replay, name, records) for name, records in replay.records.items()}
         if any(differs for _, differs in inputs.values()):
             return replay.run({name: rows for name, (rows, _) in inputs.items()}), True
-        step = replay.after.stage, replay.after.version
-        return replay.rows(), step in self.replacement_versions or _program_differs(replay)
+        after, now = replay.after, program_of(replay.program.app)
+        has_other_rows = (after.stage, after.version) in self.replacement_versions
+        return replay.rows(), has_other_rows or after.is_by_other_program(now)
 
     def _input(self, replay: StageReplay, name: str, records: InputRecords) -> tuple[pa.Table, bool]:
         """Return the rows that a batch receives on one input, and True if the original batch received other rows."""
@@ -176,26 +178,12 @@ class CounterfactualReplay:
             if sender_differs:
                 sent_now = compute_sent_rows(sender, new_rows, rows)
                 # Rejected records were sent too.
-                sent_then = pa.concat_tables(
-                    [_rows_sent_by(part, version) for part in (records, replay.left_out[name])]
-                )
-                missing, new = (
-                    side.filter(pa.array(flags))
-                    for side, flags in zip((sent_then, sent_now), flag_unmatched_rows(sent_then, sent_now), strict=True)
-                )
-                if missing.num_rows or new.num_rows:
-                    rows, differs = pa.concat_tables([surplus_rows(rows, missing), new]), True
+                both = records, replay.left_out[name]
+                sent_then = pa.concat_tables([some.rows.filter(pa.array(some.versions == version)) for some in both])
+                if different := RowDifferences.compare(sent_then, sent_now):
+                    rows, differs = pa.concat_tables([surplus_rows(rows, different.missing), different.added]), True
         return rows, differs
-
-
-def _program_differs(replay: StageReplay) -> bool:
-    ran, now = replay.after.program, program_of(replay.program.app)
-    return ran is not None and now is not None and ran.checksum != now.checksum
 
 
 def with_rows_of(manifest: Manifest, other: Manifest) -> Manifest:
     return replace(manifest, ssts=other.ssts, clock_ms=other.clock_ms)
-
-
-def _rows_sent_by(records: InputRecords, version: int) -> pa.Table:
-    return records.rows.filter(pa.array(records.versions == version))
