@@ -206,8 +206,7 @@ class OpenBatches:
             most = max(sent.num_rows, part.received.num_rows)
             raise UnprovedRecord(
                 f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
-                "different. "
-                f"{explain_difference(self.program, replay.after)}"
+                f"different. {explain_difference(self.program, replay.after)}"
             )
         if (made_of := replay.sent_records(every)) is not None:
             part.trace = part.numbers[records], made_of[rows]
@@ -230,18 +229,11 @@ class OpenBatches:
             # Readers consume the versions of a channel in order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
         sources = {part: self._source_commits(part) for part in parts}
-        spans = sorted(
-            (
-                (min(sources_of_part), max(sources_of_part), part)
-                for part, sources_of_part in sources.items()
-                if sources_of_part
-            ),
-            key=_span_key,
-        )
+        spans = ((min(commits), max(commits), part) for part, commits in sources.items() if commits)
         # Parts from an unknown batch are retried records, which were read earlier.
-        clusters = [[part] for part, sources_of_part in sources.items() if not sources_of_part]
+        clusters = [[part] for part, commits in sources.items() if not commits]
         last: LinePosition | None = None
-        for first, end, part in spans:
+        for first, end, part in sorted(spans, key=lambda span: span[:2]):
             if last is None or first > last:
                 clusters.append([])
             clusters[-1].append(part)
@@ -279,10 +271,6 @@ class OpenBatches:
                 continue
             for sent in history.iter_between(store, app, end.upstream, start.version if start else 0, end.version):
                 yield from self._source_commits_of_version(app, sent.stage, sent.version)
-
-
-def _span_key(span: tuple[LinePosition, LinePosition, InputPart]) -> tuple[LinePosition, LinePosition]:
-    return span[:2]
 
 
 def compute_sent_rows(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
@@ -346,9 +334,6 @@ class SubsetReplay:
     def numbers_of_part(self, part: InputPart) -> RecordNumbers:
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
-    def has_only_original_records(self, batch: ReplayBatch) -> bool:
-        return not self._present(batch)[1]
-
     def _present(self, batch: ReplayBatch) -> tuple[RecordNumbers, dict[str, list[pa.Table]]]:
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
@@ -370,9 +355,10 @@ class SubsetReplay:
             return np.empty(0, np.int64), None
         if self.has_all_records(part.sender):
             return part.numbers, None
-        if part.trace is not None and self.has_only_original_records(part.sender):
+        present, new_rows = self._present(part.sender)
+        if part.trace is not None and not new_rows:
             own_numbers, made_of = part.trace
-            return own_numbers[np.isin(made_of, self.numbers(part.sender))], None
+            return own_numbers[np.isin(made_of, present)], None
         sent = compute_sent_rows(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
         own_numbers, received_rows = pair_similar_rows(sent, part.received)
         if len(own_numbers) == sent.num_rows:
