@@ -5,7 +5,7 @@ version has read are archived. An interrupted call is resumed by the same comman
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...common import instants
 from ...common.durations import DAY_MS
@@ -14,9 +14,9 @@ from ...snapshot.cut.kafka_topics import KafkaTopics
 from ...snapshot.cut.moments import heads_of, stages_of
 from ...snapshot.take.audit_log import record_operation
 from ...snapshot.under_way.exclusion import Intent, check_exclusion
-from ...state.records import is_kafka_id, is_other_topic, ranges
+from ...state.records import is_kafka_id, is_other_topic
 from ...store.archive import index, merge
-from ...store.archive.extents import Extent, Extents, count_offsets, intersect, subtract, union
+from ...store.archive.extents import Extent, Extents, count_offsets, extents_between, intersect, split, subtract, union
 from ...store.archive.index import ArchiveIndex
 from ...store.archive.merge import TARGET_BYTES, append
 from ...store.archive.objects import ArchiveWriter
@@ -41,13 +41,8 @@ class TopicFilled:
     """Offsets read since the moment that neither Kafka nor the archive has, as ranges such as `[0]@10..20`."""
 
 
-@dataclass(slots=True)
-class _ReadTopic:
-    read: list[tuple[int, Extents]] = field(default_factory=list)
-
-
-_ReadsByTopic = dict[tuple[str, str], _ReadTopic]
-"""Reads by topic and topic id; the id is empty if unknown."""
+_ReadsByTopic = dict[tuple[str, str], list[tuple[int, Extents]]]
+"""Reads by topic and topic id, each with its version's time; the id is empty if unknown."""
 
 
 def fill(
@@ -70,18 +65,16 @@ def fill(
     reads: _ReadsByTopic = {}
     for stage, head in sorted(heads.items()):
         _add_reads_since(store, head, since.stages.get(stage) if since is not None else None, reads)
-    filled = []
-    for (topic, topic_id), topic_read in sorted(reads.items()):
-        filled.append(
-            _fill_topic(store, app, kafka, (topic, topic_id), sorted(topic_read.read), by, on_progress, dry_run=dry_run)
-        )
+    filled = tuple(
+        _fill_topic(store, app, kafka, topic_and_id, sorted(read), by, on_progress, dry_run=dry_run)
+        for topic_and_id, read in sorted(reads.items())
+    )
     added = sum(topic.records for topic in filled)
     if added and not dry_run:
         start = f"from {since.ref}" if since is not None else "from the beginning"
-        record_operation(
-            store, app, "archive", f"{start}: {added:,} records of {', '.join(topic.topic for topic in filled)}", by
-        )
-    return tuple(filled)
+        topics = ", ".join(topic.topic for topic in filled)
+        record_operation(store, app, "archive", f"{start}: {added:,} records of {topics}", by)
+    return filled
 
 
 def _add_reads_since(store: ObjectStore, head: Manifest, start: Manifest | None, reads: _ReadsByTopic) -> None:
@@ -92,12 +85,9 @@ def _add_reads_since(store: ObjectStore, head: Manifest, start: Manifest | None,
             for name, at in later.inputs.items():
                 earlier_input = earlier.inputs.get(name)
                 if earlier_input is not None and earlier_input.topic == at.topic:
-                    read = (
-                        Extent(span.partition, span.first, span.last)
-                        for span in ranges(earlier_input.offsets, at.offsets)
-                    )
+                    read = extents_between(earlier_input.offsets, at.offsets)
                     topic = (at.topic, at.topic_id if is_kafka_id(at.topic_id) else "")
-                    reads.setdefault(topic, _ReadTopic()).read.append((later.time_ms, union(read)))
+                    reads.setdefault(topic, []).append((later.time_ms, read))
         later = earlier
         if start is not None and earlier.version <= start.version:
             return
@@ -165,15 +155,13 @@ def _append(
     store: ObjectStore, kafka: KafkaTopics, head: ArchiveIndex, extents: Extents, read_ms: int, by: str
 ) -> ArchiveIndex:
     writer, done = ArchiveWriter(), list[Extent]()
-    for extent in extents:
-        for first in range(extent.first, extent.end, _GROUP_OFFSETS):
-            part = Extent(extent.partition, first, min(first + _GROUP_OFFSETS, extent.end))
-            for records in kafka.records(head.topic, part.partition, part.first, part.end):
-                writer.append(records)
-            done.append(part)
-            if writer.num_bytes >= TARGET_BYTES // 2:
-                head = append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms())
-                writer, done = ArchiveWriter(), []
+    for part in split(extents, _GROUP_OFFSETS):
+        for records in kafka.records(head.topic, part.partition, part.first, part.end):
+            writer.append(records)
+        done.append(part)
+        if writer.num_bytes >= TARGET_BYTES // 2:
+            head = append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms())
+            writer, done = ArchiveWriter(), []
     return append(store, head, writer, union(done), read_ms, by=by, now_ms=instants.now_ms()) if done else head
 
 

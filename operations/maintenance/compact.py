@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import partial
 
 from ulid import ULID
 
@@ -59,30 +60,15 @@ def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bo
     Raises `NotFound` if the app or a stage does not exist, and `Refused` if one of `stages` has no table, or is
     retired.
     """
-    merges = []
-    for head in _heads_with_table(store, app, stages):
-        tables = {} if head.retired else tables_of(head)
-        for name, compaction in (
-            (name, compaction) for name, at in tables.items() for compaction in pick_for_manifest(at, full=full)
-        ):
-            size, levels = (
-                sum(sst.bytes for sst in compaction.inputs),
-                tuple(sorted({sst.level for sst in compaction.inputs})),
-            )
-            count, drops = len(compaction.inputs), compaction.drops_tombstones
-            merges.append(
-                Merge(
-                    name,
-                    compaction.partition,
-                    count,
-                    size,
-                    levels,
-                    compaction.output_level,
-                    compaction.is_trivial_move,
-                    drops,
-                )
-            )
-    return tuple(merges)
+    heads = (head for head in _heads_with_table(store, app, stages) if not head.retired)
+    tables = (table for head in heads for table in tables_of(head).items())
+    return tuple(_merge(name, due) for name, at in tables for due in pick_for_manifest(at, full=full))
+
+
+def _merge(name: str, due: Compaction) -> Merge:
+    size, levels = sum(sst.bytes for sst in due.inputs), tuple(sorted({sst.level for sst in due.inputs}))
+    output = due.output_level, due.is_trivial_move, due.drops_tombstones
+    return Merge(name, due.partition, len(due.inputs), size, levels, *output)
 
 
 def heads_of_compactions(store: ObjectStore, app: str, stages: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
@@ -156,25 +142,21 @@ class StageCompactor:
         writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
-        todo: dict[str, set[int]] | None = None
+        # With `full`, the state partitions of each table that were not merged yet.
+        todo: dict[str, set[int]] = {}
         while not self.stop.is_set():
             head = self._newest()
             if head.table is None or head.retired:
                 return
             tables = tables_of(head)
-            if full and todo is None:
+            if full and not todo:
                 todo = {name: set(range(at.table.ranges)) for name, at in tables.items() if at.table is not None}
             due: list[tuple[Table, Compaction]] = []
             for name, at in tables.items():
-                remaining = todo.get(name, set()) if todo is not None else None
-                picked = (
-                    pick_for_manifest(at)
-                    if remaining is None
-                    else pick_for_manifest(at, full=True, accepts=remaining.__contains__)
-                )
+                remaining = todo.get(name, set())
+                picked = pick_for_manifest(at, full=full, accepts=remaining.__contains__)
                 due += [(at.table, compaction) for compaction in picked if at.table is not None]
-                if remaining is not None:
-                    remaining.difference_update(compaction.partition for compaction in picked)
+                remaining.difference_update(compaction.partition for compaction in picked)
             if not due:
                 return
             yield from self._merge(head, due)
@@ -187,19 +169,8 @@ class StageCompactor:
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix=f"compact-{self.head.stage}") as pool:
             try:
-                running = {
-                    pool.submit(
-                        run_compaction,
-                        self._store,
-                        self.cache,
-                        head.app,
-                        self.head.stage,
-                        table,
-                        compaction,
-                        should_stop=stop,
-                    )
-                    for table, compaction in due
-                }
+                run = partial(run_compaction, self._store, self.cache, head.app, self.head.stage, should_stop=stop)
+                running = {pool.submit(run, table, compaction) for table, compaction in due}
                 failures: list[BaseException] = []
                 while running:
                     ended, running = wait(running, _COMMIT_INTERVAL_S)
@@ -291,15 +262,11 @@ class AppCompactor:
             on_version(compacted)
         if done:
             versions = ", ".join(f"{compacted.stage}@v{compacted.version}" for compacted in done)
-            versions_by_stage: dict[str, tuple[int, int]] = {}
-            for compacted in done:
-                versions_by_stage[compacted.stage] = (
-                    versions_by_stage.get(compacted.stage, (compacted.version - 1, 0))[0],
-                    compacted.version,
-                )
-            record_operation(
-                self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by, versions_by_stage
-            )
+            first = {compacted.stage: compacted.version for compacted in reversed(done)}
+            last = {compacted.stage: compacted.version for compacted in done}
+            by_stage = {stage: (first[stage] - 1, version) for stage, version in last.items()}
+            detail = f"--full, {versions}" if full else versions
+            record_operation(self.store, self.app, "compact", detail, self.by, by_stage)
         return tuple(done)
 
     def watch(

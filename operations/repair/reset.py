@@ -118,11 +118,8 @@ def reset(
     number = check_migration_complete(store, app, heads, Intent.RESET) + 1
     topics = (f"{topic}:{','.join(map(str, some))}" if some else topic for topic, some in sorted(scope.items()))
     request = f"{scenario}{' of ' * bool(scope)}{', '.join(topics)}: "
-    if scenario.kind == "shift" and _is_repeated_shift(store, app, heads, request):
-        if not dry_run:
-            _export_lag(kafka, heads, {})
-        return ResetDone(app, scenario, ())
-    positions = _new_positions(app, heads, scope, scenario, kafka)
+    is_repeated = scenario.kind == "shift" and _is_repeated_shift(store, app, heads, request)
+    positions = {} if is_repeated else _new_positions(app, heads, scope, scenario, kafka)
     changes = tuple(
         _stage_changes(heads, stage, positions[stage]) for stage in topological_order(heads) if positions.get(stage)
     )
@@ -217,11 +214,8 @@ def _stage_changes(heads: Mapping[str, Manifest], stage: str, positions: Mapping
     head, ordered = heads[stage], sorted(positions.items())
     moved = tuple(partition for name, read_from in ordered for partition in _moved(head.inputs[name], read_from))
     goes_back = any(partition.after < partition.before for partition in moved)
-    sinks = (
-        {name for descendant in (stage, *downstream_stages(heads, stage)) for name in heads[descendant].sinks}
-        if goes_back
-        else set()
-    )
+    republishing = (stage, *downstream_stages(heads, stage)) if goes_back else ()
+    sinks = {name for publisher in republishing for name in heads[publisher].sinks}
     watermark_ms = head.watermark_ms if goes_back else None
     made_again = tuple(read_from.another for _, read_from in ordered if read_from.another)
     return ResetStage(stage, head.version, moved, watermark_ms, tuple(sorted(sinks)), made_again)

@@ -49,14 +49,7 @@ def find_moment_before_deploy(store: ObjectStore, heads: Mapping[str, Manifest])
 
 def _has_undone_deploy(store: ObjectStore, head: Manifest) -> bool:
     undone = history.previous_version(store, head) if head.rewind is not None else None
-    return undone is not None and _programs_differ(undone, head)
-
-
-def _programs_differ(version: Manifest, other: Manifest) -> bool:
-    """Return True if both versions record a program, and the programs differ."""
-    return (
-        version.program is not None and other.program is not None and version.program.checksum != other.program.checksum
-    )
+    return undone is not None and undone.is_by_other_program(head.program)
 
 
 def _find_deploy(store: ObjectStore, head: Manifest) -> Manifest | None:
@@ -70,7 +63,7 @@ def _find_deploy(store: ObjectStore, head: Manifest) -> Manifest | None:
         if last is not None and not last.table_only and (earlier is None or last.version > earlier.version):
             # Versions that the rewind undid are not part of this history.
             earlier = history.find(store, head.app, head.stage, last.to)
-        elif earlier is not None and _programs_differ(earlier, head):
+        elif earlier is not None and earlier.is_by_other_program(head.program):
             began = earlier.version + 1
             while earlier is not None and earlier.traits.for_next_program:
                 began, earlier = earlier.version, history.previous_version(store, earlier)

@@ -202,11 +202,8 @@ def plan(store: ObjectStore, target: Ref, heads: Mapping[str, Manifest], kafka: 
     if kafka is None:
         return RewindPlan(cut.app, target.text, cut, undone, (), steps, table_only)
     sinks = tuple(sink_rows(store, {stage: heads[stage] for stage in steps}, then, kafka))
-    other_apps = (
-        find_other_publishers(store, heads, cut.time_ms)
-        if any(head.sinks or head.silent for head in heads.values())
-        else ()
-    )
+    publishes = any(head.sinks or head.silent for head in heads.values())
+    other_apps = find_other_publishers(store, heads, cut.time_ms) if publishes else ()
     return RewindPlan(cut.app, target.text, cut, undone, sinks, steps, table_only, other_apps)
 
 

@@ -17,9 +17,9 @@ import pyarrow as pa
 from ...common import instants
 from ...common.durations import DAY_MS
 from ...errors import CommitConflict, Gone, SlackwaterError, Unavailable
-from ...state.records import is_kafka_id, ranges, read_spans
+from ...state.records import is_kafka_id, read_spans
 from ...store.archive import index, merge
-from ...store.archive.extents import Extent, Extents, count_offsets, intersect, subtract, union
+from ...store.archive.extents import Extent, Extents, count_offsets, extents_between, intersect, split, subtract, union
 from ...store.archive.index import INDEXES, ArchiveIndex
 from ...store.archive.merge import append
 from ...store.archive.objects import ArchiveWriter
@@ -104,11 +104,7 @@ class Archiver(Listener):
                 if last_input is None or last_input.topic != source.topic:
                     topic.first_inputs[head.stage] = source
                 elif head.traits.reads_records:
-                    read = (
-                        Extent(window.partition, window.first, window.last)
-                        for window in ranges(last_input.offsets, source.offsets)
-                    )
-                    topic.pending = union(topic.pending, read)
+                    topic.pending = union(topic.pending, extents_between(last_input.offsets, source.offsets))
                     topic.read_ms = max(topic.read_ms, head.time_ms)
                     if count_offsets(topic.pending) >= _CHUNK_OFFSETS:
                         self._wake.set()
@@ -245,18 +241,10 @@ class Archiver(Listener):
             read += available
             if writer.num_bytes >= merge.TARGET_BYTES // 2:
                 break
+        index_after, now_ms = head, instants.now_ms()
         if read:
-            index_after = append(
-                self._store,
-                head,
-                writer,
-                union(read),
-                topic.read_ms or instants.now_ms(),
-                by=self._by,
-                now_ms=instants.now_ms(),
-            )
-        else:
-            index_after = head
+            read_ms = topic.read_ms or now_ms
+            index_after = append(self._store, head, writer, union(read), read_ms, by=self._by, now_ms=now_ms)
         for extent in gone:
             _log.info("%s%s of %s is gone from Kafka, and not in its input archive", topic.name, extent, self._app)
         with self._lock:
@@ -301,7 +289,5 @@ def _parts_with_files(pending: Extents, spooled: Sequence[SpooledFile]) -> Itera
         in_file = intersect(pending, (file.extent,))
         parts += [(part, file) for part in in_file]
         pending = subtract(pending, in_file)
-    for part in pending:
-        steps = range(part.first, part.end, _CHUNK_OFFSETS)
-        parts += [(Extent(part.partition, first, min(first + _CHUNK_OFFSETS, part.end)), None) for first in steps]
+    parts += [(part, None) for part in split(pending, _CHUNK_OFFSETS)]
     return iter(sorted(parts, key=lambda pair: pair[0]))

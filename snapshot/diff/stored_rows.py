@@ -121,6 +121,12 @@ class TableSide:
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(self.key))
         return rows.take(pa.array(order[~repeats]))
 
+    def read_written(self, seq: int) -> pa.Table:
+        """Return the rows with this `_seq`, with values. Columns and errors are those of `read_stored`."""
+        ssts = (sst for sst in self.ssts if sst.seq_min <= seq <= sst.seq_max)
+        parts = (self.read_stored(sst, SEQ, seq, seq, values=True) for sst in ssts)
+        return pa.concat_tables([self.empty_rows(values=True), *parts])
+
     def flag_hidden(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         tombstones, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired_mask(rows, self.clock_ms)
         return tombstones if gone is None else tombstones | gone

@@ -4,7 +4,8 @@ A set is a sorted tuple of extents, no two of which touch within a partition. Ga
 an extent is a range that was read, whatever records it had.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 
 from msgspec import Struct
 
@@ -24,6 +25,17 @@ class Extent(Struct, frozen=True, order=True, array_like=True):
 
 
 Extents = tuple[Extent, ...]
+
+
+def extents_between(starts: Sequence[int], ends: Sequence[int]) -> Extents:
+    """Return the offsets from `starts` to `ends`, both by partition; a missing number is 0."""
+    return union(Extent(number, *span) for number, span in enumerate(zip_longest(starts, ends, fillvalue=0)))
+
+
+def split(extents: Iterable[Extent], max_offsets: int) -> Iterator[Extent]:
+    for extent in extents:
+        for first in range(extent.first, extent.end, max_offsets):
+            yield Extent(extent.partition, first, min(first + max_offsets, extent.end))
 
 
 def union(*sets: Iterable[Extent]) -> Extents:

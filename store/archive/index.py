@@ -9,7 +9,7 @@ another id, and it gets an archive of its own, under the next `life`, so that re
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -96,14 +96,8 @@ class ArchiveIndex(Struct, frozen=True):
 
         `read` has pairs of start and end offsets, each by partition.
         """
-        ranges = (zip_longest(starts, ends, self.begins, fillvalue=0) for starts, ends in read)
-        required = (
-            extents.Extent(partition, max(first, begin), end)
-            for parts in ranges
-            for partition, (first, end, begin) in enumerate(parts)
-            if max(first, begin) < end
-        )
-        return extents.subtract(required, (*self.covered, *self.thinned))
+        required = extents.union(*(extents.extents_between(starts, ends) for starts, ends in read))
+        return extents.subtract(required, (*extents.extents_between((), self.begins), *self.covered, *self.thinned))
 
 
 INDEXES = JsonFolder(

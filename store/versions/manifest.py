@@ -479,6 +479,10 @@ class Manifest(Struct, frozen=True):
     def has_read(self) -> bool:
         return self.traits.reads_records and any(read.rows for read in self.inputs.values())
 
+    def is_by_other_program(self, program: Program | None) -> bool:
+        """Return True if the version's program and the given one are both known, and differ."""
+        return self.program is not None and program is not None and self.program.checksum != program.checksum
+
 
 class Origin(Struct, frozen=True):
     """Source of a clone."""

@@ -20,10 +20,11 @@ from ....snapshot.bisect.verdict import RecordLocation, RecordPath, Verdict
 from ....snapshot.cut.graph import Cut
 from ....snapshot.cut.line import Line
 from ....snapshot.cut.moments import read_line
-from ....snapshot.diff.equality import find_row_numbers, flag_unmatched_rows, surplus_rows
+from ....snapshot.diff.equality import find_row_numbers, surplus_rows
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
 from ..replay.batches import SubsetReplay, compute_sent_rows
+from ..replay.compare import RowDifferences
 from ..replay.inputs import InputRecords
 from ..replay.program import LoadedProgram
 from ..replay.stage_replay import StageReplay
@@ -105,12 +106,13 @@ class BadCommit:
 
         If several source records are equal, one of them is returned. Raises the errors of a replay.
         """
-        name, upstream, version = replay.sender(number)
-        if not upstream:
-            return replay.address(number)
-        if not version or upstream not in self.program.app.stages:
+        name, records, at = replay.find_record(number)
+        if not records.upstream:
+            return records.location(at)
+        version = int(records.versions[at])
+        if not version or records.upstream not in self.program.app.stages:
             return None
-        sender = self.replay(upstream, version, name)
+        sender = self.replay(records.upstream, version, name)
         if sender.shape.bound is not None or not sender.knows_records:
             return None
         row, sent = replay.inputs(np.array([number]))[name], sender.rows()
@@ -118,23 +120,7 @@ class BadCommit:
         return self.source_address(sender, int(sender.record_of(sent)[positions[0]])) if len(positions) else None
 
 
-def record_number(replay: StageReplay, address: RecordLocation) -> int | None:
-    """Return the number of a record in a batch; None if the batch did not process the record."""
-    expected: Mapping[str, int] = dict(
-        zip(("_partition", "_offset", "_row"), (address.partition, address.offset, address.row or 0), strict=True)
-    )
-    for name, records in replay.records.items():
-        if records.topic == address.topic:
-            matches = [records.origin[column].to_numpy() == value for column, value in expected.items()]
-            at = np.flatnonzero(np.logical_and.reduce(matches))
-            if len(at):
-                return int(replay.numbers[name][at[0]])
-    return None
-
-
 MAX_BATCHES = 24
-
-
 Step = tuple[str, int]
 
 
@@ -175,8 +161,9 @@ class CounterfactualReplay:
         inputs = {name: self._input(replay, name, records) for name, records in replay.records.items()}
         if any(differs for _, differs in inputs.values()):
             return replay.run({name: rows for name, (rows, _) in inputs.items()}), True
-        step = replay.after.stage, replay.after.version
-        return replay.rows(), step in self.replacement_versions or _program_differs(replay)
+        after, now = replay.after, program_of(replay.program.app)
+        has_other_rows = (after.stage, after.version) in self.replacement_versions
+        return replay.rows(), has_other_rows or after.is_by_other_program(now)
 
     def _input(self, replay: StageReplay, name: str, records: InputRecords) -> tuple[pa.Table, bool]:
         """Return the rows that a batch receives on one input, and True if the original batch received other rows."""
@@ -191,26 +178,12 @@ class CounterfactualReplay:
             if sender_differs:
                 sent_now = compute_sent_rows(sender, new_rows, rows)
                 # Rejected records were sent too.
-                sent_then = pa.concat_tables(
-                    [_rows_sent_by(part, version) for part in (records, replay.left_out[name])]
-                )
-                missing, new = (
-                    side.filter(pa.array(flags))
-                    for side, flags in zip((sent_then, sent_now), flag_unmatched_rows(sent_then, sent_now), strict=True)
-                )
-                if missing.num_rows or new.num_rows:
-                    rows, differs = pa.concat_tables([surplus_rows(rows, missing), new]), True
+                both = records, replay.left_out[name]
+                sent_then = pa.concat_tables([some.rows.filter(pa.array(some.versions == version)) for some in both])
+                if different := RowDifferences.compare(sent_then, sent_now):
+                    rows, differs = pa.concat_tables([surplus_rows(rows, different.missing), different.added]), True
         return rows, differs
-
-
-def _program_differs(replay: StageReplay) -> bool:
-    ran, now = replay.after.program, program_of(replay.program.app)
-    return ran is not None and now is not None and ran.checksum != now.checksum
 
 
 def with_rows_of(manifest: Manifest, other: Manifest) -> Manifest:
     return replace(manifest, ssts=other.ssts, clock_ms=other.clock_ms)
-
-
-def _rows_sent_by(records: InputRecords, version: int) -> pa.Table:
-    return records.rows.filter(pa.array(records.versions == version))

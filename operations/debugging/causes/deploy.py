@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -119,24 +120,19 @@ def _replay_earlier_with_new_program(bad: BadCommit, change: ProgramChange, guil
         old_rows, new_rows = (_key_rows(bad, version, keys) for version in (after, manifest))
         if any(flags.any() for flags in flag_unmatched_rows(old_rows, new_rows)):
             different_ref = different_ref or f"{after.stage}@v{after.version}"
+    guess = partial(deploy_cause, change, proved=False, old_program=change.before)
     if different_ref:
         because = f": with the new program, {different_ref} gives another result, but not a bad one"
-        return DeployFindings(
-            deploy_cause(change, how="older batches", proved=False, suffix=because, old_program=change.before)
-        )
+        return DeployFindings(guess(how="older batches", suffix=because))
+    old = change.before.path
     if replayed:
-        result = (
-            f"{replayed} earlier {'batches give' if replayed > 1 else 'batch gives'} the same result with the new one"
-        )
-        return DeployFindings(None, f"{note}; {result}. Add the old {change.before.path} with --code to compare both")
+        batches = f"{replayed} earlier {'batches give' if replayed > 1 else 'batch gives'}"
+        result = f"{batches} the same result with the new one. Add the old {old} with --code to compare both"
+        return DeployFindings(None, f"{note}; {result}")
     if not change.batches:
         because = ": this is its first batch, and no earlier batch can be replayed"
-        return DeployFindings(
-            deploy_cause(change, how="guess", proved=False, suffix=because, old_program=change.before)
-        )
-    return DeployFindings(
-        None, f"{note}, and no earlier batch can be replayed; add the old {change.before.path} with --code"
-    )
+        return DeployFindings(guess(how="guess", suffix=because))
+    return DeployFindings(None, f"{note}, and no earlier batch can be replayed; add the old {old} with --code")
 
 
 def _suspected_keys(bad: BadCommit, guilty: RecordPath) -> pa.Table | None:
@@ -163,7 +159,7 @@ def _earlier_batches(bad: BadCommit, change: ProgramChange, keys: pa.Table | Non
     for _ in range(MAX_KEY_WRITERS):
         if at is None or keys is None:
             return
-        seqs = _row_seqs(bad, at, keys)
+        _, _, seqs = _look_up(bad, at, keys)
         if not seqs.any():
             return
         version = int(seqs.max())
@@ -172,10 +168,6 @@ def _earlier_batches(bad: BadCommit, change: ProgramChange, keys: pa.Table | Non
             seen.add(version)
             yield writer
         at = history.find(store, commit.app, commit.stage, version - 1)
-
-
-def _row_seqs(bad: BadCommit, manifest: Manifest, keys: pa.Table) -> RecordNumbers:
-    return _look_up(bad, manifest, keys)[2]
 
 
 def _key_rows(bad: BadCommit, manifest: Manifest, keys: pa.Table | None) -> pa.Table:

@@ -69,7 +69,8 @@ def _time_cause(
     mover: Mover | None,
 ) -> Cause:
     keys = finding.keys.keys if finding.keys is not None and len(finding.keys) else rows
-    keys = keys.drop_columns([name for name in ("time",) if name in keys.column_names and keys is rows])
+    if keys is rows and "time" in rows.column_names:
+        keys = rows.drop_columns(["time"])
     count = rows.num_rows or keys.num_rows
     rows_text = (
         f"{count:,} {'row' if count == 1 else 'rows'} of {finding.stage}@v{finding.version}"
@@ -77,8 +78,7 @@ def _time_cause(
         else f"rows of {finding.stage}"
     )
     start, end = (_iso_time(at) for at in span)
-    moved_by: RecordLocation | None = mover.record if mover is not None else None
-    by_whom = f"; {moved_by} advanced it, read by {mover.stage}@v{mover.version}" if mover and moved_by else ""
+    by_whom = f"; {mover.record} advanced it, read by {mover.ref}" if mover and mover.record else ""
     passed = {"watermark": "its watermark", "clock": "the clock", "write time": "the clock", "event time": "event time"}
     since = f" from {start}" if start is not None else ""
     return Cause(
@@ -93,8 +93,7 @@ def _time_cause(
             "to": end,
             "keys": python_rows(keys.slice(0, MAX_LISTED_KEYS)) if keys.num_columns else [],
             "num_keys": count,
-            "moved_version": f"{mover.stage}@v{mover.version}" if mover is not None else None,
-            "moved_by": str(moved_by) if moved_by is not None else None,
+            **_moved(mover),
         },
     )
 
@@ -144,30 +143,21 @@ def _late_cause(
     first: RecordLocation | None,
     records: tuple[RecordLocation, ...],
 ) -> Cause:
-    previous: Manifest = replay.before
-    at_ms = previous.watermark_ms
+    previous, at_ms = replay.before, replay.before.watermark_ms
     end_ms = _first_late_end_ms(replay, late)
     # The row became late when the watermark first passed its end.
     mover = find_watermark_mover(bad, previous.stage, previous.version, end_ms) if end_ms is not None else None
-    moved = mover.record if mover is not None else None
     stage = f"{replay.after.stage}@v{replay.after.version}"
     fact = f"{first} is the first late record of {stage}" if first is not None else f"records of {stage} were late"
-    moved_text = f"; {moved} had advanced it" if moved is not None else ""
-    moved_version = f"{mover.stage}@v{mover.version}" if mover is not None else None
-    read_text = f", read by {moved_version}" if moved is not None else ""
+    moved_text = f"; {mover.record} had advanced it, read by {mover.ref}" if mover and mover.record else ""
     watermark = format_iso(at_ms, "milliseconds") if at_ms is not None else None
     return Cause(
         "watermark",
         proved=True,
-        sentence=f"{fact}: the watermark was {watermark or 'not known'} already{moved_text}{read_text}",
+        sentence=f"{fact}: the watermark was {watermark or 'not known'} already{moved_text}",
         record=first if records else None,
         records=records,
-        evidence={
-            "late": str(first) if first is not None else None,
-            "watermark": watermark,
-            "moved_version": moved_version,
-            "moved_by": str(moved) if moved is not None else None,
-        },
+        evidence={"late": str(first) if first is not None else None, "watermark": watermark, **_moved(mover)},
     )
 
 
@@ -191,6 +181,15 @@ class Mover:
     stage: str
     version: int
     record: RecordLocation | None
+
+    @property
+    def ref(self) -> str:
+        return f"{self.stage}@v{self.version}"
+
+
+def _moved(mover: Mover | None) -> dict[str, str | None]:
+    moved_by = str(mover.record) if mover is not None and mover.record is not None else None
+    return {"moved_version": mover.ref if mover is not None else None, "moved_by": moved_by}
 
 
 def find_watermark_mover(bad: BadCommit, stage: str, version: int, to_ms: int) -> Mover | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ....pipeline.spark.user_errors import reason_of
 from ....snapshot.bisect.causes import (
     Cause,
+    CauseKind,
     TracedCause,
     find_untouched_keys,
     guess_deploy_cause,
@@ -50,9 +51,12 @@ def find_cause(
         cause, _ = _first_cause([partial(explain_no_record, bad, finding)])
         return TracedCause(cause or unknown_cause(guilty.reason), guilty)
     if guilty.source_record is None:
-        deployed = partial(_deploy_cause, bad, other_programs, guilty)
         cause, _ = _first_cause(
-            [partial(find_deploy_cause_with_old_program, bad), partial(find_dropped_late_cause, bad), deployed]
+            [
+                partial(find_deploy_cause_with_old_program, bad),
+                partial(find_dropped_late_cause, bad),
+                lambda: find_deploy_cause(bad, other_programs, guilty).cause,
+            ]
         )
         return TracedCause(cause or _guess(bad, other_programs) or unknown_cause(guilty.reason), guilty)
     cause, failed = _first_cause(_tests_besides_record(bad, guilty))
@@ -70,43 +74,33 @@ def find_cause(
         cause = describe_records(bad, guilty)
     notes = "; ".join(filter(None, (note, *failed, *more_failed)))
     # If the cause is unknown, the suspected record may be healthy.
-    return TracedCause(_with_note(cause, notes), guilty if cause.kind != "unknown" else None)
+    cause = replace(cause, evidence={**cause.evidence, "note": notes}) if notes else cause
+    return TracedCause(cause, guilty if cause.kind != "unknown" else None)
 
 
 def describe_records(bad: BadCommit, guilty: RecordPath) -> Cause:
     assert guilty.source_record is not None  # noqa: S101
     first, alone = guilty.source_record.location, bad.bad_record_addresses(guilty)
-    num_tied = len(guilty.tied)
-    one_of = 1 + num_tied if num_tied else None
-    order = (
-        f"; one of {one_of} candidates: records with the same time in several partitions have no order"
-        if one_of
-        else ""
-    )
-    is_alone = guilty.hops[0].alone
+    is_alone, needs = guilty.hops[0].alone, guilty.hops[0].needs
+    kind: CauseKind = "records"
+    records: tuple[RecordLocation, ...] = (first,)
+    evidence: dict[str, object] = {}
     if is_alone and len(alone) > 1:
         more = "" if guilty.is_complete else "at least "
-        sentence = f"{first} is the first of {more}{len(alone):,} records that are bad by themselves{order}"
-        evidence = {"alone": len(alone)}
-        return Cause("records", guilty.proved, sentence, first, one_of, _with_first(first, alone), evidence)
-    needs = guilty.hops[0].needs
-    if is_alone and not guilty.is_complete and _bad_without(bad, first):
-        sentence = f"{first} is the first of several: without this record, others in the batch are still bad{order}"
-        return Cause("records", guilty.proved, sentence, first, one_of, (first,))
-    if is_alone:
-        sentence = f"{first} is the record behind it{order}"
+        text = f"is the first of {more}{len(alone):,} records that are bad by themselves"
+        records, evidence = alone if first in alone else (first, *alone), {"alone": len(alone)}
+    elif is_alone and not guilty.is_complete and _bad_without(bad, first):
+        text = "is the first of several: without this record, others in the batch are still bad"
     else:
         earlier_records = f"{needs:,} record{'' if needs == 1 else 's'}" if needs else "records"
-        sentence = f"{first} is the record with which it turned bad, with {earlier_records} before it{order}"
-    return Cause(
-        "record",
-        guilty.proved,
-        sentence if guilty.proved else f"a guess: {sentence}",
-        first,
-        one_of,
-        (first,),
-        {"alone": is_alone, "needs": needs},
-    )
+        with_others = f"is the record with which it turned bad, with {earlier_records} before it"
+        text = "is the record behind it" if is_alone else with_others
+        kind, evidence = "record", {"alone": is_alone, "needs": needs}
+    one_of = 1 + len(guilty.tied) if guilty.tied else None
+    tie = f"; one of {one_of} candidates: records with the same time in several partitions have no order"
+    guess = "" if guilty.proved or kind == "records" else "a guess: "
+    sentence = f"{guess}{first} {text}{tie if one_of else ''}"
+    return Cause(kind, guilty.proved, sentence, first, one_of, records, evidence)
 
 
 def _bad_without(bad: BadCommit, record: RecordLocation) -> bool:
@@ -117,19 +111,12 @@ def _bad_without(bad: BadCommit, record: RecordLocation) -> bool:
         return False
 
 
-def _with_first(first: RecordLocation, records: tuple[RecordLocation, ...]) -> tuple[RecordLocation, ...]:
-    return records if first in records else (first, *records)
-
-
 def _tests_besides_record(bad: BadCommit, guilty: RecordPath) -> Iterator[Callable[[], Cause | None]]:
-    def absent() -> Cause | None:
-        verdict, program = bad.verdict, bad.program
-        return find_absence_cause(bad, guilty, find_untouched_keys(program.store, program.cache, verdict))
-
+    store, cache = bad.program.store, bad.program.cache
     yield partial(find_reset_cause, bad, guilty)
     yield partial(find_late_table_cause, bad, guilty)
     yield partial(find_expiry_cause, bad, guilty)
-    yield absent
+    yield lambda: find_absence_cause(bad, guilty, find_untouched_keys(store, cache, bad.verdict))
 
 
 def _tests_of_record(bad: BadCommit, guilty: RecordPath) -> Iterator[Callable[[], Cause | None]]:
@@ -139,9 +126,7 @@ def _tests_of_record(bad: BadCommit, guilty: RecordPath) -> Iterator[Callable[[]
     yield partial(find_replaceable_record_cause, bad, guilty)
 
 
-def _first_cause(
-    tests: Iterator[Callable[[], Cause | None]] | list[Callable[[], Cause | None]],
-) -> tuple[Cause | None, list[str]]:
+def _first_cause(tests: Iterable[Callable[[], Cause | None]]) -> tuple[Cause | None, list[str]]:
     failed: list[str] = []
     for test in tests:
         try:
@@ -152,10 +137,6 @@ def _first_cause(
     return None, failed
 
 
-def _deploy_cause(bad: BadCommit, other_programs: Sequence[LoadedProgram], guilty: RecordPath) -> Cause | None:
-    return find_deploy_cause(bad, other_programs, guilty).cause
-
-
 def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | None:
     try:
         change = last_program_change(bad.program.store, bad.commit)
@@ -164,7 +145,3 @@ def _guess(bad: BadCommit, other_programs: Sequence[LoadedProgram]) -> Cause | N
         return guess_deploy_cause(bad.program.store, bad.verdict)
     except Exception:
         return None
-
-
-def _with_note(cause: Cause, note: str) -> Cause:
-    return replace(cause, evidence={**cause.evidence, "note": note}) if note else cause

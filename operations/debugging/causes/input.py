@@ -21,7 +21,7 @@ from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import arrow_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest
-from .bad_commit import BadCommit, CounterfactualReplay, record_number
+from .bad_commit import BadCommit, CounterfactualReplay
 
 MAX_LATER_BATCHES = 2
 """Maximum number of batches after the bad one that are replayed without the suspected record."""
@@ -65,7 +65,7 @@ def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause |
     if guilty.source_record is None or (named is not None and named.from_predicate) or not hop.alone:
         return None
     replay = bad.replay(hop.stage, hop.version)
-    number = record_number(replay, hop.record)
+    number = replay.number_of(hop.record)
     if number is None or replay.shape.bound is None:
         return None
     alone = replay.with_previous(replace(replay.before, ssts=()))
@@ -90,7 +90,7 @@ def _untouched_keys(bad: BadCommit, guilty: RecordPath) -> UntouchedKeys | None:
 def _is_last_record(bad: BadCommit, guilty: RecordPath) -> bool:
     top = guilty.hops[-1]
     replay = bad.replay(top.stage, top.version)
-    return record_number(replay, top.record) == replay.count - 1
+    return replay.number_of(top.record) == replay.count - 1
 
 
 MAX_CHANGES = 64
@@ -207,7 +207,7 @@ def find_edit_cause(bad: BadCommit, guilty: RecordPath) -> Cause | None:
     through = frozenset((hop.stage, hop.version) for hop in guilty.hops)
     for hop in guilty.hops:
         replay = bad.replay(hop.stage, hop.version)
-        number = record_number(replay, hop.record)
+        number = replay.number_of(hop.record)
         if replay.shape.bound is None or not replay.knows_records or number is None:
             continue
         rows = replay.rows()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -77,18 +78,14 @@ class FunctionRunner:
             result.append(self._rows_by_record.take(pa.array(order[np.searchsorted(position[order], 0) :])))
         return tuple(result)
 
-    @cached_property
+    @property
     def impurities(self) -> Impurities:
         return self._analysis[0]
 
     @cached_property
     def _numbers(self) -> dict[str, RowIndexes]:
-        counts = [records.rows.num_rows for records in self.replay.records.values()]
-        ends = np.cumsum([0, *counts])
-        return {
-            name: np.arange(first, first + count)
-            for name, first, count in zip(self.replay.records, ends.tolist(), counts, strict=False)
-        }
+        ends = np.cumsum([records.rows.num_rows for records in self.replay.records.values()])
+        return dict(zip(self.replay.records, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
     @property
     def _rows_by_record(self) -> pa.Table | None:
@@ -99,11 +96,8 @@ class FunctionRunner:
     def _analysis(self) -> tuple[Impurities, pa.Table | None]:
         every, (at_ms, later_ms) = original_order(record_origins(self.replay)), self.times_ms
         with self._rerun(every, at_ms) as rerun:
-            frame, feeds = (
-                rerun.select_needed_columns(rerun.rows),
-                [analysed_plan(frame_in) for frame_in in rerun.inputs],
-            )
-            nondeterministic = find_impurities(frame, feeds)
+            feeds = [analysed_plan(frame_in) for frame_in in rerun.inputs]
+            nondeterministic = find_impurities(rerun.select_needed_columns(rerun.rows), feeds)
             if nondeterministic or rerun.numbered_rows is None:
                 return nondeterministic, None
             # Clock and random values that the Python function itself uses are constants in the plan.
@@ -210,10 +204,9 @@ def check(
     now = program_of(program.app)
     for after in versions:
         on_version(after)
-        is_other = now is not None and after.program is not None and now.checksum != after.program.checksum
         try:
             replay = StageReplay.for_version(program, after)
-            yield _VersionCheck(replay, at_ms, compare_committed=not is_other).run()
+            yield _VersionCheck(replay, at_ms, compare_committed=not after.is_by_other_program(now)).run()
         except (Corruption, Gone, NotFound, Refused) as error:
             yield PassedOver(f"{after.app}/{after.stage}@v{after.version}", error.message)
 
@@ -226,7 +219,7 @@ class _VersionCheck:
 
     def run(self) -> CheckedVersion:
         """Run all arrangements and compare the outcomes. Raises an error if the version cannot be replayed at all."""
-        after, first = self.replay.after, self._first_outcome
+        after, first = self.replay.after, self._run_arrangement(self._original_arrangement, self.at_ms)
         dependences: list[Dependence] = []
         titles: list[str] = []
         for reason, title, arrangement, at_ms in self._runs():
@@ -257,20 +250,13 @@ class _VersionCheck:
         other = reversed_order(inputs)
         if any(not np.array_equal(rows, every[name]) for name, rows in other.items()):
             yield "order", "in another order", Arrangement((other,), first.partitions), self.at_ms
-        anywhere, whole = (
-            random_batches(inputs, np.random.default_rng(replay.after.version)),
-            last_partitions_first(inputs),
-        )
+        anywhere = random_batches(inputs, np.random.default_rng(replay.after.version))
+        whole = last_partitions_first(inputs)
         for batches, how in ((anywhere, ""), (whole, ", the last partitions first")):
             if len(batches) > 1 and not self._depends_on_lateness:
                 yield "batches", f"in {len(batches)} batches{how}", Arrangement(batches, first.partitions), self.at_ms
-        partitions = 1 if first.partitions > 1 else 4
-        yield (
-            "partitions",
-            "on other partitions",
-            Arrangement(first.batches, partitions, in_small_tasks=True),
-            self.at_ms,
-        )
+        other_partitions = Arrangement(first.batches, 1 if first.partitions > 1 else 4, in_small_tasks=True)
+        yield "partitions", "on other partitions", other_partitions, self.at_ms
 
     @property
     def _depends_on_lateness(self) -> bool:
@@ -284,18 +270,11 @@ class _VersionCheck:
         return Arrangement((original_order(record_origins(self.replay)),), table.partitions if table is not None else 1)
 
     @cached_property
-    def _first_outcome(self) -> RunOutcome:
-        return self._run_arrangement(self._original_arrangement, self.at_ms)
-
-    @cached_property
     def _runners(self) -> dict[str, FunctionRunner]:
         """Runners of the user's function by output, if each output has its own rows; else one runner under ""."""
         replay, times_ms = self.replay, (self.at_ms, self.at_ms + _TIME_SHIFT_MS)
-        names = (
-            [output.name for output in replay.stage.writes]
-            if replay.shape.output_schemas and replay.shape.bound is None
-            else [""]
-        )
+        has_own_rows = replay.shape.output_schemas and replay.shape.bound is None
+        names = [output.name for output in replay.stage.writes] if has_own_rows else [""]
         return {name: FunctionRunner(replay.for_output(name), times_ms) for name in names}
 
     def _run_arrangement(self, arrangement: Arrangement, at_ms: int) -> RunOutcome:
@@ -309,11 +288,7 @@ class _VersionCheck:
             return Differences(failed=error.message)
 
     def _dependence(self, reason: Reason, runs: tuple[str, str], different: Differences) -> Dependence:
-        impurity_sets = [function.impurities for function in self._runners.values()]
-        plan = Impurities(
-            *(
-                tuple(dict.fromkeys(name for impurity_set in impurity_sets for name in getattr(impurity_set, kind)))
-                for kind in ("random", "clocks", "python")
-            )
-        )
+        found = [function.impurities for function in self._runners.values()]
+        kinds = zip(*((some.random, some.clocks, some.python) for some in found), strict=True)
+        plan = Impurities(*(tuple(dict.fromkeys(chain(*names))) for names in kinds))
         return Dependence(self.replay.after.stage, self.replay.after.version, reason, runs, different, plan)

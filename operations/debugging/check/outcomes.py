@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -45,19 +46,14 @@ class RunOutcome:
     max_abs_float: float = 0.0
 
 
-@dataclass(frozen=True)
-class _FixedTimeStep(Step):
-    at_ms: int = 0
-
-    @property
-    def state_now(self) -> BoundState:
-        return _FixedTimeState(super().state_now, self.at_ms)
-
-
 @dataclass(frozen=True, slots=True)
 class _FixedTimeState(BoundState):
     state: BoundState
     at_ms: int
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return self.state.needed_columns
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> MergeResult:
         # Stop the clock only here: requests to the store are signed with the current time.
@@ -74,14 +70,9 @@ def compute_outcome(
     look-ups in the state.
     """
     if replay.shape.bound is None:
-        return RunOutcome(
-            {
-                output.name: tuple(
-                    map(drop_record_numbers, rows_by_output.get(output.name, rows_by_output.get("", ())))
-                )
-                for output in replay.stage.writes
-            }
-        )
+        common = rows_by_output.get("", ())
+        sent = {output.name: rows_by_output.get(output.name, common) for output in replay.stage.writes}
+        return RunOutcome({name: tuple(map(drop_record_numbers, batches)) for name, batches in sent.items()})
     with as_user_error(f"the state of stage {replay.after.stage!r}"):
         return _Run(replay, partitions, at_ms).run(rows_by_output[""])
 
@@ -102,27 +93,23 @@ class _Run:
             is_last = number == len(batches) - 1
             # Rows fall due in the last batch only: a key that the original batch wrote never falls due with it.
             due = step.due and dataclasses.replace(step.due, pending=step.due.pending and is_last)
-            self._merge_batch(rows, dataclasses.replace(step, seq=step.seq + number, due=due))
+            state = _FixedTimeState(step.state_now, self.at_ms)
+            self._merge_batch(rows, dataclasses.replace(step, state=state, seq=step.seq + number, due=due))
         sent = {name: tuple(rows) for name, rows in self.sent.items()}
         keys = pa.concat_tables([_key_schema(replay).empty_table(), *self.keys])
         return RunOutcome(sent, keys, self.ssts, find_max_abs_float(batches))
 
     def _merge_batch(self, rows: pa.Table, step: Step) -> None:
         replay, program = self.replay, self.replay.program
-        step_now = _FixedTimeStep(
-            **{attribute.name: getattr(step, attribute.name) for attribute in dataclasses.fields(step)},
-            at_ms=self.at_ms,
-        )
-        in_time, late = step_now.split_late(rows)
+        in_time, late = step.split_late(rows)
         stored = TableLookUps(program.store, program.cache, replay.table, self.ssts, step.clock_ms)
         partition_numbers = partition_of(in_time[HASH].to_numpy(), self.partitions)
         results = []
         for partition in range(self.partitions):
             partition_rows = in_time.filter(pa.array(partition_numbers == partition))
-            if partition_rows.num_rows or (step_now.due is not None and step_now.due.pending):
-                results.append(
-                    step_now.apply(partition_rows, stored, sorted_runs.hash_bounds(partition, self.partitions))
-                )
+            if partition_rows.num_rows or (step.due is not None and step.due.pending):
+                hashes = sorted_runs.hash_bounds(partition, self.partitions)
+                results.append(step.apply(partition_rows, stored, hashes))
         new = [result.new for result in results if result.new.num_columns]
         self._add_emitted([result.emitted for result in results if result.emitted])
         if replay.stage.late_output is not None:
@@ -132,10 +119,8 @@ class _Run:
         if new and (written := pa.concat_tables(new)).num_rows:
             # Without time to live, later batches see these rows, as a single batch of all records would.
             table = replace(replay.table, partitions=1, ttl=None)
-            after = replay.after
-            made_sst = sst.write_sst(
-                program.scratch, None, app=after.app, stage=after.stage, table=table, partition=0, rows=written
-            )
+            write = partial(sst.write_sst, program.scratch, None, app=replay.after.app, stage=replay.after.stage)
+            made_sst = write(table=table, partition=0, rows=written)
             self.ssts = (*self.ssts, replace(made_sst, root=program.scratch.url))
             schema = _key_schema(replay)
             self.keys.append(written.select(schema.names).cast(schema))

@@ -7,6 +7,7 @@ then send. The clock and the watermark of each batch are those in its manifest, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,9 +26,10 @@ from ....snapshot.cut.stored import ADDRESS_COLUMNS
 from ....snapshot.diff.equality import pair_equal_rows, pair_similar_rows
 from ....snapshot.diff.stored_rows import TableSide
 from ....store.sst import writer as sst
-from ....store.sst.schema import SEQ, add_missing_columns, sst_schema
+from ....store.sst.schema import add_missing_columns, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, SideTable
+from ....store.versions.side_tables import as_main_table, table_name
 from .inputs import ORIGIN_SCHEMA
 from .program import LoadedProgram
 from .stage_replay import StageReplay
@@ -112,8 +114,7 @@ class ReplayBatch:
 
     def address(self, number: int) -> RecordLocation:
         records = list(self.replay.records.values())[int(self.inputs[number])]
-        partition, offset, row = (int(self.origin[name][number].as_py()) for name in ADDRESS_COLUMNS)
-        return RecordLocation(records.topic, partition, offset, row if records.upstream else None)
+        return dataclasses.replace(records, origin=self.origin).location(number)
 
     def for_output(self, name: str) -> StageReplay:
         """Return the replay for a channel that the stage writes, or for the stage's tables if `name` is empty."""
@@ -124,14 +125,10 @@ class ReplayBatch:
     @cached_property
     def side_rows(self) -> dict[str, tuple[pa.Table, RecordNumbers]]:
         """Rows that the batch wrote to each side table, and each row's record number; -1 if it has no record."""
-        replay, seq = self.replay, self.replay.after.row_seq
-        result = {}
-        for name, side in replay.after.side_tables.items():
-            stored = TableSide(replay.program.store, replay.program.cache, side.table, None)
-            new = (sst for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
-            rows = pa.concat_tables(
-                [stored.empty_rows(values=True), *(stored.read_stored(sst, SEQ, seq, seq, values=True) for sst in new)]
-            )
+        program, after, result = self.replay.program, self.replay.after, {}
+        for name, side in after.side_tables.items():
+            version = as_main_table(after, table_name(after.stage, name))
+            rows = TableSide(program.store, program.cache, side.table, version).read_written(after.row_seq)
             numbers = np.full(rows.num_rows, -1, np.int64)
             row_numbers, records = pair_equal_rows(
                 rows.select(_KEY).rename_columns(["_topic", *ADDRESS_COLUMNS]), self._addresses
@@ -209,8 +206,7 @@ class OpenBatches:
             most = max(sent.num_rows, part.received.num_rows)
             raise UnprovedRecord(
                 f"a replay of {sender!r} does not send what it sent then: {most - len(rows):,} of {most:,} rows are "
-                "different. "
-                f"{explain_difference(self.program, replay.after)}"
+                f"different. {explain_difference(self.program, replay.after)}"
             )
         if (made_of := replay.sent_records(every)) is not None:
             part.trace = part.numbers[records], made_of[rows]
@@ -233,18 +229,11 @@ class OpenBatches:
             # Readers consume the versions of a channel in order.
             return [[part] for part in sorted(parts, key=lambda part: part.version)]
         sources = {part: self._source_commits(part) for part in parts}
-        spans = sorted(
-            (
-                (min(sources_of_part), max(sources_of_part), part)
-                for part, sources_of_part in sources.items()
-                if sources_of_part
-            ),
-            key=_span_key,
-        )
+        spans = ((min(commits), max(commits), part) for part, commits in sources.items() if commits)
         # Parts from an unknown batch are retried records, which were read earlier.
-        clusters = [[part] for part, sources_of_part in sources.items() if not sources_of_part]
+        clusters = [[part] for part, commits in sources.items() if not commits]
         last: LinePosition | None = None
-        for first, end, part in spans:
+        for first, end, part in sorted(spans, key=lambda span: span[:2]):
             if last is None or first > last:
                 clusters.append([])
             clusters[-1].append(part)
@@ -282,10 +271,6 @@ class OpenBatches:
                 continue
             for sent in history.iter_between(store, app, end.upstream, start.version if start else 0, end.version):
                 yield from self._source_commits_of_version(app, sent.stage, sent.version)
-
-
-def _span_key(span: tuple[LinePosition, LinePosition, InputPart]) -> tuple[LinePosition, LinePosition]:
-    return span[:2]
 
 
 def compute_sent_rows(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
@@ -349,9 +334,6 @@ class SubsetReplay:
     def numbers_of_part(self, part: InputPart) -> RecordNumbers:
         return np.intersect1d(self.numbers(part.batch), part.numbers)
 
-    def has_only_original_records(self, batch: ReplayBatch) -> bool:
-        return not self._present(batch)[1]
-
     def _present(self, batch: ReplayBatch) -> tuple[RecordNumbers, dict[str, list[pa.Table]]]:
         if batch not in self._inputs:
             numbers, new = [np.empty(0, np.int64)], dict[str, list[pa.Table]]()
@@ -373,9 +355,10 @@ class SubsetReplay:
             return np.empty(0, np.int64), None
         if self.has_all_records(part.sender):
             return part.numbers, None
-        if part.trace is not None and self.has_only_original_records(part.sender):
+        present, new_rows = self._present(part.sender)
+        if part.trace is not None and not new_rows:
             own_numbers, made_of = part.trace
-            return own_numbers[np.isin(made_of, self.numbers(part.sender))], None
+            return own_numbers[np.isin(made_of, present)], None
         sent = compute_sent_rows(self._replay(part.sender, part.name), self.rows(part.sender, part.name), part.received)
         own_numbers, received_rows = pair_similar_rows(sent, part.received)
         if len(own_numbers) == sent.num_rows:

@@ -183,16 +183,10 @@ class RecordSearch(BadBatch):
         alone = self._reached_positions(queue, self.records_bad_alone)
 
         def turn(positions: RecordNumbers, only: RecordNumbers | None) -> int:
-            suspects = (
-                np.searchsorted(positions, np.intersect1d(positions, alone)).tolist() if alone is not None else ()
-            )
-            return int(
-                positions[
-                    self._find_turn(
-                        len(positions), lambda count: self.is_bad(chosen(positions[:count]), only), suspects
-                    )
-                ]
-            )
+            bad = np.intersect1d(positions, alone) if alone is not None else positions[:0]
+            suspects = np.searchsorted(positions, bad).tolist()
+            at = self._find_turn(len(positions), lambda count: self.is_bad(chosen(positions[:count]), only), suspects)
+            return int(positions[at])
 
         def chosen(positions: RecordNumbers) -> ChosenRecords:
             return self.fixed | queue.numbers_by_part(positions)
@@ -226,10 +220,7 @@ class RecordSearch(BadBatch):
             return
         result.alone = self.is_bad(group_by_part([record]))
         if not result.alone:
-            reached = ((part, self.records_leading_to(part, self.relevant_records)) for part in self.fixed)
-            fixed = [
-                (part, number) for part, some in reached for number in (part.numbers if some is None else some).tolist()
-            ]
+            fixed = [(part, number) for part in self.fixed for number in self.candidates_of(part).tolist()]
             items = [*fixed, *result.earlier]
 
             def is_bad(some: Sequence[PartRecord]) -> bool:

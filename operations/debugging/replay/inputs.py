@@ -20,6 +20,7 @@ from ....pipeline.kafka.columns import MessageColumns
 from ....pipeline.kafka.messages import decode_addressed, header_value, read_rows
 from ....pipeline.kafka.protocol import Message
 from ....pipeline.reject.table import RejectedTable, to_input_rows
+from ....snapshot.bisect.verdict import RecordLocation
 from ....snapshot.cut.stored import ADDRESS_COLUMNS
 from ....snapshot.diff.equality import find_row_numbers
 from ....state import records
@@ -79,6 +80,17 @@ class InputRecords:
     @property
     def versions(self) -> npt.NDArray[np.int64]:
         return np.asarray(self.origin[_VERSION].to_numpy(), np.int64)
+
+    def location(self, at: int) -> RecordLocation:
+        partition, offset, row = (int(self.origin[name][at].as_py()) for name in ADDRESS_COLUMNS)
+        return RecordLocation(self.topic, partition, offset, row if self.upstream else None)
+
+    def index_of(self, record: RecordLocation) -> int | None:
+        if record.topic != self.topic:
+            return None
+        address = zip(ADDRESS_COLUMNS, (record.partition, record.offset, record.row or 0), strict=True)
+        matches = np.logical_and.reduce([self.origin[name].to_numpy() == value for name, value in address])
+        return int(np.argmax(matches)) if matches.any() else None
 
 
 def read_input(

@@ -54,12 +54,10 @@ def find_join_partner(search: RecordSearch, record: FirstRecord, path: Sequence[
         if len(sides) != 1 or sides[0].name == path[at + 1][0].name:
             return None
         key = row.select(list(bound.key))
-        records = _records_of_side(
-            SubsetReplay(search.batches, record.records_until).numbers(batch), batch, bound, sides[0], row
-        )
-        return JoinPartner(
-            at, key, records, batch, 0 if len(records) else _waiting_row_version(batch, sides[0], key, row)
-        )
+        present = SubsetReplay(search.batches, record.records_until).numbers(batch)
+        records = _records_of_side(present, batch, bound, sides[0], row)
+        version = 0 if len(records) else _waiting_row_version(batch, sides[0], key, row)
+        return JoinPartner(at, key, records, batch, version)
     return None
 
 

@@ -213,15 +213,10 @@ def _hop(search: RecordSearch, first: FirstRecord, part: InputPart, number: int)
     batch, after = part.batch, part.batch.replay.after
     replays = next((level.replays for level in search.levels if part in level.parts), 0)
     is_last = part is first.part
-    candidates = sum(map(len, first.candidates.values())) if is_last else _candidates(search, part)
+    candidates = sum(map(len, first.candidates.values())) if is_last else len(search.candidates_of(part))
     needs = None if first.needs is None or first.alone else len(first.needs)
     record = after.stage, after.version, batch.address(number), batch.count
     return Hop(*record, candidates, replays, first.alone, needs)
-
-
-def _candidates(search: RecordSearch, part: InputPart) -> int:
-    some = search.records_leading_to(part, search.relevant_records)
-    return len(part.numbers) if some is None else len(some)
 
 
 def _part_path(search: RecordSearch, end: InputPart, with_: SubsetReplay, without: SubsetReplay) -> list[InputPart]:
@@ -239,10 +234,8 @@ def _added_records(part: InputPart, with_: SubsetReplay, without: SubsetReplay) 
 def _received_record(search: RecordSearch, part: InputPart, with_: SubsetReplay, without: SubsetReplay) -> int:
     replays_before = search.replays
     gained = _added_records(part, with_, without)
-    if (reached := search.records_leading_to(part, search.relevant_records)) is not None and len(
-        np.intersect1d(gained, reached)
-    ):
-        gained = np.intersect1d(gained, reached)
+    if len(involved := np.intersect1d(gained, search.candidates_of(part))):
+        gained = involved
     base = without.numbers_of_part(part)
     if not len(gained):
         # A state sent different rows, so search the originally received ones for the one that turns it bad.
@@ -288,9 +281,8 @@ def _bad_alone(search: RecordSearch, first: FirstRecord) -> tuple[list[PartRecor
             # Other parts may have bad records too.
             return some, are_all and len(search.root.parts) == 1, None
         count = len(numbers)
-        return *_trace_sources(
-            search, [(part, np.intersect1d(part.numbers, numbers)) for part in search.root.parts]
-        ), count
+        waiting = [(part, np.intersect1d(part.numbers, numbers)) for part in search.root.parts]
+        return *_trace_sources(search, waiting), count
     except Exception:
         return [], False, count
     finally:
@@ -318,13 +310,7 @@ def _trace_sources(
             is_complete = False
             continue
         if part.trace is None:
-            reached = {
-                source_part: search.records_leading_to(source_part, search.relevant_records)
-                for source_part in sender.parts
-            }
-            chosen = {
-                source_part: source_part.numbers if some is None else some for source_part, some in reached.items()
-            }
+            chosen = {source_part: search.candidates_of(source_part) for source_part in sender.parts}
             some, are_all = _search_by_groups(search, chosen)
             waiting += group_by_part(some).items()
             is_complete &= are_all

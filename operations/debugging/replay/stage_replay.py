@@ -29,7 +29,7 @@ from ....store.read.multi_get import TableLookUps
 from ....store.sst import ttl
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
-from ....store.sst.schema import HASH, OP, SEQ, arrow_schema, sst_schema
+from ....store.sst.schema import HASH, OP, arrow_schema, sst_schema
 from ....store.versions import history
 from ....store.versions.manifest import Manifest, Table
 from .inputs import InputRecords, read_input, split_rejected
@@ -141,22 +141,15 @@ class StageReplay:
     def count(self) -> int:
         return sum(map(len, self.numbers.values()))
 
-    def address(self, number: int) -> RecordLocation:
-        _, records, at = self._find_record(number)
-        partition, offset, row = (int(records.origin[name][at].as_py()) for name in records.origin.column_names[:3])
-        return RecordLocation(records.topic, partition, offset, row if records.upstream else None)
-
-    def sender(self, number: int) -> tuple[str, str, int]:
-        """Return a record's input, and the upstream stage and version that sent the record.
-
-        Stage and version are empty and 0 for a record of a user's topic.
-        """
-        name, records, at = self._find_record(number)
-        return name, records.upstream, int(records.versions[at])
-
-    def _find_record(self, number: int) -> tuple[str, InputRecords, int]:
+    def find_record(self, number: int) -> tuple[str, InputRecords, int]:
+        """Return a record's input, with the input's records and the index of the record among these."""
         name = next(name for name, numbers in self.numbers.items() if number in numbers)
         return name, self.records[name], int(np.flatnonzero(self.numbers[name] == number)[0])
+
+    def number_of(self, record: RecordLocation) -> int | None:
+        """Return the number of a record; None if the batch did not process the record."""
+        indexes = ((name, records.index_of(record)) for name, records in self.records.items())
+        return next((int(self.numbers[name][at]) for name, at in indexes if at is not None), None)
 
     def inputs(self, chosen: RecordNumbers) -> dict[str, pa.Table]:
         """Return the chosen records as the function receives them, ordered by number."""
@@ -235,12 +228,8 @@ class StageReplay:
 
     def written_rows(self) -> pa.Table:
         """Return the rows that the version wrote to its table, with internal columns and tombstones."""
-        table, seq = self.table, self.after.row_seq
-        side = TableSide(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
-        tables = (
-            side.read_stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max
-        )
-        return pa.concat_tables([side.empty_rows(values=True), *tables])
+        side = TableSide(self.program.store, self.program.cache, self.table, self.after, self.after.clock_ms)
+        return side.read_written(self.after.row_seq)
 
     def differing_keys(self, written: pa.Table, new: pa.Table) -> RecordNumbers:
         """Return the `_hash` of each key whose rows differ, or that only one side has, ascending.

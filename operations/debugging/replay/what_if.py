@@ -29,7 +29,7 @@ from ....state.kinds.kind import Groups
 from ....state.step import EVERY_HASH
 from ....store.sst import ttl
 from ....store.sst.hashing import normalise_keys
-from ....store.sst.schema import DUE, EXPIRES, HASH, SEQ
+from ....store.sst.schema import DUE, EXPIRES, HASH, SEQ, arrow_schema
 from ....store.versions.manifest import Manifest
 from ....store.versions.side_tables import as_main_table, table_name, tables_of
 from .batches import InputPart, OpenBatches, ReplayBatch, SubsetReplay
@@ -94,14 +94,9 @@ class BadBatch:
         """Return the batch's effects without any record; None if the moment is good without the records."""
         if not self.is_bad({}):
             return None
-        return dataclasses.replace(
-            effects_without_records(self.root),
-            keys=self.changed_keys_between(self.cut_before, self.cut_with_records({})),
-        )
-
-    @property
-    def cut_before(self) -> Cut:
-        return self.cut_with_manifest(self.root.replay.before)
+        before = self.cut_with_manifest(self.root.replay.before)
+        keys = self.changed_keys_between(before, self.cut_with_records({}))
+        return dataclasses.replace(effects_without_records(self.root), keys=keys)
 
     def find_record(self, address: RecordLocation) -> PartRecord:
         """Return a source record of the bad batch by its address. Raises `NotFound`, and the errors of replays."""
@@ -166,6 +161,11 @@ class BadBatch:
         if self.changed is not None and self.changed.from_predicate:
             function_rows, numbers_parts = filter_by_keys(function_rows, self.changed.changed().keys), numbers_parts[:1]
         return np.unique(np.concatenate([replay.record_of(function_rows), *numbers_parts]))
+
+    def candidates_of(self, part: InputPart) -> RecordNumbers:
+        """Return the records of a part that may be involved; all of them if not known."""
+        some = self.records_leading_to(part, self.relevant_records)
+        return part.numbers if some is None else some
 
     @cached_property
     def records_bad_alone(self) -> RecordNumbers | None:
@@ -246,12 +246,11 @@ def _expired_rows(replay: StageReplay) -> pa.Table:
 
 
 def _rows_fallen_due(replay: StageReplay) -> pa.Table:
-    key = TableSide(replay.program.store, replay.program.cache, replay.table, replay.before).empty_rows()
-    names = [column.name for column in replay.table.key]
+    key = arrow_schema(replay.table.key)
     if (due := replay.due) is None or not due.pending:
-        return key.select(names).append_column("time", pa.array([], _TIME))
+        return key.empty_table().append_column("time", pa.array([], _TIME))
     due_rows = replay.stored.get_due_rows(due.span, EVERY_HASH)
-    return due_rows.keys.select(names).append_column("time", due_rows.values[DUE].cast(_TIME))
+    return due_rows.keys.select(key.names).append_column("time", due_rows.values[DUE].cast(_TIME))
 
 
 def find_bad_alone_in_side_table(batch: ReplayBatch, predicate: Predicate) -> RecordNumbers | None:

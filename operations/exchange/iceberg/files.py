@@ -117,7 +117,7 @@ def address(root: str, key: str) -> str:
 
 
 class MemoryFile(InputFile, OutputFile):
-    """A pyiceberg file in memory."""
+    """A pyiceberg file in memory, and the part of pyiceberg's FileIO that reads it."""
 
     def __init__(self, location: str, data: bytes = b"") -> None:
         super().__init__(location)
@@ -136,6 +136,9 @@ class MemoryFile(InputFile, OutputFile):
         return _MemoryWriter(self)
 
     def to_input_file(self) -> "MemoryFile":
+        return self
+
+    def new_input(self, _location: str) -> "MemoryFile":
         return self
 
 
@@ -219,16 +222,6 @@ def read_list(path: str, data: bytes) -> Iterator[ManifestFile]:
     return read_manifest_list(MemoryFile(path, data))
 
 
-class SingleFileIO:
-    """Part of pyiceberg's FileIO that is needed to read one file in memory."""
-
-    def __init__(self, path: str, data: bytes) -> None:
-        self._file = MemoryFile(path, data)
-
-    def new_input(self, _location: str) -> MemoryFile:
-        return self._file
-
-
 def read_manifest(manifest: ManifestFile, data: bytes) -> list[ManifestEntry]:
     """Return the files in a manifest, except those marked as removed."""
-    return manifest.fetch_manifest_entry(SingleFileIO(manifest.manifest_path, data))  # type: ignore[arg-type]
+    return manifest.fetch_manifest_entry(MemoryFile(manifest.manifest_path, data))  # type: ignore[arg-type]

@@ -99,42 +99,21 @@ def plan_deletes(expected: Deletes, files: Iterable[DeleteFile]) -> DeletePlan:
     not in `expected`, or if at least half of its deletes are for dropped data files.
     """
     kept_files: list[tuple[int, str, dict[str, Positions]]] = []
-    expected_rows = _PositionBitmaps(expected)
     for file in files:
         live = {path: rows for path, rows in file.deletes.items() if path in expected}
         num_rows = sum(map(len, live.values()))
-        if 2 * num_rows > file.rows and all(expected_rows.contains_all(path, rows) for path, rows in live.items()):
+        if 2 * num_rows > file.rows and all(np.isin(rows, expected[path]).all() for path, rows in live.items()):
             kept_files.append((num_rows, file.path, live))
-    missing = _PositionBitmaps(expected)
-    for _, _, live in kept_files:
-        for path, rows in live.items():
-            missing.drop(path, rows)
-    added = missing.nonempty()
+    added = {}
+    for path, rows in expected.items():
+        kept_rows = [_NO_POSITIONS, *(live[path] for _, _, live in kept_files if path in live)]
+        if len(missing := rows[~np.isin(rows, np.concatenate(kept_rows))]):
+            added[path] = missing
     kept_files.sort(key=lambda file: file[:2])
     while added and kept_files and kept_files[0][0] <= sum(map(len, added.values())):
         _, _, live = kept_files.pop(0)
         added |= {path: np.union1d(added.get(path, _NO_POSITIONS), rows) for path, rows in live.items()}
     return DeletePlan(tuple(path for _, path, _ in kept_files), added)
-
-
-class _PositionBitmaps:
-    """Row positions of data files as bitmaps, for look-ups without sorting."""
-
-    def __init__(self, deletes: Deletes) -> None:
-        self._bits: dict[str, npt.NDArray[np.bool_]] = {}
-        for path, rows in deletes.items():
-            self._bits[path] = np.zeros(int(rows[-1]) + 1, np.bool_)
-            self._bits[path][rows] = True
-
-    def contains_all(self, path: str, rows: Positions) -> bool:
-        bits = self._bits[path]
-        return bool(rows[-1] < bits.size and bits[rows].all())
-
-    def drop(self, path: str, rows: Positions) -> None:
-        self._bits[path][rows] = False
-
-    def nonempty(self) -> dict[str, Positions]:
-        return {path: np.flatnonzero(bits) for path, bits in self._bits.items() if bits.any()}
 
 
 def encode(deletes: Deletes) -> bytes:

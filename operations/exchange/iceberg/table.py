@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 from pyiceberg.exceptions import ValidationError
@@ -205,11 +206,7 @@ class IcebergTable:
         replaced_ids = head.replaced_before(now_ms - keep_ms) if head is not None else ()
         if replaced_ids:
             updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": replaced_ids}))
-            names = [
-                f"{PIN_PREFIX}{snapshot_id}"
-                for snapshot_id in replaced_ids
-                if f"{PIN_PREFIX}{snapshot_id}" in base.properties
-            ]
+            names = [name for name in map(f"{PIN_PREFIX}{{}}".format, replaced_ids) if name in base.properties]
             updates += [RemovePropertiesUpdate(removals=names)] if names else []
         metadata = update_table_metadata(base, tuple(updates))
         metadata = metadata.model_copy(update={"last_updated_ms": max(now_ms, base.last_updated_ms + 1)})
@@ -238,13 +235,9 @@ class IcebergTable:
         snapshot_id, parent, unique_id = base.new_snapshot_id(), base.current_snapshot(), uuid.uuid4()
         live, sequence = self.snapshot_files(parent), base.next_sequence_number()
         deletes = self._write_deletes(new.deletes.added, f"{unique_id}-deletes.parquet")
+        added_data = [new.data[path] for path in new.data.keys() - live.data.keys()]
         file_changes = (
-            (
-                False,
-                live.data,
-                new.data.keys(),
-                [new.data[path] for path in new.data.keys() - live.data.keys()],
-            ),
+            (False, live.data, new.data.keys(), added_data),
             (True, live.deletes, set(new.deletes.remaining), deletes),
         )
         summary = SnapshotSummaryCollector()
@@ -259,17 +252,8 @@ class IcebergTable:
             if added or existing or removed:
                 name = f"{unique_id}-m{int(of_deletes)}.avro"
                 to = MemoryFile(address(self._store.url, f"{self.name}/metadata/{name}"))
-                manifests.append(
-                    write_manifest(
-                        to,
-                        new.schema,
-                        snapshot_id,
-                        of_deletes=of_deletes,
-                        added=added,
-                        existing=existing,
-                        removed=removed,
-                    )
-                )
+                write = partial(write_manifest, to, new.schema, snapshot_id, of_deletes=of_deletes)
+                manifests.append(write(added=added, existing=existing, removed=removed))
                 self.add("metadata", name, to.data)
         name = f"snap-{snapshot_id}-1-{unique_id}.avro"
         listed = MemoryFile(address(self._store.url, f"{self.name}/metadata/{name}"))

@@ -309,9 +309,9 @@ def test_where_two_topics_meet_commits_are_the_order_and_not_the_times(kafka: Em
     history.send("left", [(10_005, T0 + 100), (6, T0 + 101)])
     history.run("mixed")
     where = SqlPredicate("FROM mixed WHERE most >= 10000")
-    verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
+    verdict = history.verdict(where.sql)
     assert {each.upstream for each in verdict.bad.stages["mixed"].inputs.values()} == {"left", "right"}
-    with open_program(history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)) as program:
+    with history.program() as program:
         found = find_record(program, verdict, where)
     assert named(found) == history.at[10_004]
     assert bad(found) == [f"{history.at[n]}*" for n in (10_004, 10_005)]
@@ -370,10 +370,8 @@ def test_of_an_order_and_a_bad_refund_that_meet_the_refund_is_named_whichever_ca
     history.run()
     for n in (2, 3):
         where = SqlPredicate(f"SELECT k FROM settled WHERE top >= {T0 + 5_000} AND k = 'k0{n}'")
-        verdict = bisect(open_store(history.store), history.cache, history.name, where.sql)
-        with open_program(
-            history.app, open_store(history.store), history.cache, open_kafka(kafka.bootstrap)
-        ) as program:
+        verdict = history.verdict(where.sql)
+        with history.program() as program:
             found = find_record(program, verdict, where)
         assert named(found) == history.at[-n]
         assert [hop.stage for hop in found.hops] == ["settled", "join"]
