@@ -101,7 +101,7 @@ def compacted_line(done: Compacted) -> str:
     parts = (
         f"{done.stage} v{done.version}",
         f"{plural(done.inputs, 'SST')} to {done.outputs}",
-        f"partition{'s' if len(done.partitions) > 1 else ''} {', '.join(map(str, done.partitions))}",
+        f"range{'s' if len(done.partitions) > 1 else ''} {', '.join(map(str, done.partitions))}",
         f"{size(done.bytes_read)} read, {size(done.bytes_written)} written",
         f"{plural(done.left_out, 'merge')} skipped: another process was faster" if done.left_out else "",
     )
@@ -142,7 +142,7 @@ def compaction_plan_result(
         yield Title(f"would merge in {app_name}")
         merges = ((m, ", ".join(map(str, m.levels)), "moved, not rewritten" if m.moves else "") for m in due)
         rows = ((m.stage, str(m.partition), m.inputs, size(m.bytes), at, str(m.level), how) for m, at, how in merges)
-        yield TableBlock.from_rows(("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""), rows)
+        yield TableBlock.from_rows(("stage", ">range", ">SSTs", ">size", "of levels", "into level", ""), rows)
     for archive in archives:
         first = plural(archive.before - archive.after + 1, "object")
         yield f"would merge {first} of the input archive of {archive.topic} first"

@@ -147,9 +147,9 @@ def table(
         ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, compared with the largest such
             time written to the table; default the time when the row was written, by the wall clock.
         compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
-        l0_slowdown: Number of L0 SSTs in one state partition that delays batches, so that compaction catches up
+        l0_slowdown: Number of L0 SSTs in one task's range of hashes that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
-        l0_stop: Number of L0 SSTs in one state partition that stops new batches until compaction has merged them
+        l0_stop: Number of L0 SSTs in one task's range of hashes that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
         defaults: Value, by added value column, in rows written before the column was added: `{"late": 0}`. Default
             null. Applies when the column is added (`slackwater migrate`), not to keys that come later.

@@ -88,8 +88,8 @@ def check_entries(manifest: Manifest) -> CheckOutcome:
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[CheckOutcome]:
     """Read a whole SST and check every row.
 
-    `partitions` are the numbers of state partitions that the stage had while the SST may have been written; empty if
-    unknown. Raises only `Unavailable`.
+    `partitions` are the numbers of hash ranges (state partitions, or tasks of a batch) that the stage had while the
+    SST may have been written; empty if unknown. Raises only `Unavailable`.
     """
     wrong: list[str] = []
     faults: list[str] = []
@@ -105,7 +105,7 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
         counts = frozenset(partitions)
         if not is_in_one_partition(sst, counts):
             numbers = " or ".join(map(str, sorted(counts)))
-            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} state partitions")
+            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} span several of {numbers} hash ranges")
     yield CheckOutcome("objects", sst.object, tuple(wrong))
     sentences = tuple(f"SST {sst.object}: {fault}" for fault in faults)
     yield CheckOutcome("rows", sst.object, sentences, 0 if wrong else sst.rows)

@@ -34,11 +34,11 @@ def check_history(
 ) -> tuple[CheckOutcome, int, frozenset[int]]:
     """Check that each kept version of a stage follows from the previous one. One request per version.
 
-    Returns the check, the first version of the gapless history (0 for none), and all numbers of state partitions since
-    that version. Raises only `Unavailable`.
+    Returns the check, the first version of the gapless history (0 for none), and all numbers of hash ranges by which
+    SSTs were written since that version. Raises only `Unavailable`.
     """
     wrong: list[str] = []
-    partitions = set()
+    partitions = set[int]()
     earlier: Manifest | None = None
     first, versions = _kept_versions(store, app, stage, wrong)
     for number, version in enumerate(versions):
@@ -48,7 +48,7 @@ def check_history(
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += version_faults(earlier, manifest)
         if manifest is not None and manifest.table is not None and version >= first:
-            partitions.add(manifest.table.partitions)
+            partitions |= {manifest.table.partitions, manifest.table.ranges}
         earlier = manifest
         if number % 100 == 0:
             on_progress(f"history of {stage}: v{version} of v{versions[-1]}")

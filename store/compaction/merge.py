@@ -123,10 +123,10 @@ def _inputs_to_read(compaction: Compaction) -> tuple[Sst, ...]:
 def _check_time(compaction: Compaction, began_s: float) -> None:
     if time.monotonic() - began_s > _MAX_MERGE_S:
         raise Refused(
-            f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+            f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of hash range "
             f"{compaction.partition} takes more than {_MAX_MERGE_S / 60:.0f} minutes, so garbage collection "
             "could delete their result before it is committed",
-            hint="make merges smaller: more state partitions (`slackwater rescale`), or leveled compaction",
+            hint="make merges smaller: more `tasks=` for the table, or leveled compaction",
         )
 
 

@@ -239,7 +239,7 @@ def write_sst(
     ends = partition_of(rows.column(HASH).to_numpy()[[0, -1] if rows.num_rows else []], table.ranges)
     if (ends != partition).any():
         raise Refused(
-            f"rows for state partition {partition} of {app}/{stage} have hashes of partitions "
+            f"rows for hash range {partition} of {app}/{stage} have hashes of the ranges "
             f"{ends[0]} to {ends[1]} of {table.ranges}; nothing was written"
         )
     sst = writer.put(store, app=app, stage=stage, partition=partition, level=level)

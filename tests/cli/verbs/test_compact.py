@@ -57,7 +57,7 @@ def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(store: ObjectSt
     before = list(store.list(""))
     assert compact("flights", "--dry-run").stdout.splitlines()[:2] == [
         "would merge in flights",
-        "stage     partition  SSTs     size  of levels  into level",
+        "stage     range  SSTs     size  of levels  into level",
     ]
     found = shown("flights", "--dry-run", "--stage", "carriers")
     assert [(merge["stage"], merge["partition"], merge["inputs"]) for merge in found["merges"]] == [

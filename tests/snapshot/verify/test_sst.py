@@ -181,7 +181,7 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
     ),
     "a row in the wrong partition": (
         lambda damage: damage.put(ordered(pa.concat_tables([damage.rows(), named(damage, elsewhere(damage))]))),
-        "span several of 2 state partitions",
+        "span several of 2 hash ranges",
     ),
     "a row beyond the hashes of its SST": (
         lambda damage: damage.put(
