@@ -103,7 +103,7 @@ class NotFound(SlackwaterError, LookupError):
     """A named thing (app, stage, ref, table, column, topic) does not exist."""
 
     def __init__(self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = "") -> None:
-        """`found` describes what exists if no list of names (`known`) does."""
+        """`known` lists the existing names; without such a list, `found` describes what exists."""
         self.what = what
         self.name = name
         self.known = tuple(sorted(known))

@@ -77,13 +77,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Prices of the store; S3's list prices where the file sets none."""
     s3: Any = S3Settings()
     programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
-    """Python file that declares the app, by app; the default of replays."""
+    """Python file that declares each app, by app. Replays use it by default."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
 
     def retention_of(self, app: str, **overrides: Any) -> "Retention":
-        """Return an app's own rules, or the common rules, with `overrides`. Raises `Usage` for a bad number."""
+        """Return an app's own retention rules, or else the common ones, with `overrides`. Raises `Usage`."""
         from .snapshot.gc.reachable import Retention
 
         rules: Retention = self.retention.get(app) or self.retention.get("", Retention())

@@ -45,7 +45,7 @@ class Replayed:
     keys: tuple[tuple[tuple[object, ...], Row | None], ...]
     """Keys that the original or the replay changed, with each key's row after the replay, or None."""
     sent: dict[str, list[Row]]
-    """Rows sent, by channel, sorted by `repr`."""
+    """Rows that the replay sent, by channel, sorted by `repr`."""
     comparison: Comparison
 
     @property
@@ -154,7 +154,7 @@ def run(
     max_records: int | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Ran:
-    """Run an app over these rows until it has read them all, and return its tables: without Kafka, without S3.
+    """Run an app over these rows until it has read them all, and return its tables. Needs neither Kafka nor S3.
 
     Otherwise as in production: Spark plans and runs each batch, and the state is stored as SSTs in a local folder,
     which is removed with the result. The first call starts Spark, unless a session exists; later calls, and other tests

@@ -32,8 +32,8 @@ class SnapshotRequested:
 class BatchArrived:
     """Records of a channel were consumed. They precede every marker of the channel that has not yet arrived.
 
-    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
-    commit records includes the batches of all channels.
+    In one commit, the batches of all channels come before the markers, so that the state that the commit records
+    includes the batches of all channels.
     """
 
     channel: str
@@ -45,7 +45,7 @@ class BatchArrived:
 class MarkerArrived:
     """The channel was consumed up to this snapshot's marker, in every partition.
 
-    After the process's first marker of a snapshot, that commit may contain no other event.
+    In one commit, no `BatchArrived` may follow a marker.
     """
 
     snapshot: str
@@ -64,7 +64,7 @@ Event = SnapshotRequested | BatchArrived | MarkerArrived | SnapshotEnded
 
 @dataclass(frozen=True, slots=True)
 class RecordState:
-    """Make the version being committed this process's part of the cut."""
+    """Record the version being committed as this process's part of the cut."""
 
     snapshot: str
 
@@ -79,7 +79,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Store records that were sent before the cut and consumed after it as part of the channel's state."""
+    """Add to the channel's state the records that were sent before the cut and consumed after it."""
 
     snapshot: str
     channel: str

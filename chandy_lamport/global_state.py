@@ -9,10 +9,10 @@ from .events import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class ChannelCounts:
-    """Records of a channel between its writer and its reader in a global state.
+    """Numbers of a channel's records in a global state, counted from the channel's beginning.
 
-    Counts records since the channel began, by partition: with sums, a surplus in one partition would hide a loss in
-    another. Raises `ProtocolError` for counts of different numbers of partitions, and for a negative count.
+    Each number is by partition, because in a sum a surplus in one partition would hide a loss in another. Raises
+    `ProtocolError` if the numbers have different partition counts, or one is negative.
     """
 
     name: str
@@ -23,7 +23,7 @@ class ChannelCounts:
     in_flight: tuple[int, ...]
     """Records stored with the cut as the channel's state."""
     lost: tuple[int, ...] = ()
-    """Records that the receiver skipped up to its version, because they were deleted. Empty for none."""
+    """Deleted records that the receiver has skipped, up to its version of the cut; empty for none."""
 
     def __post_init__(self) -> None:
         counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}

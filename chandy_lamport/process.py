@@ -48,11 +48,10 @@ class Process:
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:
-        """Channels whose marker is awaited, by snapshot, for all snapshots that are recorded and not ended.
+        """Channels on which this process awaits a marker, by snapshot that it has recorded and that has not ended.
 
-        This is the complete state to store. A snapshot without awaited channels is finished. The caller owes a
-        `SnapshotEnded` event for every snapshot that is no longer requested, even after an earlier such event, because
-        a later marker begins the snapshot anew.
+        This is the complete state to store. A snapshot without awaited channels is finished. When a snapshot is no
+        longer requested, send a `SnapshotEnded` event; send it again if a late marker has begun the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 

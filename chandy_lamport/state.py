@@ -22,7 +22,7 @@ class Role(Enum):
 
 
 class Phase(Enum):
-    """Progress of a process with one snapshot."""
+    """Progress of one snapshot in one process."""
 
     UNKNOWN = "does not know"
     CAPTURING = "has recorded its state and awaits markers for"
@@ -30,7 +30,7 @@ class Phase(Enum):
 
 
 class Signal(Enum):
-    """Meaning of an event for one snapshot."""
+    """Kind of event from the view of one snapshot."""
 
     REQUEST = "Requested"
     MARKER = "MarkerArrived on an awaited channel"

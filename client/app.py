@@ -61,7 +61,7 @@ class StoredApp(AppFailover):
     """
 
     def retry(self, stage: str = "", *, dry_run: bool = False) -> Result:
-        """Request that a runner process the rejected records that wait, of one stage or, if empty, of all stages."""
+        """Request a retry of the waiting rejected records of one stage; without `stage`, of all stages."""
         client, now_ms = self._client, instants.now_ms()
         waiting = stages.count_retriable_records(client.store, self.name, stage)
         running = {name for beat in runners.live_heartbeats(client.store, self.name, now_ms) for name in beat.stages}
@@ -112,14 +112,14 @@ class StoredApp(AppFailover):
         return maintenance.rewind_result(done, dry_run=dry_run)
 
     def reset(self, *topics: str, **options: Unpack[ResetOptions]) -> Result:
-        """Set the offsets at which the app, from its next start on, continues to read users' topics.
+        """Set the offsets in users' topics at which the app's next run continues.
 
         Args:
-            topics: `"flights"`, or `"flights:0,1"` for some of its partitions; by the names that the app declares.
+            topics: `"flights"`, or `"flights:0,1"` for partitions 0 and 1; topics have the names that the app declares.
 
         Raises:
-            Usage: not exactly one scenario is given, both or neither of `topics` and `all_topics` are given, or no
-                Kafka is configured.
+            Usage: not exactly one option gives the new offsets, both or neither of `topics` and `all_topics` are given,
+                or no Kafka is configured.
             NotFound: the app, a topic or a partition does not exist.
             Refused: a runner holds the app, the topic is a repartition topic, or Kafka does not have the offsets.
         """
@@ -166,7 +166,7 @@ class StoredApp(AppFailover):
         Args:
             table: the table, which has the name of its stage.
             sql: one UPDATE, DELETE, INSERT or MERGE on that table; it may read the app's other tables.
-            rows: instead of SQL, a file that DuckDB reads, with all columns of the table: its rows are upserted.
+            rows: a file instead of SQL; DuckDB reads it, and its rows, with all columns of the table, are upserted.
             show_values: include the old and the new rows in the result.
 
         Raises:
@@ -205,17 +205,17 @@ class StoredApp(AppFailover):
         """Delete keys from everything that the app and its clones have stored, in every version.
 
         Args:
-            keys: a table, whose `key` is the second argument, as `get` takes it; or keys by table; or a list of
-                `TABLE=KEY`, as on the command line.
-            key: the key in that table; a tuple for several key columns.
+            keys: a table's name, if `key` is given; or a mapping from tables to their keys; or a list of `TABLE=KEY`,
+                as on the command line.
+            key: the key in that table, as `get` takes it; a tuple for several key columns.
             on_progress: called with a line about the current step.
 
         Raises:
             Usage: a key is missing or does not have the types of the key columns, or a field is malformed.
             NotFound: the app or the table does not exist.
-            Refused: only the program knows which field of a topic leads to a key; no object holds any of the keys; the
-                app is a clone and shares SSTs with its source; `forget` for other keys, a snapshot, a clone or an edit
-                is in progress; a clone cannot be reached.
+            Refused: no object holds any of the keys; stored records must be searched, and only the program knows which
+                of their fields becomes the key; the app is a clone and shares SSTs with its source; a clone cannot be
+                reached; or a snapshot, a clone, an edit or a `forget` for other keys is in progress.
         """
         self._check_allowed("to forget keys of it", options)
         client = self._client
@@ -260,7 +260,7 @@ class StoredApp(AppFailover):
         return maintenance.forgotten_search_result(findings, self.called)
 
     def give_up_forgetting(self) -> Result:
-        """Abandon an interrupted `forget` whose keys are lost. Raises `Refused` if no `forget` was interrupted."""
+        """Abandon an interrupted `forget` whose keys nobody knows any more. Raises `Refused` if there is none."""
         return maintenance.abandoned_forget_result(
             self.name, abandon_erasure(self._client.store, self.name, by=self._client.by)
         )
@@ -279,8 +279,8 @@ class StoredApp(AppFailover):
 
         The methods are `rewind`, `reset`, `edit`, `forget`, `retire`, `promote` over this app, `remove`, `remove_clone`
         and `refresh`. The protection belongs to the name: after a promotion, it covers the app that now has the name,
-        and the app stored in the folder of that name. The prompt shows the reason that `slackwater.because` gave for
-        this call. Raises `NotFound` if the app does not exist, and `Refused` if another app has taken its name.
+        and the app stored in the folder of that name. `Protected` errors show the reason that `slackwater.because` gave
+        for this call. Raises `NotFound` if the app does not exist, and `Refused` if another app has taken its name.
         """
         client, now_ms = self._client, instants.now_ms()
         protected = removal.protect(client.store, self.name, by=client.by, now_ms=now_ms)
@@ -297,7 +297,7 @@ class StoredApp(AppFailover):
         return maintenance.unprotection_result(self.called, was_protected=was)
 
     def retire(self, stage: str, **options: Unpack[GuardedOptions]) -> Result:
-        """Drop a stage that was removed from the program, with its consumer group.
+        """Drop a stage and its consumer group, after the stage was removed from the program.
 
         Raises `NotFound` for an unknown stage, and `Refused` if another stage reads its output.
         """
@@ -318,7 +318,7 @@ class StoredApp(AppFailover):
         on_version: Callable[[Compacted], None] = lambda _done: None,
         **options: Unpack[CompactOptions],
     ) -> Result:
-        """Merge SSTs of some stages' tables or of all tables, by each table's policy; with `full`, merge all SSTs.
+        """Merge SSTs of all tables, or of those of `stages`, by each table's policy; with `full`, merge all SSTs.
 
         Without `stages`, input archives are merged as well. Raises `NotFound` for an unknown stage, and `Refused` for a
         stage without a table.

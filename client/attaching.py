@@ -34,7 +34,7 @@ def open_tail(
     master: str | None = None,
     spark_conf: Mapping[str, str] | None = None,
 ) -> Iterator[Tail]:
-    """Yield a `Tail`, which reads the query's batches from its checkpoint with a local Spark.
+    """Yield a `Tail`, which reads the batches of a Spark query from its checkpoint, with a local Spark.
 
     Raises `Usage` for an invalid name of the app or stage, `NotFound` without a checkpoint, and `Refused` for state
     that cannot be carried over.
@@ -57,7 +57,10 @@ def open_tail(
 
 
 def make_follower(client: Backends, tail: Tail, on_version: "Callable[[Result], None]") -> "Follower":
-    """Return a loop that follows the checkpoint, sends heartbeats and merges SSTs; `on_version` gets new versions."""
+    """Return a loop that commits the checkpoint's new batches, sends heartbeats, and merges SSTs.
+
+    `on_version` is called with the result for each new version.
+    """
     from ..operations.from_spark.attach.follower import Follower
 
     retention = client.settings.retention_of(tail.app)
@@ -67,7 +70,7 @@ def make_follower(client: Backends, tail: Tail, on_version: "Callable[[Result], 
 
 
 def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result], None]", *, dry_run: bool) -> Result:
-    """Commit the batches that the checkpoint has, one version per batch; with `dry_run`, only describe them.
+    """Commit the checkpoint's new batches, one version per batch; with `dry_run`, only describe them.
 
     `on_version` is called with the result for each new version.
     """
@@ -79,7 +82,7 @@ def attach_batches(client: Backends, tail: Tail, on_version: "Callable[[Result],
 
 
 def request_adoption(*details: Any) -> "AdoptionRequest":
-    """Return the description of the query to adopt. Raises `Usage` for an invalid stage name."""
+    """Return the request to adopt a Spark query. Raises `Usage` for an invalid stage name."""
     # Importing PySpark takes a second or two.
     from ..operations.from_spark.adopt.adopting import AdoptionRequest
 
@@ -87,7 +90,7 @@ def request_adoption(*details: Any) -> "AdoptionRequest":
 
 
 def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], None], *, dry_run: bool) -> Result:
-    """Turn the query into a stage; with `dry_run`, only describe that. `on_line` gets a progress line per version."""
+    """Turn a Spark query into a stage; with `dry_run`, only return the plan. `on_line` gets a line per version."""
     from ..operations.from_spark.adopt.adopting import prepare_adoption
 
     kafka = client.require_channels("to look up offsets").kafka
@@ -108,7 +111,7 @@ def adopt(client: Backends, query: "AdoptionRequest", on_line: Callable[[str], N
 
 @contextmanager
 def open_shadow(client: Backends, query: "AdoptionRequest") -> "Iterator[ShadowRun]":
-    """Yield a comparison of the program's stage with the running query, from the query's last batch on.
+    """Yield a comparison of a program's stage with a running Spark query, beginning at the query's last batch.
 
     The comparison writes nothing.
     """
@@ -126,7 +129,7 @@ def open_shadow(client: Backends, query: "AdoptionRequest") -> "Iterator[ShadowR
 def emit_program(query: "AdoptionRequest") -> Result:
     """Write a new program file, a draft that declares the stage.
 
-    Raises `Refused` if the file exists, or no declaration can take the state over.
+    Raises `Refused` if the file exists, or if no declaration of a stage fits the query's state.
     """
     from ..operations.from_spark.adopt.program_text import program_text
     from ..operations.from_spark.checkpoint.checkpoint import open_with_new_session

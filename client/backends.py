@@ -68,13 +68,13 @@ class Backends:
 
     @property
     def by(self) -> str:
-        """User who is recorded in the log of operations, as user@host."""
+        """User name in the log of operations, by default user@host."""
         from ..snapshot.take.audit_log import whoami
 
         return self._by or whoami()
 
     def on_behalf_of(self, who: str) -> Self:
-        """Return a copy that records operations under the name `who`, such as that of a token."""
+        """Return a copy that logs operations under the name `who`, such as the name of a token."""
         _ = self.cache  # open it before copying, so that both share it
         other = copy(self)
         other._by = who
@@ -89,7 +89,7 @@ class Backends:
         return channels.with_archives(self.store, app) if channels is not None and app else channels
 
     def require_channels(self, what_for: str, app: str = "") -> "KafkaChannels":
-        """Return the topics of an app. Raises `Usage` if no Kafka is configured; `what_for` is the reason."""
+        """Return the topics of an app. Without Kafka, raises `Usage`; `what_for` completes "Kafka is needed …"."""
         channels = self.channels_of(app)
         if channels is None:
             raise _no_kafka(what_for)
@@ -101,10 +101,11 @@ class Backends:
 
     @contextmanager
     def channels_for_clone(self, app: str, *, must_check_offsets: bool) -> "Iterator[KafkaChannels]":
-        """Yield the topics for creating a clone; Kafka is needed only for the clone's own topics.
+        """Yield an app's topics for creating a clone; without Kafka, a stub.
 
-        Without Kafka, the offsets in topics that the clone continues to read are not checked, and a note says so at the
-        end. If `must_check_offsets` is set, these checks raise `Usage` without Kafka, as does any other use of topics.
+        The stub skips the check that topics still have the offsets at which the clone continues; at the end, a note
+        names these topics. If the clone needs topics of its own, or `must_check_offsets` is set, the stub raises
+        `Usage`.
         """
         what_for = "for the app's own topics, and for --topic and --sink"
         channels = self.channels_of(app)
@@ -132,7 +133,7 @@ class Backends:
         return file
 
     def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
-        """Print a note that gc removed the moment of `ref` and a near one is used; nothing if None."""
+        """Print that gc removed the moment of `ref`, and which moment is used instead; nothing if `thinned` is None."""
         if thinned is None:
             return
         moved_ms = thinned.answered_ms - thinned.asked_ms
@@ -174,7 +175,7 @@ class _MissingChannels:
 
 
 class _UncheckedChannels(_MissingChannels):
-    """Stub of Kafka's topics for a clone: it skips checks of offsets, and records their topics."""
+    """Stub of Kafka for creating a clone: skips checks of offsets, and collects the unchecked topics."""
 
     def __init__(self, what_for: str) -> None:
         super().__init__(what_for)
@@ -187,7 +188,7 @@ class _UncheckedChannels(_MissingChannels):
         return ""
 
     def commit_positions(self, *_positions: object) -> None:
-        """Do nothing: offsets are announced only for Kafka's own tools."""
+        """Do nothing: only Kafka's own tools need these offsets."""
 
 
 def _no_kafka(what_for: str) -> Usage:
@@ -199,7 +200,7 @@ def _no_kafka(what_for: str) -> Usage:
 
 
 def split_stage_name(text: str, noun: str = "stage") -> tuple[str, str]:
-    """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage`, also if a moment is given."""
+    """Split `APP/STAGE` or `APP/TABLE` into the two names. Raises `Usage` for another form, or with a moment."""
     app, name, moment = split_table_ref(text, noun)
     if moment:
         raise Usage(

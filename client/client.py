@@ -66,18 +66,18 @@ class Client(Backends, Displayable):
 
     @property
     def apps(self) -> tuple[str, ...]:
-        """Names of the apps in the store, sorted. One listing."""
+        """Names of the apps in the store, sorted. Costs one listing."""
         return tuple(sorted(list_apps(self.store)))
 
     def app(self, name: str) -> "StoredApp":
-        """Return an app of the store. Raises `NotFound`, with the nearest name, if no app has this name."""
+        """Return an app of the store. Raises `NotFound`, which suggests the most similar name."""
         read_app(self.store, folder_of(self.store, name))
         return self.unchecked_app(name)
 
     def unchecked_app(self, name: str) -> "StoredApp":
-        """Return the app with this name, or the app that a promotion gave the name, without checking that it exists.
+        """Return the app that has this name, perhaps by a promotion, without checking that it exists.
 
-        Raises `Usage`, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
+        Raises `Usage` for a malformed name, and `NotFound` for a name such as `APP~2` if there were fewer promotions.
         """
         # Opening a store must not wait for the import of Arrow and DuckDB.
         from .app import StoredApp
@@ -85,7 +85,7 @@ class Client(Backends, Displayable):
         return StoredApp(self, folder_of(self.store, name), name)
 
     def moment(self, ref: str, participle: str) -> "Moment":
-        """Return the moment of a ref. `participle` completes notes about the moment, such as "read"."""
+        """Return the moment of a ref. `participle`, such as "read", completes notes about the moment."""
         from .moment import Moment
 
         return Moment.from_ref(self, replace_name_by_folder(self.store, ref), participle)
@@ -123,10 +123,10 @@ class Client(Backends, Displayable):
         return clones_result(self, source)
 
     def remove_expired(self, source: str = "", **options: Unpack[ExpiredOptions]) -> "Result":
-        """Remove the expired clones under this root, of the app `source` or, if empty, of any app.
+        """Remove the expired clones under this root; with `source`, only clones of that app.
 
-        A running clone stays unless `fence` is set. Protected clones, and clones that have clones, stay, and the result
-        lists them. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
+        Running clones (unless `fence` is set), protected clones, and clones that have clones themselves stay; the
+        result lists them. With `topics`, also removes the clones' topics and consumer groups. Raises the errors of
         `StoredApp.remove`.
         """
         from .clones import remove_expired
@@ -144,7 +144,7 @@ class Client(Backends, Displayable):
         spark_conf: Mapping[str, str] | None = None,
         dry_run: bool = False,
     ) -> "Result":
-        """Read the batches in a Spark query's checkpoint into an app, one version per batch.
+        """Import the batches of a Spark query's checkpoint into an app, one version per batch.
 
         The query may be running: nothing is written to the checkpoint. A second call continues with new batches, and
         `slackwater attach` follows the query continuously. Batches that were cleaned up before they were read become
@@ -254,7 +254,7 @@ class Client(Backends, Displayable):
         return replace(done, others=first.other_stages, starts=first.info.starts)
 
     def tokens(self) -> "tuple[Token, ...]":
-        """Return the tokens of the store. One listing, and a read per token."""
+        """Return the tokens of the store. Costs one listing, and one request per token."""
         from ..operations.maintenance.tokens import TOKENS
 
         return TOKENS.all(self.store)
@@ -293,7 +293,7 @@ class Client(Backends, Displayable):
 
 
 def _typed_offsets(offsets: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Return start offsets as the command line has them: `TOPIC=earliest`, `TOPIC={"0":23}`."""
+    """Format start offsets as on the command line: `TOPIC=earliest`, `TOPIC={"0":23}`."""
     if not isinstance(offsets, Mapping):
         return [*offsets]
     return [

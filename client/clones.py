@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
 
 CopyProgress = Callable[[int, int], None]
-"""Function that is called with the number of SSTs copied so far, and with their total number."""
+"""Function that is called with two counts: SSTs copied so far, and all SSTs to copy."""
 
 
 @check_method_arguments
@@ -155,7 +155,7 @@ class AppClones(AppHistory):
         )
 
     def remove_clone(self, **options: Unpack[RemoveCloneOptions]) -> Result:
-        """Remove the app if it is a clone, complete or not.
+        """Remove the app if it is a clone, even an incomplete one.
 
         Raises the errors of `remove`, and `Refused` for an app that is no clone.
         """
@@ -169,7 +169,7 @@ class AppClones(AppHistory):
         return self.remove(**options)
 
     def _check_allowed(self, action: str, options: GuardedOptions) -> None:
-        """Raise `Protected` if the app is protected and `yes_really` is not its name; never in a dry run."""
+        """Raise `Protected` if the app is protected and `yes_really` is not its name. Allows any dry run."""
         if not options["dry_run"]:
             removal.check_protected(self._client.store, self.name, action, options["yes_really"], self.called)
 

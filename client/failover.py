@@ -37,7 +37,7 @@ class AppFailover(AppReleases):
         dry_run: bool = False,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Result:
-        """Copy to another store root the data that the app's replica there lacks.
+        """Replicate the app to another store root: copy the data that the replica there lacks.
 
         The replica can be read like the app by a client of that root. In-flight records are kept with it if Kafka is
         configured. A second call copies what is new; `replicator` runs continuously. `workers` objects are copied in
@@ -64,14 +64,14 @@ class AppFailover(AppReleases):
         workers: int = WORKERS,
         on_progress: Callable[[int, int], None] = lambda _objects, _bytes: None,
     ) -> Replicator:
-        """Return a replicator, which copies the app to the store root `to` in rounds."""
+        """Return a replicator, which repeatedly copies the app's new data to the store root `to`."""
         client = self._client
         kafka = client.require_channels(_KAFKA_PURPOSE) if client.settings.brokers else None
         at = client.store.at(to)
         return Replicator(client.store, at, self.name, client.by, kafka, workers, on_progress)
 
     def end_replica(self, to: str) -> Result:
-        """Stop tracking a replica; data that was copied there stays. One request."""
+        """Stop tracking a replica; data that was copied there stays. Costs one request."""
         read_app(self._client.store, self.name)
         root = self._client.store.at(to).url
         return shown.ended_replica_result(

@@ -52,7 +52,7 @@ from .when import NewestMomentMethods, moment_text
 
 @check_method_arguments
 class AppHistory(NewestMomentMethods):
-    """Read access to an app's history, and snapshots. `StoredApp` adds operations that change the app.
+    """An app's history and snapshots. `StoredApp` adds operations that change the app.
 
     Methods raise `Corruption` if an object does not match its manifest, and `Unavailable` if the store or Kafka does
     not answer.
@@ -75,7 +75,7 @@ class AppHistory(NewestMomentMethods):
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Snapshots of the app, oldest first. One listing, and one read per snapshot."""
+        """Snapshots of the app, oldest first. Costs one listing, and one request per snapshot."""
         return list_snapshots(self._client.store, self.name)
 
     def snapshot_listing(self) -> Result:
@@ -99,7 +99,7 @@ class AppHistory(NewestMomentMethods):
             moment: text that may follow the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
                 ISO form (local without a zone), `~3` for three data commits back, `now`; or a datetime. A whole ref, as
                 `log` and `bisect` print it, works too.
-            stage: the stage that `moment` is about; `moment` may then also be a version of this stage, `v42`.
+            stage: the stage by whose commits `moment` is found; it may then also be a version of this stage, `v42`.
 
         Raises:
             Usage: the moment is malformed or of another app, or the client is closed.
@@ -109,9 +109,10 @@ class AppHistory(NewestMomentMethods):
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 
     def at_versions(self, versions: Mapping[str, int], *, seen_ms: int = 0) -> Moment:
-        """Return the moment with these versions by stage. At most one request per stage.
+        """Return the moment with these versions by stage. Costs at most one request per stage.
 
-        Rows that expire by write time are seen as of `seen_ms`. Raises `NotFound` if a version was deleted.
+        For tables whose rows expire some time after their last write, `seen_ms` is the time of reading. Raises
+        `NotFound` if a version was deleted.
         """
         store = self._client.store
         stages = {stage: history_of.read(store, self.name, stage, version) for stage, version in versions.items()}
@@ -223,7 +224,10 @@ class AppHistory(NewestMomentMethods):
         return timeline(self._client.store, self.name, points=points, from_ms=from_ms, to_ms=to_ms)
 
     def stages(self, moment: Moment | None = None) -> dict[str, object]:
-        """Return the stages at a moment, or now with lag and open snapshots, as data for JSON."""
+        """Return the stages at a moment, as data for JSON.
+
+        Without `moment`, returns the newest stages, with lag and open snapshot requests.
+        """
         return stages(self._client, self.name, moment.cut if moment is not None else None)
 
     def operations(self, limit: int = 20, **options: Unpack[OperationsOptions]) -> Result:
@@ -251,7 +255,7 @@ class AppHistory(NewestMomentMethods):
         return history.operations_result(matches, self.name, is_filtered=any(options.values()))
 
     def _time_ms(self, time: When, default: int) -> int:
-        """Parse a time as refs have it; `default` if it is empty. Raises `Usage` for a moment that is no time."""
+        """Parse a time in the form that refs use; an empty one is `default`. Raises `Usage` for other moments."""
         if not time:
             return default
         moment = parse_ref(self._ref(time), now_ms=instants.now_ms()).moment
@@ -262,7 +266,7 @@ class AppHistory(NewestMomentMethods):
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """Verify the moment of a ref that includes the app's name, even if manifests are damaged."""
+        """Verify the moment of a ref, which must include the app's name. Works even if manifests are damaged."""
         client, now_ms = self._client, instants.now_ms()
         report = verify(
             client.store,
@@ -292,10 +296,10 @@ class AppHistory(NewestMomentMethods):
         return KeyHistory(retry_if_forgotten(client.store, self.name, found))
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the offsets that versions of a stage were computed from, on the stage's inputs and users' topics.
+        """Return the offsets that versions of a stage read, and the offsets on users' topics behind these.
 
-        Covers the one version `version`, by default the newest; with `after`, all versions after `after` up to and
-        including `version`. Raises `NotFound`.
+        The versions are those after `after`, up to and including `version`; without `after`, only `version`, by default
+        the newest. Raises `NotFound`.
         """
         store = self._client.store
         high = history_of.read(store, self.name, stage, version or self.at(stage=stage).versions[stage])
@@ -303,7 +307,7 @@ class AppHistory(NewestMomentMethods):
         return trace(store, low, high)
 
     def rejected(self, *, limit: int = 50, **options: Unpack[RejectedOptions]) -> RejectedRecords:
-        """Return the newest `limit` rejected records (0 for all) that wait for a retry.
+        """Return the newest `limit` rejected records (0 for all); without `every`, only those not yet retried.
 
         Raises `NotFound` for an unknown stage.
         """
@@ -329,9 +333,9 @@ class AppHistory(NewestMomentMethods):
                 moment. It may use `assert` instead, and raise `unittest.SkipTest` to skip the moment.
             run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
                 `$SLACKWATER_REF`; exit code 0 is good, 125 skips, any other code below 128 is bad.
-            code: the file of the program that ran: the commit is replayed on a local Spark to find its cause
-                (`Bisection.cause`), and the input record if there is one (`Bisection.record`). A list with the file
-                that ran before a deploy compares both.
+            code: the file of the program that ran, to replay the bad commit on a local Spark: this finds the cause
+                (`Bisection.cause`) and, if there is one, the input record (`Bisection.record`). A list that also
+                has the file of the program before a deploy compares the two programs.
             on_step: called with each evaluation.
 
         Raises:
@@ -409,7 +413,7 @@ class AppHistory(NewestMomentMethods):
         raise Usage("give exactly one of where=, check=, python= and run=")
 
     def search_endpoint(self, moment: When | None) -> str | None:
-        """Return a moment as a ref with the app's name, or `beginning`; None for None.
+        """Return an end of a search as a ref with the app's name; `beginning` and None stay unchanged.
 
         Raises `Usage` for a moment of another app.
         """

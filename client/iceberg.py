@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def open_export(client: Backends, root: str, keep_ms: int) -> "IcebergExport":
-    """Return the export to Iceberg tables under a root, `s3://bucket/prefix` or a folder, which is not within an app.
+    """Return an exporter to Iceberg tables under a root, `s3://bucket/prefix` or a folder, outside of all apps.
 
     `keep_ms` is how long a replaced Iceberg snapshot stays readable. Raises `Usage` if the root is malformed, and
     `Refused` if the package pyiceberg is not installed, or the store is in memory.
@@ -39,7 +39,7 @@ def record_export(client: Backends, app: str, ref: str, root: str, tables: Seque
 
 
 def check_ref_is_relative(client: Backends, ref: str) -> None:
-    """Raise `Usage` for a ref that always names one moment, such as a snapshot or a version."""
+    """Raise `Usage` for a ref that names the same moment at any time, such as a snapshot or a version."""
     if not parse_ref(replace_name_by_folder(client.store, ref), now_ms=instants.now_ms()).is_relative:
         raise Usage(
             f"{ref!r} always names the same moment, so there is nothing to keep up to date",

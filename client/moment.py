@@ -101,14 +101,14 @@ class Moment(Displayable):
 
     @property
     def cut(self) -> Cut:
-        """Manifests of the moment. Keys that this process knows to be forgotten are hidden."""
+        """Manifests of the moment, without the keys that this process knows to be forgotten."""
         index = forgotten.cached_index(self._client.store, self._cut.app, at_least=None)
         if index is not self._forgotten_index:
             self._cut, self._forgotten_index = apply_known_forgets(self._client.store, self._cut), index
         return self._cut
 
     def current_cut(self) -> Cut:
-        """Return the manifests with all keys hidden that have been forgotten up to now. One listing."""
+        """Return the manifests, without all keys that have been forgotten up to now. Costs one listing."""
         forgotten.newest(self._client.store, self._cut.app)
         return self.cut
 
@@ -263,7 +263,7 @@ class Moment(Displayable):
         return rows.file_export_result(where, *self._write_table(where, *tables, force=force), self.cut)
 
     def _write_table(self, path: Path, table: str = "", *, force: bool = False) -> tuple[str, int]:
-        """Write one table to a file of any format; return the table's name and number of rows.
+        """Write one table to a file of any format, and return the table's name and number of rows.
 
         Raises `Usage` if `table` is empty and the moment does not have one table, and `Refused` as `export` does.
         """
@@ -324,16 +324,16 @@ class Moment(Displayable):
         return retry_if_forgotten(client.store, self._cut.app, written)
 
     def export_iceberg(self, root: str, tables: Collection[str] = (), *, keep: str = "1h") -> Result:
-        """Write Apache Iceberg metadata over the SSTs under a root, without copying rows.
+        """Export tables as Apache Iceberg tables, without copying rows.
 
-        Writes metadata and position deletes; the data files are the SSTs in the store, so readers must reach both. A
-        snapshot of the app (`iceberg-…`) keeps the SSTs until an hour after the last Iceberg snapshot that refers to
-        them. A second call with a later moment adds an Iceberg snapshot to each table that changed. The result shows
-        each table.
+        Writes metadata and position deletes under the root; the data files are the SSTs in the store, so readers must
+        reach both. A snapshot of the app (`iceberg-…`) keeps the SSTs until an hour after the last Iceberg snapshot
+        that refers to them. A second call with a later moment adds an Iceberg snapshot to each table that changed. The
+        result shows each table.
 
         Args:
             root: `s3://bucket/prefix` or a folder; each table gets a folder of its name in it.
-            tables: only these; default all.
+            tables: names of the tables; default all.
             keep: how long a replaced Iceberg snapshot stays readable.
 
         Raises:
@@ -375,12 +375,12 @@ class Moment(Displayable):
         return [row if is_present else None for row, is_present in zip(present_rows, present.tolist(), strict=True)]
 
     def with_table(self, table: str) -> Moment:
-        """Return this moment with the table under the given name, even if renamed since. Raises `NotFound`."""
+        """Return this moment with a given table, also by a name that it got later. Raises `NotFound`."""
         cut = require_tables(self._client.store, self.cut, (table,))
         return self if cut is self._cut else Moment(self._client, self.ref, cut, is_undamaged=self._is_undamaged)
 
     def parse_key_values(self, table: str, keys: Sequence[Sequence[object]]) -> pa.Table:
-        """Return keys, each a sequence of values, as an Arrow table for `read_rows`. Raises the errors of `get`."""
+        """Convert keys, each a sequence of values, to an Arrow table for `read_rows`. Raises as `get` does."""
         return parse_keys(table, self.table_declaration(table), keys)
 
     def table_declaration(self, table: str) -> Table:
@@ -392,10 +392,11 @@ class Moment(Displayable):
     def read_rows(
         self, table: str, keys: pa.Table, *, seen_ms: int = 0, read_ahead: ReadAhead = DEFAULT_READ_AHEAD
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the users' columns of the keys' rows, and a mask of the keys that were found.
+        """Return the rows of keys, with only the users' columns, and a mask of the keys that have a row.
 
-        The rows are in the order of the keys, with nulls for a missing row. Rows that expire by write time are seen as
-        of `seen_ms`; 0 is the moment's time. `read_ahead` limits how much remote data is read.
+        The rows are in the order of the keys, with nulls for a missing row. For tables whose rows expire some time
+        after their last write, `seen_ms` is the time of reading; 0 is the moment's time. `read_ahead` limits how much
+        remote data is read.
         """
         client = self._client
 
@@ -459,7 +460,7 @@ class Moment(Displayable):
         return OpenRows(declared, partitions, mapped_ssts) if len(mapped_ssts) == len(fetched) else None
 
     def read_up_to(self, *tables: str) -> dict[str, tuple[int, ...]]:
-        """Return, by users' topic, the next offset of each partition that all given tables have read up to.
+        """Return, by users' topic, the next offset of each partition; all given tables have read the records before.
 
         Without arguments, considers all tables.
         """
@@ -471,7 +472,7 @@ class Moment(Displayable):
         )
 
     def look_up(self, table: str, key: object) -> tuple[pa.Table, Cut, dict[str, int]]:
-        """Return a key's row (a table of 0 or 1 rows), the cut that was read, and the requests and bytes read."""
+        """Return a key's row (a table of 0 or 1 rows), the cut that was read, and counts of requests and bytes."""
         self.current_cut()
 
         def read() -> tuple[pa.Table, Cut, CountingStore]:
@@ -490,7 +491,7 @@ class Moment(Displayable):
         """Compare with another moment, table by table; rows that exist only in the other moment count as added.
 
         The other moment may be of another app. Shared SSTs are not read: the cost is proportional to the data written
-        since both diverged. Raises `NotFound` if neither has the table.
+        since the two diverged. Raises `NotFound` if `table` is in neither.
         """
         from ..snapshot.diff.moments import StoredCut, diff
         from .results import Difference
@@ -549,7 +550,7 @@ def _not_replayed() -> Cause:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bisection(Displayable):
-    """Result of a bisect: the first bad commit, or the latest candidate if skipped moments leave several."""
+    """Result of a bisect: the first bad commit, or the newest candidate if skipped moments leave several candidates."""
 
     verdict: Verdict
     good: Moment | None
@@ -557,7 +558,7 @@ class Bisection(Displayable):
     bad: Moment
     """First bad moment, right after the bad commit."""
     record: RecordPath | None = None
-    """Input record that made the state bad, and how it was found; None if unknown or for another cause."""
+    """Input record that made the state bad, and how it was found; None if unknown, or if no record did."""
     cause: Cause = field(default_factory=_not_replayed)
     """Cause of the bad commit: its class, whether a replay proves it, the records, and the evidence."""
 

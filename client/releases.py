@@ -77,9 +77,9 @@ class AppReleases(AppClones):
         """Run a changed program over the input that the app read between two moments, on a local Spark.
 
         A query of `allow` reads the differences of a table under the table's name: the key, `change`, `before_…` and
-        `after_…` columns. It returns keys whose differences are expected. An error of the query is raised before the
-        run, except an error about columns that only the changed program's schemas have, which makes the trial fail. A
-        share of `keys` is refused if a stage mixes keys.
+        `after_…` columns. It returns keys whose differences are expected. A query is checked before the run; only an
+        error about columns that the changed program adds is noticed later, and makes the trial fail. `keys` is refused
+        if a stage mixes keys.
 
         Args:
             code: the file of the changed program.
@@ -140,15 +140,16 @@ class AppReleases(AppClones):
         """Give this app another app's name and sinks (blue/green cut-over).
 
         Args:
-            over: the name to take over: the name of the app that this clone was made from, or of a clone of this app.
+            over: the name to take over. The app that has it is the source of this clone, a clone of this app, or
+                another clone of the same source.
             on_wait: called with a line about the progress of both apps.
 
         Raises:
             Usage: not exactly one of `over` and `back` is given, or no Kafka is configured.
             NotFound: the app does not exist.
-            Refused: this app is no clone, or lacks a sink of the other app; this app never ran, or is stopped while the
-                other runs; another promotion is in progress; or the two apps did not reach equal offsets in time.
-                Nothing changed.
+            Refused: neither app is a clone of the other, and they have no common source; this app lacks a sink of the
+                other app, never ran, or is stopped while the other runs; another promotion is in progress; or the two
+                apps did not reach equal offsets in time. Nothing changed.
         """
         dry_run = options["dry_run"]
         if bool(over) == options["back"]:

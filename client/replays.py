@@ -97,14 +97,14 @@ def replay_programs(client: Backends, verdict: Verdict, codes: ProgramFiles) -> 
 
 
 def _non_kafka_sources(verdict: Verdict) -> str:
-    """Return the sources of an attached query that reads no Kafka topic, as text; otherwise an empty text."""
+    """Return the sources, as text, of an attached query without Kafka topics; otherwise an empty text."""
     bad = verdict.bad.stages[verdict.stage]
     other_sources = bad.attached.others if bad.attached is not None else ()
     return "" if bad.inputs.keys() - other_sources else ", ".join(other_sources)
 
 
 def _missing_for_replay(client: Backends, verdict: Verdict, codes: ProgramFiles) -> str:
-    """Return the reason why a replay is impossible, and print a note about what to add; empty if possible."""
+    """Return the reason why a replay is impossible, or an empty text. Prints a note on what to add."""
     if sources := _non_kafka_sources(verdict):
         client.note(f"note: not replayed: the query reads no Kafka topic ({sources}); look in its source")
         return f"the query reads no Kafka topic ({sources}), and only Kafka topics are replayed"
@@ -196,7 +196,7 @@ def open_batch(client: Backends, ref: str, code: Path | None, key: tuple[object,
     """Yield the batch of a ref `app/stage@version`, the rows that it sent, and the selected key, if any.
 
     Raises `Usage` if no program or no Kafka is configured, or if a key is given for a stage without a table; and the
-    errors of `StoredApp.at` and `StageReplay.of`.
+    errors of `StoredApp.at` and `StageReplay.for_version`.
     """
     app, stage = split_stage_name(ref.partition("@")[0])
     after = Moment.from_ref(client, replace_name_by_folder(client.store, ref), "replayed").cut.stages[stage]

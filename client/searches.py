@@ -44,7 +44,7 @@ def use_folder_names(client: Backends, question: SearchRequest) -> SearchRequest
 
 
 def start_search(client: Backends, question: SearchRequest) -> SearchSession:
-    """Create a search; a manual search begins with the moments `good` and `bad` as answers.
+    """Create a search. A manual search begins with the moments `good` and `bad` already answered.
 
     Raises `Refused` if a manual search of the app is open.
     """
@@ -66,7 +66,7 @@ def start_search(client: Backends, question: SearchRequest) -> SearchSession:
 
 
 def record_answer(client: Backends, app: str, answer: Answer, refs: list[str]) -> SearchSession:
-    """Return the app's saved search with a user's answer for `refs`, or else for the moment that waits for one.
+    """Return the app's saved search with a user's answer; without `refs`, to the question that is open.
 
     Raises `NotFound` for an unknown search or moment, and `Refused` if the search belongs to another store, or no
     moment waits for an answer.
@@ -163,7 +163,7 @@ def continue_search(client: Backends, search: SearchSession, on_step: Callable[[
 
 
 def _write(client: Backends, search: SearchSession) -> None:
-    """Save the search. On failure, raises `Refused` for a manual search; otherwise prints a note once it is done."""
+    """Save the search. On failure, a manual search raises `Refused`; another one prints a note at its end."""
     try:
         search.write(_FOLDER)
     except Refused as error:
@@ -186,7 +186,7 @@ class Reports:
     md: Path | None = None
     show_values: bool = False
     also_on_terminal: bool = False
-    """True if `show_values` also applies to terminal output, and so is accepted without a report file."""
+    """True if `show_values` also applies to terminal output, so that it needs no report file."""
 
     def check(self) -> None:
         """Raise `Usage` for unusable options, and `Refused` if a file's folder does not exist. Call it first."""
@@ -214,7 +214,7 @@ class Reports:
         self.write_page(client, report_page(case, Mask(self.show_values)))
 
     def write_page(self, client: Backends, page: Page) -> None:
-        """Write a page to the files, and print a note with their paths. Raises `Refused` if that is impossible."""
+        """Write a page to the files, and print notes with their paths. Raises `Refused` for an unwritable file."""
         for option, path, render in (("--report", self.report, html.render), ("--md", self.md, markdown.render)):
             if path is not None:
                 with atomic_file(path, option) as temporary:
@@ -244,7 +244,7 @@ class WatchedApp(Watcher):
         )
 
     def bisect(self, invariant: Invariant, findings: Findings, on_step: Callable[[Evaluation], None]) -> Verdict | None:
-        """Return the commit that broke an invariant; None, with a note, if it is not found."""
+        """Return the commit that broke an invariant. If it is not found, prints a note and returns None."""
         app, good = AppHistory(self._client, self.app), findings.last_good or None
         try:
             return app.search(SqlPredicate(invariant.where), good=good, bad=findings.ref, on_step=on_step)
@@ -255,7 +255,7 @@ class WatchedApp(Watcher):
     def write_report(
         self, invariant: Invariant, verdict: Verdict, explanation: TracedCause, folder: Path
     ) -> Path | None:
-        """Write a report about a broken invariant into `folder`; None, with a note, if that is impossible."""
+        """Write a report about a broken invariant into `folder`. On failure, prints a note and returns None."""
         about = f"{self.app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
         path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
         try:

@@ -40,7 +40,7 @@ def status(client: Backends, app: str | None) -> Result:
 
 
 def stages(client: Backends, app: str, cut: Cut | None) -> dict[str, object]:
-    """Return the stages of an app at the moment `cut`, or now with open snapshots, as data for JSON.
+    """Return the stages of an app at the moment `cut`, as data for JSON; without `cut`, at the newest moment.
 
     Without `cut`, Kafka is asked for the ends of topics, and `waiting` has the progress of each snapshot's markers.
     """

@@ -33,13 +33,13 @@ class Param:
 
     help: str
     metavar: str | None = None
-    """Placeholder of the value in a verb's help. Without one, `…_s` and `…_ms` are durations on the command line."""
+    """Placeholder of the value in a command's help. If None, `…_s` and `…_ms` are durations on the command line."""
     default: Any = _NO_DEFAULT
     """Default value; if not set, the empty value of the type: None if allowed, `""`, False or `()`."""
     option: str = ""
     """Command line name; if empty, made from the parameter's name without unit and plural: `--topic` for `topics`."""
     pair: str = ""
-    """Example of an item on the command line, if items are pairs of the form that `metavar` shows; else empty."""
+    """Example of an item on the command line, if each item is a pair in the form of `metavar`; else empty."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits of values over HTTP, as arguments of `msgspec.Meta`; `each` has the limits of list items."""
 
@@ -55,7 +55,7 @@ def unwrap_annotated(annotation: Any) -> Any:
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """Return the members of a union, also of nested ones; for any other type, the type itself."""
+    """Return the members of a union, including those of nested unions; for any other type, only the type itself."""
     if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return tuple(part for member in typing.get_args(hint) for part in union_members(member))
     return (hint,)
@@ -134,7 +134,7 @@ _CREATING_CALLS = {
     "TableOptions": "table(…)",
     "EventTimeOptions": "event_time(…)",
 }
-"""Text for a class in messages: the call that creates a value of it."""
+"""Call that creates a value of a class, by class name. Messages show it instead of the class."""
 _DURATION_ARGUMENTS = frozenset({"ahead", "by_duration", "gc", "keep", "trigger", "ttl", "within"})
 _MINIMUMS = {"limit": 0, "points": 1}
 
@@ -142,9 +142,9 @@ _MINIMUMS = {"limit": 0, "points": 1}
 def check_arguments(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
 
-    With `declares`, the function is called before its arguments are checked, because its own messages are better; it
-    also checks its numbers itself. Parameters of a declaration (`**options: Unpack[…]`) always reach the function, and
-    its docstring explains them.
+    With `declares`, the function runs before the check, because its own messages are better, and checks its numbers
+    itself. Parameters of a declaration (`**options: Unpack[…]`) are always passed, with their defaults, and are added
+    to the docstring.
     """
     declared = declared_parameters(function)
     signature = inspect.signature(function)
@@ -286,7 +286,7 @@ class _UnknownMeta(type):
 
 
 class _UnknownType(metaclass=_UnknownMeta):
-    """Stand-in for a name imported only for type checkers, its attributes and its parameters; accepts any value."""
+    """Stand-in for a name imported only for type checkers, and for its attributes and subscripts; accepts any value."""
 
 
 def _has_type(value: object, hint: Any) -> bool:
@@ -348,7 +348,7 @@ def _all_have_type(values: Iterable[object], hint: Any) -> bool:
 
 
 def _is_list_type(hint: Any) -> bool:
-    """Return True if values of the type can be lists and cannot be text."""
+    """Return True if the type allows lists of values but no text."""
     if str in union_members(hint):
         return False
     kinds = [typing.get_origin(part) or part for part in union_members(hint)]

@@ -33,7 +33,7 @@ def parse_instant(subject: str, text: str) -> int:
 
 
 def parse_iso(text: str) -> int:
-    """Parse an ISO time into milliseconds since 1970 UTC. Without an offset, it is local; a date is its first instant.
+    """Parse an ISO time into milliseconds since 1970 UTC. Times without an offset are local; a date is its start.
 
     Raises `Usage` for a local time that is ambiguous or does not exist, because clocks change. Raises `ValueError`,
     `OverflowError` and `OSError` for invalid text.
@@ -91,7 +91,7 @@ def format_day(days: int) -> str:
 
 
 def format_age(time_ms: int, present_ms: int | None = None) -> str:
-    """Format the age of a time in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
+    """Format a time as its age in the largest unit that fits: `4 s ago`; `now` for less than a second or the future."""
     elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
     return "now" if elapsed_ms < 1000 else f"{format_rounded(elapsed_ms)} ago"
 

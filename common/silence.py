@@ -11,7 +11,7 @@ _log = logging.getLogger("slackwater")
 
 
 def address_hint(setting: str) -> str:
-    """Return a hint to check a server's address in this setting; empty if no setting has the address."""
+    """Return a hint to check a server and its address in the given setting; empty if `setting` is empty."""
     return f"check that it is running, and its address in {setting}" if setting else ""
 
 

@@ -34,7 +34,7 @@ def extension_of(path: PathLike[str] | str) -> str:
 
 
 def check_folder_name(path: Path | str, option: str, hint: str = "", *, any_extension: bool = False) -> None:
-    """Raise `Usage` if a folder to create has the name of a file; existing folders are accepted.
+    """Raise `Usage` if the name of a folder to create ends like that of a file. Existing folders are accepted.
 
     With `any_extension`, unknown extensions raise `Usage` as well, because they were meant to select a file format.
     """
@@ -60,7 +60,7 @@ def _refusing(path: Path, option: str) -> Iterator[None]:
 def atomic_file(path: Path, option: str) -> Iterator[Path]:
     """Yield a temporary file that replaces `path` when the block ends without an error.
 
-    Raises `Refused` if the file cannot be written; `option` is the option that named it.
+    Raises `Refused` if the file cannot be written; `option` is the name of the option with the path.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with _refusing(path, option):
@@ -76,7 +76,7 @@ def atomic_folder(path: Path, option: str) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to `path`, which must not exist, when the block ends without an error.
 
     Removes temporary folders of killed calls. Raises `Refused` if `path` exists or cannot be written; `option` is the
-    option that named it.
+    name of the option with the path.
     """
     path = path.absolute()
     check_parent_folder(path, option)

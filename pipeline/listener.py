@@ -49,13 +49,13 @@ class BatchReport:
         stall_seconds: Time that the batch was delayed before its start because compaction had fallen behind.
         unflushed: Number of newer versions that were acknowledged and not yet committed.
         rejected: Records that the batch rejected.
-        rejected_waiting: Rejected records of all versions that were not retried.
+        rejected_waiting: Rejected records of all versions that wait for a retry.
         watermark_ms: Watermark of the stage; None for a stage without a watermark.
         ahead: Rows whose event time was too far ahead of the clock.
         late: Rows left out of the table because they came too late.
         epoch: Epoch of the writer.
         state: Sizes of the table's SSTs.
-        stats: Requests and bytes of this version in the store.
+        stats: Requests to the store for this version, and their bytes.
     """
 
     app: str
@@ -102,7 +102,7 @@ class Listener:
         """Report the run's current activity, such as "starting Spark"; an empty text once batches run."""
 
     def on_running(self, triggers_s: Mapping[str, float], patience_s: float, held: Callable[[str], bool]) -> None:
-        """Report that batches of these stages run, at most one of each stage in its `triggers_s` seconds.
+        """Report that the batches of these stages run, one per stage at most every `triggers_s` seconds.
 
         `patience_s` is how long a store or broker may be unavailable. `held(stage)` is True while the stage starts no
         batch because stages that read from it lag.

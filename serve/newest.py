@@ -25,7 +25,7 @@ _REOPEN_S = 30.0
 
 
 _MAX_PREFETCH_BYTES = 8 << 20
-"""Maximum bytes to fetch before a new moment is announced: usually the SSTs of a batch."""
+"""Maximum bytes to fetch before a new moment is announced; enough for the SSTs of a usual batch."""
 
 OwnedPartitions = Callable[[str, str, Iterable[int]], Sequence[int]]
 """Function that selects, from state partitions of an app's table, those that this instance owns."""
@@ -142,7 +142,7 @@ class AppPoller:
                 _log.warning("cannot fetch table %s of %s: %s", table, self._app.called, error.message)
 
     def warm(self) -> None:
-        """Start fetching the SSTs of owned state partitions; called when their number may have grown."""
+        """Start fetching the SSTs of the state partitions that this instance owns; called when there may be more."""
         self._is_to_warm, self._last_open_s = True, time.monotonic()
         if self._warming is None or self._warming.done():
             self._warming = asyncio.create_task(self._warm_owned())

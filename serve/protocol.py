@@ -42,7 +42,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def _close_idle_connection(self) -> None:
-        """Close the longest idle connection of the address that has the most idle connections.
+        """Close the connection with the longest idle time, of the address with the most idle connections.
 
         So a client that opens many connections loses its own.
         """

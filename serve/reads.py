@@ -25,7 +25,7 @@ async def get(
     format: Format = "",  # noqa: A002  said as ?format=
     **options: Unpack[MomentOptions],
 ) -> Answer:
-    """Return rows by key in the order of the keys, null for a missing one, with the version, its time, and offsets."""
+    """Return the rows of keys in their order, null for a key without a row; and the version, its time and offsets."""
     reading = await call.moment(app, ref, table=table, **options)
     answers = reading.cached_answers(table)
     if answers is None:
@@ -145,7 +145,7 @@ def history(call: Call, app: AppName, table: Table, key: Key, limit: Limit = 20)
 
 @endpoint("/apps/{app}/lineage")
 def lineage(call: Call, app: AppName, stage: Stage, version: Version = 0, after: Version = 0) -> object:
-    """Return the offsets that one version of a stage, or all after `after`, read on its inputs and users' topics."""
+    """Return the offsets that one version of a stage read, or all after `after`, and users' offsets behind these."""
     if not stage:
         raise Usage("lineage needs a stage", hint="give stage=NAME")
     result = call.app(app, "the lineage of a stage").lineage(stage, version, after=after)

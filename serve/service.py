@@ -127,8 +127,8 @@ class Service:
     async def cached_moment(self, app: str, ref: str, stage: str, *, prefer_newest: bool = False) -> CachedMoment:
         """Return a moment of an app, from the cache if possible.
 
-        With `prefer_newest`, the newest moment is returned if it has the stage's version `ref`. Raises the errors of
-        `StoredApp.at`.
+        With `prefer_newest`, returns the newest moment if `ref` is the version that the stage has there. Raises the
+        errors of `StoredApp.at`.
         """
         if (ref == "now" and not stage) or prefer_newest:
             reading = await (await self.poller(app)).newest_moment()
@@ -226,9 +226,10 @@ class Call:
         return cls(service, grant, wants_arrow, etags, credentials, is_forwarded=bool(hop), seen_ms=seen_ms)
 
     def app(self, name: str, view: str = "") -> "StoredApp":
-        """Return an app that the caller may read. A non-empty `view` is a view of all tables, such as the log.
+        """Return an app that the caller may read; with `view`, only if the caller may read all its tables.
 
-        Operations on the app are recorded under the token's name. Raises `Denied`, and the errors of `Client.app`.
+        `view` names what shows all tables, such as the log. Operations on the app are recorded under the token's name.
+        Raises `Denied`, and the errors of `Client.app`.
         """
         if view:
             self.grant.check_all_tables(view)
@@ -237,7 +238,7 @@ class Call:
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def app_with_all_tables(self, name: str, view: str) -> "StoredApp":
-        """Return an app if the caller may read all its tables, as `view` requires.
+        """Return an app if the caller may read all its tables; `view` names what shows them all.
 
         Raises `Denied`, and `NotFound` for an unknown app.
         """
@@ -286,7 +287,7 @@ class Call:
         return reading
 
     async def _with_table(self, table: str, reading: CachedMoment) -> CachedMoment:
-        """Return a moment that has the table under this name, even if it was renamed since. Raises `NotFound`."""
+        """Return the moment with a given table, also by a name that it got later. Raises `NotFound`."""
         if not table or reading.has_table(table):
             return reading
         renamed = await self.service.in_thread(lambda: reading.moment.with_table(table))

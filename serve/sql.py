@@ -41,7 +41,7 @@ _ATTEMPTS = 3
 _NO_MEMORY, _TOO_LITTLE_MEMORY = 41, 42
 """Exit codes: the statement exceeded its memory; the process had too little memory left to begin."""
 _OOM = "Out of Memory Error"
-"""Text of DuckDB's error, as Arrow passes it on while streaming rows."""
+"""Text of DuckDB's out-of-memory error, as Arrow passes it on while streaming rows."""
 # Preload pandas: Arrow imports it for the first value that it converts, which takes as long as some ten statements.
 _PRELOADED = ["duckdb", "pandas", "pyarrow.parquet", "slackwater.client.app", "slackwater.serve.acting.searching"]
 

@@ -119,8 +119,7 @@ class Authenticator:
     async def authenticate(self, headers: Mapping[str, str], scope: Scope, age_s: float = STREAM_RECHECK_S) -> Grant:
         """Return the permissions of a request by tokens read at most `age_s` ago, without the rate limit.
 
-        Also for streams that were admitted before. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not
-        answer.
+        Also called again for open streams. Raises `NotKnown`, `Denied`, and `Unavailable` if the store does not answer.
         """
         authorization = headers.get("authorization", "")
         certificate = scope.get("extensions", {}).get("tls", {}).get("client_cert_name", "")

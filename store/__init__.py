@@ -1,4 +1,4 @@
-"""Versions of one stage's state: object stores, manifests and SSTs, and writing, finding and reading them.
+"""Storage of one stage's state: object stores, manifests and SSTs, with their writers and readers.
 
 Here: object stores (S3, a folder, memory) with one interface, `objects.ObjectStore`; manifests, their codec, the commit
 by compare-and-swap, epochs; SSTs, multi-get, cache, compaction; DuckDB relations over one version.

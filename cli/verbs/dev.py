@@ -42,7 +42,7 @@ def up(
 ) -> None:
     """Start Kafka and S3 for development and print the environment to use them.
 
-    Keeps running servers. Needs Java 17, and Maven at the first start.
+    Servers that are running already stay. Needs Java 17, and Maven at the first start.
     """
     from ...pipeline.dev.servers import DevServers
 

@@ -86,7 +86,7 @@ def replay(
 
 
 def _bundle_to_write(ref: str, bundle: Path | None, pytest: Path | None) -> Path | None:
-    """Return the path of the bundle to write, by default beside the test; None for none.
+    """Return the path of the bundle to write, by default beside the test; None if none is asked for.
 
     Raises `Usage` if the bundle has another suffix, and the errors of `check_same_folder` for the test's path.
     """

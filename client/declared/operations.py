@@ -57,7 +57,7 @@ class ResetOptions(GuardedOptions, total=False):
 class PromoteOptions(GuardedOptions, total=False):
     """Blue/green cut-over: give a clone the app's name and sinks.
 
-    Waits until both apps reach the same offsets, and holds them there for a moment. The old app publishes what comes
+    Waits until both apps reach the same offsets, and briefly holds them there. The old app publishes what comes
     before, the clone what comes after: a read_committed consumer sees each row once. The old app becomes `APP~1` and
     stops.
     """
@@ -73,7 +73,7 @@ class EditOptions(GuardedOptions, total=False):
     """Change rows of a table by hand.
 
     The change is a version of its own. If the app is running, its runner applies the edit between two batches;
-    otherwise this command does. Nothing is sent downstream. Re-runs apply it once.
+    otherwise this command does. Nothing is sent downstream. A repeated command applies the edit only once.
     """
 
     timeout_s: Annotated[
@@ -86,7 +86,7 @@ class EditOptions(GuardedOptions, total=False):
 
 
 class KeysOptions(TypedDict, total=False):
-    """Options that give keys to forget by files, by other values, and by record fields."""
+    """Options that name keys to forget: in files, by other values of the same key, and by record fields."""
 
     files: Annotated[Sequence[Path], Param("File with one TABLE=KEY a line.", "FILE", option="--keys")]
     also: Annotated[Sequence[str], Param("Another value that the program turns into the same key.", "VALUE")]
@@ -202,7 +202,7 @@ class CloneOptions(TypedDict, total=False):
 
 
 class RenameOptions(TypedDict, total=False):
-    """Columns and stages that a changed program renames."""
+    """Options that map stored columns and stages to their new names in a changed program."""
 
     rename: Annotated[
         Names,

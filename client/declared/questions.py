@@ -35,9 +35,9 @@ class MomentOptions(TypedDict, total=False):
 class DiffOptions(TypedDict, total=False):
     """Show the rows that differ between two moments.
 
-    Shows rows that B added, removed or changed, with values on both sides, and how far each column agrees. The cost is
-    proportional to what changed. Refs of a table, as APP/TABLE@-5m, compare only that table. Exits with 1 if anything
-    differs.
+    Shows rows that B added, removed or changed, with values on both sides, and the share of rows in which each column
+    agrees. The cost is proportional to what changed. Refs of a table, as APP/TABLE@-5m, compare only that table. Exits
+    with 1 if anything differs.
     """
 
     table: Annotated[str, Param("Only this table. Default: all.", "NAME", limits=_NAME_OR_NONE)]
@@ -72,7 +72,7 @@ class WrongOptions(TypedDict, total=False):
 
 
 class SearchOptions(WrongOptions, total=False):
-    """Options of a bisect: the predicate, its table, the range of moments, and the change to find."""
+    """Options of a bisect: the predicate, its table, the range of moments, and which of several changes to find."""
 
     table: Annotated[
         str,
@@ -119,8 +119,8 @@ class OperationsOptions(TypedDict, total=False):
 class CheckOptions(TypedDict, total=False):
     """Check that a program is deterministic.
 
-    Replays past versions on a local Spark at another time, with records in another order where none is promised, in
-    more batches, and on other partitions. Names differences and likely causes, and exits with 1. Nondeterminism causes
+    Replays past versions on a local Spark at another time, with records reordered where no order is promised, in more
+    batches, and on other partitions. Names differences and likely causes, and exits with 1. Nondeterminism causes
     false differences in diff and trial. The app is not touched.
     """
 

@@ -40,7 +40,7 @@ class ServedObject(Displayable):
 
     @property
     def unavailable_methods(self) -> frozenset[str]:
-        """Names of methods that only the corresponding class of an opened store has."""
+        """Names of methods that this class lacks, and that the same class of an opened store has."""
         return frozenset(
             name for name in dir(self._local_class()) if not name.startswith("_") and name not in dir(self)
         )
@@ -81,9 +81,10 @@ class ServedMoment(ServedObject):
         return "apps", self._app, "at", self.when
 
     def _ask_unchanged(self, ask: Callable[[], T], versions_of: Callable[[T], dict[str, int]]) -> T:
-        """Call `ask`, and repeat it by time if `now` has moved on, so that the versions are this moment's.
+        """Return the answer of `ask` about the versions of this moment.
 
-        Raises `Refused` if the second answer has other versions, too.
+        If `now` has become a newer moment, asks again by the time of this one. Raises `Refused` if that answer is about
+        other versions, too.
         """
         answer = ask()
         if self.when == "now" and versions_of(answer) != self.versions:

@@ -161,7 +161,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
     def verify(
         self, ref: str, *, on_progress: Callable[[str], None] = lambda _line: None, **options: Unpack[VerifyOptions]
     ) -> Report:
-        """Verify the moment of a ref that includes the app's name, even if manifests are damaged."""
+        """Verify the moment of a ref, which must include the app's name. Works even if manifests are damaged."""
         where, _, when = ref.partition("@")
         stage = where.partition("/")[2]
         report: Report = self._get("at", when or "now", "verify", kind=Report, stage=stage, **options)
@@ -202,7 +202,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return request
 
     def lineage(self, stage: str, version: int = 0, *, after: int = 0) -> Lineage:
-        """Return the offsets that versions of a stage were computed from, as `AppHistory.lineage` does."""
+        """Return the offsets that versions of a stage read, as `AppHistory.lineage` does."""
         params = {"stage": stage, "version": version, "after": after}
         lineage: Lineage = self._get("lineage", kind=Lineage, **params)
         return lineage

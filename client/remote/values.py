@@ -23,14 +23,14 @@ def key_to_text(key: object) -> str:
 
 
 def row_from_json(row: dict[str, Any] | None, kinds: dict[str, pa.DataType]) -> dict[str, object] | None:
-    """Convert a row from JSON to the types of its columns; JSON has no bytes and no dates."""
+    """Convert the values of a JSON row to the types of its columns, such as bytes and dates, which JSON lacks."""
     if row is None:
         return None
     return {name: value_from_json(value, kinds[name]) if name in kinds else value for name, value in row.items()}
 
 
 def rows_to_arrow(rows: Sequence[dict[str, Any] | None], kinds: dict[str, pa.DataType]) -> pa.Table:
-    """Return rows as an Arrow table; a row that is None becomes nulls."""
+    """Return rows as an Arrow table; None becomes a row of nulls."""
     typed_rows = [row_from_json(row, kinds) or dict.fromkeys(kinds) for row in rows]
     return pa.table({name: pa.array([row.get(name) for row in typed_rows], kind) for name, kind in kinds.items()})
 

@@ -35,7 +35,7 @@ def duration(milliseconds: int) -> str:
 
 
 def upper_bound(rows: int) -> str:
-    """Format an upper bound of the records that an attached query read: the number of offsets."""
+    """Format the number of offsets that an attached query read, an upper bound of its records: `≤1,234`."""
     return f"≤{rows:,}"
 
 
@@ -57,7 +57,7 @@ def format_offsets(by_topic: Iterable[tuple[str, Sequence[int]]]) -> str:
 
 
 def offset_ranges(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
-    """Format the range between two offsets of each partition in a line, without empty ranges."""
+    """Format the offset range of each partition of a topic, in one line, without empty ranges."""
     pairs = enumerate(zip(starts, ends, strict=False))
     return join_ranges(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in pairs if start < end)
 

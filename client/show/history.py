@@ -24,7 +24,7 @@ def log_result(commits: Sequence[LogEntry], app_name: str) -> Result:
 
 
 def commits_table(commits: Sequence[LogEntry]) -> TableBlock:
-    """Return a table with a row per commit, and a further row for versions that gc removed."""
+    """Return a table with a row per commit, and a row per range of versions that gc removed."""
     # Set only if Kafka was asked.
     with_replays = any(entry.replayable is not None for entry in commits)
     timed = any(entry.watermark_ms is not None for entry in commits)
@@ -68,12 +68,12 @@ def _recovery_options(entry: LogEntry) -> str:
 
 
 def recreated_topic_phrase(topic: str) -> str:
-    """Return a phrase that says that a topic was recreated, so that earlier input cannot be replayed."""
+    """Return the phrase that a topic was recreated: the reason why earlier input cannot be replayed."""
     return f"topic {topic} was recreated"
 
 
 def _offsets_read(entry: LogEntry) -> str:
-    """Return the offset ranges that a version read; for an attached Spark query, its batches come first."""
+    """Return the offset ranges that a version read, after the batches that it imported from an attached query."""
     return ": ".join(filter(None, (entry.attached, formats.join_ranges(map(str, entry.windows)))))
 
 
@@ -125,7 +125,7 @@ def key_history_result(
     limit: int = 0,
     verbose: bool = False,
 ) -> Result:
-    """Return the result of `history`; `key` is the key as the user typed it, `records` has the cause per change."""
+    """Return the result of `history`. `key` is as the user typed it; `records` has the record behind each change."""
     reasons = [record.reason for record in records or () if record is not None and record.reason]
     notes = [f"note: no record found for one change: {reason}" for reason in reasons]
     notes += _notes(row_history, limit)
@@ -165,7 +165,7 @@ def changes_table(row_history: RowHistory, records_behind: Sequence[RecordPath |
 
 
 def format_key_record(guilty: RecordPath | None) -> str:
-    """Format the record that caused a change, and the number of records of its key; `-` if there is none."""
+    """Format the record that caused a change, and the number of records of the key; `-` without a record."""
     if guilty is None or not guilty.hops:
         return "-"
     record = str(guilty.hops[-1].record)

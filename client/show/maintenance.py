@@ -344,7 +344,7 @@ def retirement_result(done: Retired, *, dry_run: bool) -> BlockGenerator:
 
 @operation_result
 def removal_result(done: Removed, called: str, groups: Sequence[str], *, topics: bool, dry_run: bool) -> BlockGenerator:
-    """Return the result of an app's removal; `topics` is True if its topics and the groups in `groups` are removed."""
+    """Return the result of an app's removal. `topics` is True if topics and consumer groups are removed as well."""
     removal, contents, verb = done.removal, done.contents, "would remove" if dry_run else "removed"
     app = name_with_folder(called, removal.app)
     if done.already:

@@ -41,7 +41,7 @@ class SearchPicture:
     """Content of the picture; its points are in the order of the line."""
 
     lanes: tuple[tuple[str, tuple[Point, ...]], ...]
-    """Commits near the verdict by stage, upstream first."""
+    """Commits near the verdict, grouped by stage, upstream stages first."""
     bad_stage: str
     certain: bool
     """False if the first bad commit may be earlier, since moments were skipped."""
@@ -164,7 +164,7 @@ def _probes(timeline: SearchPicture, scale: _Scale, y: float) -> Iterator[str]:
 
 
 def _place_labels(points: Iterable[Point], scale: _Scale, room: float) -> Iterator[tuple[Point, float, bool]]:
-    """Yield points with their x coordinate, and True if a label fits; points near the turn come first."""
+    """Yield points, nearest to the turn first, with their x coordinate, and True if there is room for a label."""
     labelled: list[float] = []
     for point in sorted(points, key=lambda point: abs(point.distance + 0.5)):
         x = scale(point.distance)

@@ -27,7 +27,7 @@ _MAX_ERROR_LENGTH = 60
 
 
 def query_result(table: pa.Table, other_moments: Mapping[str, Cut], cut: Cut, limit: int) -> Result:
-    """Return the result of a query. `other_moments` are further moments that it read; text has `limit` rows."""
+    """Return the result of a query that also read `other_moments`. Text has at most `limit` rows, or all if 0."""
     moments = {
         ref: {"versions": moment.versions, "thinned_out": moment.thinned} for ref, moment in other_moments.items()
     }
@@ -129,7 +129,7 @@ def iceberg_result(done: Sequence[WrittenTable], cut: Cut, ref: str, root: str) 
 
 
 def null_hint(key: Sequence[str]) -> str:
-    """Return a hint on how null is written if `key` has a null; otherwise an empty text."""
+    """Return a hint on how to write null if `key` has a null; otherwise an empty text."""
     return r" (\N is null; for the text \N write \\N)" if r"\N" in key else ""
 
 

@@ -24,7 +24,7 @@ from .shown import AlreadyDone, BlockGenerator, Result, attributes, operation_re
 
 @result_from_blocks
 def snapshot_taken_result(snapshot: Snapshot, *, already: bool) -> BlockGenerator:
-    """Return the result of a snapshot that this call or, if `already` is set, an earlier one took."""
+    """Return the result of taking a snapshot; `already` is True if an earlier call took it."""
     name, took = f"{snapshot.app}@{snapshot.name}", formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if already:
@@ -37,7 +37,7 @@ def snapshot_taken_result(snapshot: Snapshot, *, already: bool) -> BlockGenerato
 
 
 def snapshot_request_result(app_name: str, request: SnapshotRequest, *, already: bool) -> Result:
-    """Return the result of a snapshot request, made by this call or, if `already` is set, by an earlier one."""
+    """Return the result of requesting a snapshot; `already` is True if an earlier call requested it."""
     name, when = request.name, f" already, {instants.format_age(request.created_ms)}" if already else ""
     return Result(request, f"requested {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
 
@@ -128,7 +128,7 @@ def clone_result(plan: ClonePlan, source: str, store: str | None, *, runs: bool,
 
 @operation_result
 def refresh_result(plan: ClonePlan, called: str, *, dry_run: bool) -> BlockGenerator:
-    """Return the result of a clone's refresh from its source, which is named `called`."""
+    """Return the result of recreating a clone from its source; `called` is the source's name."""
     done, source = "would recreate" if dry_run else "recreated", formats.name_with_folder(called, plan.source.app)
     yield Title(f"{done} {plan.info.name} from {source}, {instants.format_with_age(plan.source.time_ms)}")
     if dry_run:

@@ -232,7 +232,7 @@ def verification_result(report: "Report") -> Result:
 
 
 def verification_blocks(report: "Report") -> Iterator[Block]:
-    """Yield the ledger of each channel, and the outcome of each check."""
+    """Yield the record counts of each channel, and the outcome of each check."""
     yield Title(report.ref)
     # Most apps never lose a record: show the column only if one was lost.
     lossy = any(any(entry.lost) for entry in report.ledger)

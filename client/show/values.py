@@ -37,7 +37,7 @@ def grid(table: pa.Table, limit: int | None = None) -> TableBlock:
 
 
 def format_value(value: object) -> str:
-    """Format one value for people, without rounding and separators."""
+    """Format one value for people; numbers are neither rounded nor grouped by commas."""
     from ...snapshot.query.key_text import format_value
 
     match value:
@@ -57,7 +57,7 @@ def format_value(value: object) -> str:
 
 
 def format_key_value(value: object, show: Callable[[object], Cell] = format_value) -> Cell:
-    """Format one value of a key as a user can type it, or by `show`."""
+    """Format one value of a key so that a user can type it; or with `show`, if given."""
     from ...snapshot.query import key_text
 
     return key_text.format_value(value) if show is format_value else key_text.NULL if value is None else show(value)
@@ -153,7 +153,7 @@ def encode_array(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
 
 
 def tolerance_lines(near: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line per column with floats that are equal only within the tolerance, and the number of such rows."""
+    """Yield a line per column whose floats are equal only within the tolerance, with the number of such rows."""
     from ...snapshot.diff.equality import TOLERANCE  # imports DuckDB, which `get` does not need
 
     for column, rows in near.items():
@@ -207,7 +207,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def _with_text_columns(table: pa.Table) -> pa.Table:
-    """Convert columns of types that CSV lacks, and times that Python cannot represent, to text."""
+    """Convert to text: columns of types that CSV lacks, and times outside of Python's range."""
     types = pa.types
     worded = (types.is_nested, types.is_interval, types.is_time, types.is_duration, _holds_binary)
     for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):

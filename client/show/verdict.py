@@ -39,8 +39,8 @@ def verdict_result(
 ) -> Result:
     """Return the result of a bisect. `explanation` is the cause, or None if the cause was not searched for.
 
-    `out` is the file with all keys or, with `every`, with all bad records of the batch, which are also shown. `edge` is
-    the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a clone.
+    `out` is the file with all keys. With `every`, it has all bad records of the batch instead, and these are also
+    shown. `edge` is the requested change: `first`, `last`, or empty for any. `clone` is an unused name for a clone.
     """
 
     def steps(of: Iterable[Evaluation]) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def verdict_sentence(outcome: Verdict) -> str:
 
 
 def describe_commit(outcome: Verdict) -> str:
-    """Describe a commit that is certain: the first bad commit, or one of several at which the app went bad."""
+    """Describe the found commit: the first bad one, or one of several at which the app went bad."""
     if outcome.earlier_bad_ref:
         return f"one of the commits at which {outcome.app} went bad: it was bad before, at {outcome.earlier_bad_ref}"
     assumed = "" if outcome.is_first_known else ", assuming that it went from good to bad once"
@@ -191,7 +191,7 @@ def _sides(keys: KeyChanges | None) -> Any:
 
 
 def lineage_blocks(lineage: Lineage) -> Iterator[Block]:
-    """Yield the offsets that a commit read, their origin on users' topics, and offsets that were lost."""
+    """Yield the offsets that a commit read, the offsets on users' topics behind these, and lost offsets."""
     reads_sources = lineage.direct == lineage.sources
     if lineage.direct:
         counted = "" if lineage.records is None else f", {plural(lineage.records, 'record')}"
@@ -314,7 +314,7 @@ def format_keys(values: list[dict[str, object]], count: int) -> str:
 
 
 def bad_records(explanation: TracedCause, *, every: bool = False) -> Iterator[Block]:
-    """Yield the bad records of the batch in the app's order, if there are several."""
+    """Yield a table of the batch's bad records, if there are several; without `every`, only of the first few."""
     records = explanation.named_record_path.records if explanation.named_record_path is not None else None
     if records is None or explanation.cause.kind not in ("record", "records", "watermark") or records.num_rows < 2:
         return
@@ -336,7 +336,7 @@ def records_table(explanation: TracedCause) -> pa.Table | None:
 
 
 def rows_for_file(verdict: Verdict, explanation: TracedCause, *, every: bool) -> tuple[pa.Table | None, str]:
-    """Return the rows for `--out`: keys that turned bad or, with `every`, bad records. None comes with a reason."""
+    """Return the rows for `--out` (keys that turned bad or, with `every`, bad records), or None and the reason."""
     if every:
         return records_table(explanation), "the bad records are not known"
     if verdict.keys is not None:
@@ -410,7 +410,7 @@ def pending_answer_result(search: SearchSession, cut: Cut, num_left: int) -> Res
 
 
 def invariants_line(findings: Findings) -> str:
-    """Return a line about one evaluation of all invariants: time, moment, and number by state."""
+    """Return a line about one evaluation of all invariants: time, moment, and number of invariants by state."""
     by_state = Counter(result.state for result in findings.results)
     states = ", ".join(f"{n} {verbs[n > 1]}" for state, verbs in _STATES.items() if (n := by_state[state]))
     recovered = [result.invariant.name for result in findings.changed_results if result.state == "holds"]

@@ -64,7 +64,7 @@ class DrillResult:
 
     @property
     def passed(self) -> bool:
-        """True if the app could continue from the replica, and the replica equals the app."""
+        """True if the app could continue from the replica, and no compared version differs from the app's."""
         same = all(table.checksums != "different" for table in self.tables)
         return same and self.replica.consistent and self.recovered.consistent and not self.plan.replicated.lacks
 
@@ -166,7 +166,7 @@ class _AcceptingTopics:
 def _compare_with_app(
     store: ObjectStore | None, target: ObjectStore, plan: RecoveryPlan
 ) -> tuple[tuple[TableCheck, ...], str]:
-    """Compare each table with the app. Returns the results, and the reason why some tables were not compared."""
+    """Compare each stage's version with the app's. Returns a check of each table, and why some were not compared."""
     checks, why_not = list[TableCheck](), ""
     for stage, manifest in plan.cut.stages.items():
         checksums, key = "not compared", keys.manifest(plan.app, stage, manifest.version)

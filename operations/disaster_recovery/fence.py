@@ -21,7 +21,7 @@ class Primary:
     unreachable: str = ""
     """Reason why the store cannot be reached; empty if it can."""
     recovered_to: str = ""
-    """Root where the app runs since an earlier recovery; empty if there was none."""
+    """Root to which an earlier recovery moved the app; empty if there was none."""
 
     def check_not_recovered_elsewhere(self, app: str, target: str) -> None:
         """Raise `Refused` if the app was already recovered from a replica other than `target`."""
@@ -42,7 +42,7 @@ class RecoveredElsewhere(Refused):
 def inspect_primary(store: ObjectStore | None, root: str, app: str, created_ms: int, to: str) -> Primary:
     """Return the state of the app in its old store. Errors are returned as `Primary.unreachable`.
 
-    Versions with which an earlier recovery to `to` fenced the app are left out.
+    Claims by which an earlier recovery to `to` fenced the app are not counted as newest versions.
     """
     if store is None:
         return Primary(root, {}, "it was not contacted")

@@ -19,7 +19,7 @@ from ...store.versions import history, published
 from ...store.versions.manifest import Manifest
 
 ANCHOR_COUNT = 16
-"""Number of anchors of each partition: so many that their sequence occurs only once in a topic."""
+"""Number of anchors of each partition: so many that their sequence hardly occurs twice in a topic."""
 
 
 def copy_in_flight_records(
@@ -80,7 +80,7 @@ def _capture(
 
 
 def _unpublished(store: ObjectStore, head: Manifest) -> Iterator[tuple[str, InFlight]]:
-    """Yield each sink with unpublished rows, and these rows in the form of in-flight records."""
+    """Yield each sink with unpublished rows, and these rows described like in-flight records."""
     for name, place in published.read_positions(store, head).items():
         sink = head.sinks[name]
         done = place.version if place is not None else sink.since

@@ -23,12 +23,12 @@ class StartOffset:
     how: str
     """Origin of the offset: `same offset`, `records` (content), `mirror` (MirrorMaker 2), `said` (caller), or `end`."""
     unmirrored: bool = False
-    """True if the mirror ends before the app's position, so that it lacks records that the app has read."""
+    """True if the mirror ends before the app's position, so it lacks records that the app has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorMatch:
-    """Position of a sequence of anchors in a partition."""
+    """Offset right after a sequence of anchors in a partition, and the number of anchors that were found."""
 
     offset: int
     count: int
@@ -60,8 +60,8 @@ def mirrored_name(kafka: KafkaTopics, topic: str, alias: str) -> str:
 def find_start_offset(kafka: KafkaTopics, source: SourcePartition, alias: str | None) -> StartOffset:
     """Return the offset from which to read a partition.
 
-    `alias` is the mirrored cluster, None if Kafka is no mirror. Raises `NotFound` if the topic or partition does not
-    exist, and `Refused` if the offset cannot be determined.
+    `alias` is MirrorMaker's name of the mirrored cluster, None if Kafka is no mirror. Raises `NotFound` if the topic or
+    partition does not exist, and `Refused` if the offset cannot be determined.
     """
     now = kafka.state(source.topic)
     if now is None or source.partition >= len(now.ends):
@@ -133,10 +133,10 @@ def _find_in_mirror(kafka: KafkaTopics, source: SourcePartition, first: int, end
 def match_anchors(
     records: Iterable[Anchor], anchors: Sequence[Anchor], start: int, end: int
 ) -> tuple[AnchorMatch, ...]:
-    """Find the positions of a sequence of anchors in a mirror's records; returns at most two. Pure.
+    """Return the offsets right after the anchors in a mirror's records, for at most two occurrences. Pure.
 
-    `records` are the records of a mirror from offset `start` to `end`. If they end within the sequence, or there are
-    none, the position is `end`.
+    `records` are the mirror's records from offset `start` to `end`. If they end in the middle of the
+    sequence of anchors, or there are no records, the offset is `end`.
     """
     expected, matches = [anchor.digest for anchor in anchors], list[AnchorMatch]()
     last: deque[str] = deque(maxlen=len(expected))
@@ -161,8 +161,7 @@ def _last_sync(syncs: Sequence[OffsetSync], offset: int) -> OffsetSync | None:
 def _mirror_offset(syncs: Sequence[OffsetSync], offset: int) -> int | None:
     """Return the mirror's offset for `offset`; None unless a sync names exactly that record or its predecessor.
 
-    Between a sync and a more distant record, transactions and compaction may leave gaps on either side that no sync
-    shows.
+    Farther from a sync, either cluster may have gaps, left by transactions or compaction, that no sync shows.
     """
     for up, down in syncs:
         if offset == up:

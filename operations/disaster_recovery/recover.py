@@ -2,8 +2,8 @@
 
 1. Check everything without changes: the cut is complete, the offsets to read from are known, and in-flight records are
    in the replica or still in Kafka.
-2. Put a journal that the replica is being recovered. From now on no round of replication copies to the replica, and a
-   concurrent recovery is refused.
+2. Put a journal, which marks the replica as being recovered. From now on no round of replication copies to the replica,
+   and a concurrent recovery is refused.
 3. Fence: record the new root in the old store, and fence the writers there. Versions that were committed there since
    the replica's cut are copied, if they can be read.
 4. Copy in-flight records to channels and internal topics of the new Kafka.
@@ -51,8 +51,9 @@ def copy_and_plan_migrations(
 ) -> dict[str, MigratedStage]:
     """Copy the in-flight records of a cut. Returns the migration of each stage.
 
-    After a crash, a repeated call copies the records again, and no manifest names the attempts of the first copy.
-    Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and `Unavailable`.
+    After a crash, a repeated call copies the records again; those of the first copy are ignored, because no manifest
+    names their attempts. Raises `Corruption` if copied records are damaged, `Refused` if they no longer exist, and
+    `Unavailable`.
     """
     app, cut = recovery.app, recovery.cut
     whole = _without_unread_channels(cut)
@@ -82,7 +83,7 @@ def copy_and_plan_migrations(
 
 
 def _without_unread_channels(cut: Cut) -> Cut:
-    """Remove channels that no stage reads, because their records need not be copied."""
+    """Leave out channels that no stage reads: their records need not be copied."""
     read = {(edge.sender, edge.name) for edge in channels(cut) if edge.receiver}
     stages = {
         stage: replace(at, outputs={name: output for name, output in at.outputs.items() if (stage, name) in read})
@@ -125,7 +126,7 @@ def _output(
 def _sinks(
     target: ObjectStore, manifest: Manifest, kafka: KafkaTopics, number: int, copied: tuple[UnpublishedSinkRows, ...]
 ) -> tuple[dict[str, Sink], dict[str, Sink]]:
-    """Return all sinks of a stage without rows, and the sinks that have unpublished rows, with these rows.
+    """Return the new sinks of a stage, all empty, and those that get unpublished rows, with these rows.
 
     Each sink gets a new internal topic, because the published position in the old topic belongs to versions that the
     recovered app commits with different content.
@@ -184,7 +185,7 @@ class RecoveryResult:
     plan: RecoveryPlan | None
     versions: Mapping[str, int]
     fenced: str | None
-    """Reason why the old store could not be fenced; empty if it was, None if fencing was not tried."""
+    """Reason why the old store could not be fenced. Empty if it was fenced, None if that was not tried."""
     caught_up: RoundResult | None
     not_caught_up: str = ""
     """Reason why the last round failed; empty if it succeeded or was not tried."""

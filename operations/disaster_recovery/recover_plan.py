@@ -26,7 +26,7 @@ from .mirror_offsets import SourcePartition, StartOffset, find_start_offset, mir
 
 @dataclass(frozen=True, slots=True)
 class FailoverTerms:
-    """User's options about the Kafka in which the app continues."""
+    """Options for the Kafka in which the app continues."""
 
     mirror: str | None = None
     """Name of the mirrored cluster in MirrorMaker 2; None if Kafka has the original offsets."""
@@ -58,11 +58,11 @@ class RecoveryPlan:
     replicated: ReplicaCut
     cut: Cut
     heads: Mapping[str, Manifest]
-    """Newest versions in the replica, which are newer than the cut if replication was interrupted."""
+    """Newest versions in the replica. They are newer than the cut if replication was interrupted."""
     primary: Primary
     inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
     again: Mapping[str, int]
-    """Number of records after the start offsets, by topic; most are read for a second time. 0 if unknown."""
+    """Number of records after the start offsets, by topic; 0 if unknown. The app may have read most of them before."""
     rereads: tuple[str, ...]
     in_flight: tuple[InFlight, ...]
     keeper: Snapshot | None
@@ -244,7 +244,7 @@ def _lost_versions(cut: Cut, primary: Primary) -> Iterator[LostVersions]:
 def _remaining_records(
     kafka: KafkaTopics, inputs: Mapping[tuple[str, str], tuple[Input, tuple[StartOffset, ...]]]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return offset ranges of the records after the start offsets as text, and their number by topic."""
+    """Return the offset ranges from the start offsets to the ends, as text, and the number of records by topic."""
     furthest: dict[str, tuple[int, ...]] = {}
     for read, _ in inputs.values():
         offsets_so_far = furthest.get(read.topic, read.offsets)

@@ -3,10 +3,10 @@
 Senders are copied before their receivers, and older versions of a stage before newer ones. So at any time the newest
 versions in the replica are a consistent cut, and no record between a sender's and its receiver's version is missing.
 
-Before a deletion the boundary is written, as in a garbage collection (`store.versions.horizon`): it allows what the
-app's boundary allows, and what snapshots of the replica itself pin, such as that of a clone made from it. Then objects
-that the app no longer has are deleted. The app's SSTs are listed before its boundary is read, so all SSTs of the
-versions that it allows are in the listing.
+Before a deletion the boundary is written, as in a garbage collection (`store.versions.horizon`). It keeps the versions
+that the app's boundary keeps, and those that the replica's own snapshots pin, such as the pin of a clone made from it.
+Then objects that the app no longer has are deleted. The app's SSTs are listed before its boundary is read, so the
+listing has all SSTs of the versions that the boundary keeps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ def last_boundary(store: ObjectStore, app: str) -> Boundary:
 
 
 def plan_copy(store: ObjectStore, app: str, copied: Mapping[str, int]) -> CopyPlan:
-    """Plan which versions to copy: those after the replica's newest version of each stage (`copied`).
+    """Plan the versions to copy: all after the replica's newest version of each stage (`copied`).
 
     Raises `Refused` if garbage collection deleted a version in between, or the app has fewer versions than the replica.
     """
@@ -88,7 +88,7 @@ def required_versions(cut: Mapping[str, Manifest]) -> dict[str, set[int]]:
 def copy_reader_objects(copier: Copier, app: str) -> None:
     """Copy the objects that readers of versions need: migrations, histories of names, records of erasures.
 
-    Objects that are named by these objects are copied first.
+    If such an object names others, these are copied first.
     """
     copier.copy_listed(copier.source.list(keys.migrations(app)))
     for name in copier.source.list_folders(f"{keys.NAMES}/"):
@@ -221,7 +221,7 @@ def _remove_snapshots(target: ObjectStore, app: str, names: Iterable[str]) -> li
 
 
 def _replaced_shared_ssts(target: ObjectStore, app: str) -> list[str]:
-    """Return SSTs of the clone's source that a `forget` has replaced.
+    """Return SSTs that the app shares because it is a clone, and that a `forget` has replaced.
 
     SSTs of a source that has its own replica in the target are left to that replica.
     """
@@ -274,7 +274,7 @@ def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -
 
 
 def _with_pins(target: ObjectStore, app: str, limit: Boundary, copied: set[str]) -> Boundary:
-    """Extend a boundary by versions that the replica's own snapshots pin: those that are not in `copied`."""
+    """Extend a boundary by the versions that the replica's own snapshots pin. `copied` are the app's snapshots."""
     older = {stage: set(versions) for stage, versions in limit.kept.items()}
     moments = {tuple(sorted(snapshot.stages.items())): snapshot for snapshot in limit.moments}
     for snapshot in SNAPSHOTS.all(target, app):

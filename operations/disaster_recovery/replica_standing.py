@@ -23,7 +23,7 @@ class ReplicaPair:
     app: str
 
     def check_replica(self, *, recovering: bool = False) -> Replica | None:
-        """Check that the target holds, or may hold, the app's replica. Returns the replica's mark, or None.
+        """Check that the target holds the app's replica, or can get one. Returns the replica's mark, or None.
 
         Raises `NotFound` if the app does not exist, `Refused` if the target holds something else, or is being recovered
         by another process, and `Usage` if both are the same root. Writes nothing.
@@ -117,7 +117,7 @@ class ReplicaPair:
         )
 
     def log_start(self, by: str) -> None:
-        """Log the start of replication once in the app's log of operations; skipped without write permission."""
+        """Log the start of replication once in the app's log of operations, if the user may write there."""
         begun = replicas.find_replica_state(self.target, self.app)
         since_ms = begun.time_ms if begun is not None else 0
         with suppress(Forbidden):

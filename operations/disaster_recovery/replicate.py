@@ -59,7 +59,7 @@ _CUT_INTERVAL_MS = 60_000
 
 
 class _LostRace(Exception):
-    """Raised if another process that copies to the same replica was first to record a cut or boundary."""
+    """Raised if another process replicating to the same root recorded a cut or boundary first."""
 
 
 @dataclass(frozen=True, slots=True)

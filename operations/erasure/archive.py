@@ -33,9 +33,9 @@ ARCHIVE_KIND = "input archive"
 
 
 def find_objects_with_keys(search: KeySearch) -> Iterator[tuple[ArchiveIndex, ArchiveObject, dict[str, int]]]:
-    """Yield unsearched archive objects that hold a key, with the number of records by field.
+    """Yield the objects of input archives that hold a key, with the number of such records by field.
 
-    Objects that hold no key are added to `clean`. Raises `Corruption` and `Unavailable`.
+    Objects without a key are added to `clean`, and not searched again. Raises `Corruption` and `Unavailable`.
     """
     for archive in search.archives():
         for item in archive.objects:
@@ -55,7 +55,7 @@ ReplacedObject = tuple[str, ArchiveObject, dict[str, int], int]
 def remove_keys(
     search: KeySearch, *, by: str, now_ms: Callable[[], int], on_replace: Callable[[Sequence[ReplacedObject]], None]
 ) -> bool:
-    """Replace the objects that hold a key in all archives of an app. Returns True if there were any.
+    """In all input archives of an app, replace the objects that hold a key. Returns True if there were any.
 
     `on_replace` receives the objects before they are replaced. Raises `CommitConflict` if other processes kept changing
     an archive, `Corruption` and `Unavailable`.
@@ -81,10 +81,10 @@ def remove_keys(
 
 
 def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
-    """Yield archive objects that the newest index does not name and that hold a key or cannot be decoded, and a flag.
+    """Yield unreferenced archive objects that hold a key or cannot be decoded, each with a flag.
 
-    The flag is True if an earlier index names the object, so that no later index will. It is False for an orphan, or an
-    object that was put just now.
+    The newest index does not name these objects. The flag is True if an earlier index names the object, so that no
+    later index will. It is False for an orphan, or an object that was put just now.
     """
     store, app = search.member.store, search.member.app
     for archive in search.archives():
@@ -104,7 +104,7 @@ def find_unreferenced(search: KeySearch) -> Iterator[tuple[HeldObject, bool]]:
 
 
 def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) -> None:
-    """Wait, for a limited time, until running runners have archived all records that their apps have read.
+    """Wait, for a limited time, until live runners have archived all records that their apps have read.
 
     A record that was read before the erasure and archived after it would bring a key back.
     """
@@ -121,7 +121,7 @@ def await_archiving(searches: Sequence[KeySearch], pause: Callable[[], None]) ->
 
 
 def count_unarchived_offsets(member: Member, heads: Sequence[Manifest] = ()) -> dict[str, int]:
-    """Return, by topic, the number of offsets that versions up to `heads` have read and not archived yet."""
+    """Return, by topic, the number of offsets that were read up to `heads` and are not archived yet."""
     archives = archive_statuses(member.store, member.app, heads or _heads(member), {})
     return {topic.topic: topic.behind for topic in archives if topic.behind}
 
@@ -159,8 +159,8 @@ def _holds_key(search: KeySearch, topic: str, key: str) -> bool:
 def _matches(search: KeySearch, topic: str, key: str, rows: pa.Table) -> tuple[dict[int, pa.Table], list[Matches]]:
     """Return the messages of repartition topics by row index, and the matches.
 
-    The first match is of the records, the others are of each message's rows. A message holds rows of many keys, and
-    only some are removed, so a whole message is never a match.
+    The first match is that of the records, except messages; each other match is that of one message's rows. A message
+    has rows of many keys, so it is never matched as a whole.
     """
     fields, inputs = search.fields, search.fields.declared_names_of(topic)
     plain = [rule for place in inputs if place not in fields.channels for rule in fields.rules_for(place)]

@@ -28,12 +28,12 @@ _MAX_KEYS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RequestedKeys:
-    """Keys to be forgotten, as the user typed them."""
+    """Keys that a user requests to be forgotten."""
 
     tables: Mapping[str, tuple[tuple[object, ...] | str, ...]]
-    """Keys by table: text as typed, or a tuple of the key columns' values."""
+    """Keys by table: each an unparsed text, or a tuple of the key columns' values."""
     other_spellings: tuple[str, ...] = ()
-    """Further spellings of the keys, such as upper case, that the program normalizes; for any table."""
+    """Other spellings, such as upper case, that the program converts to one of the keys; for any table."""
 
     @classmethod
     def parse(cls, keys: Iterable[str], files: Iterable[Path] = (), also: Iterable[str] = ()) -> "RequestedKeys":
@@ -49,7 +49,7 @@ class RequestedKeys:
 
     @classmethod
     def from_values(cls, keys: Mapping[str, Iterable[object]], also: Iterable[str] = ()) -> "RequestedKeys":
-        """Convert Python values by table; a tuple for a key of several columns. Raises `Usage`."""
+        """Create from Python values by table; a key of several columns is a tuple. Raises `Usage`."""
         return cls._checked(
             {table: {key if isinstance(key, tuple) else (key,): None for key in some} for table, some in keys.items()},
             also,
@@ -110,7 +110,7 @@ class HashedKeys:
 
     @classmethod
     def for_table(cls, name: str, table: Table, requested: RequestedKeys) -> "HashedKeys":
-        """Convert the requested keys of a table. Raises `Usage` if a value does not have its column's type."""
+        """Parse and hash the requested keys of a table. Raises `Usage` if a value does not have its column's type."""
         rows = parse_keys(name, table, requested.values(name, table))
         hashes = hash_keys(rows, rows.schema.names)
         order = np.argsort(hashes, kind="stable")
@@ -130,7 +130,7 @@ class Member:
         return f"{self.app} under {self.store.url}"
 
     def requested_tables(self, requested: RequestedKeys) -> dict[str, str]:
-        """Return the requested name of each table by stage folder. A renamed stage has a folder for each name."""
+        """Return, by stage folder, the name by which its table was requested. A renamed stage has several folders."""
         names_by_folder: dict[str, str] = {}
         for head in self.heads.values():
             names = [*(former.stage for former in head.formerly), head.stage, *([head.called] if head.called else [])]
@@ -140,7 +140,7 @@ class Member:
         return names_by_folder
 
     def requested_side_tables(self, requested: RequestedKeys) -> dict[tuple[str, str], str]:
-        """Return the requested names of side tables with keys (of attached queries), by stage and side."""
+        """Return the requested side tables of attached stages: their names, by stage and side."""
         side_tables = (
             (stage, side, table_name(stage, side)) for stage, head in self.attached_stages for side in head.side_tables
         )
@@ -155,8 +155,8 @@ def find_family(store: ObjectStore, app: str) -> tuple[Member, ...]:
     """Return the app and all its clones, each after the apps whose SSTs it shares.
 
     Raises `NotFound` if the app does not exist; `Refused` if the app is a clone that shares another app's SSTs, or a
-    clone of it is being made; and `Unavailable`, also if a clone's root cannot be reached, because shared SSTs are
-    rewritten.
+    clone of it is being made; and `Unavailable`, also if the root of a clone cannot be reached, because the SSTs of
+    clones are rewritten, too.
     """
     apps.read_app(store, app)
     member = _member(store, app)

@@ -48,7 +48,7 @@ from .taking_out import Erasure, commit_versions, delete_replaced, mask_texts, r
 
 @dataclass(frozen=True, slots=True)
 class RemovedRows:
-    """Number of rows or records of one table, channel or topic that equal a key in one field."""
+    """Number of rows or records of a table, channel or topic in which a certain field holds a key."""
 
     what: str
     of: str
@@ -84,7 +84,7 @@ class ErasureResult:
     others: tuple[str, ...] = ()
     out_of_reach: tuple[OutOfReach, ...] = ()
     gone: tuple[RemovedRows, ...] = ()
-    """Removed rows and records by table, channel or topic, and by field. In a dry run, those to be removed."""
+    """Rows and records that were removed, or in a dry run would be, by table, channel or topic, and by field."""
     unread: tuple[HeldObject, ...] = ()
     """Channels with unread records of a key. Reading these would bring the key back."""
     unproved: tuple[UndecidedRecords, ...] = ()
@@ -105,7 +105,7 @@ def forget(
     dry_run: bool = False,
     on_progress: Progress = lambda _line: None,
 ) -> ErasureResult:
-    """Take keys out of the newest and all other versions of an app, of its snapshots, and of its clones.
+    """Remove keys from all versions and snapshots of an app and of its clones.
 
     `cache` is this machine's cache, from which replaced objects are removed. A dry run changes nothing and lists the
     objects that hold a key. The log of operations records the number of keys by table, not the keys. `kafka`, if given,
@@ -182,7 +182,7 @@ def _check_searchable(searches: Sequence[KeySearch]) -> None:
 
 
 def _remove_keys_first(work: Erasure, app: str, store: ObjectStore) -> None:
-    """Put the journals, and remove the keys from every object that manifests name now.
+    """Put the journals, and remove the keys from all SSTs, in-flight records and input archives in use now.
 
     After an error, this call's journals are deleted if nothing was rewritten. Raises `Refused` if no object holds a
     key.
@@ -248,9 +248,9 @@ def search_keys(
 ) -> KeySearchResult:
     """Search an app and its clones for objects that hold one of these keys, and list data that cannot be searched.
 
-    With `deep`, every object in the apps' folders is decoded in full, including other tables, to find text keys that
-    are the value of any field. Changes nothing. Raises the errors of `forget`, except that `Refused` only means that
-    the app shares SSTs of another app.
+    With `deep`, all objects in the apps' folders are decoded, also those of other tables, and every field is searched
+    for the keys that are text. Changes nothing. Raises `NotFound`, `Usage`, `Corruption` and `Unavailable`, and
+    `Refused` as `find_family` and `check_tables` do.
     """
     members = find_family(store, app)
     check_tables(members[0], requested)
@@ -278,7 +278,7 @@ def search_keys(
 
 
 def abandon_erasure(store: ObjectStore, app: str, *, by: str) -> ForgetJournal:
-    """End an interrupted erasure whose keys are lost. Erased parts are not restored.
+    """End an interrupted erasure whose keys are no longer known. Removed rows and records stay removed.
 
     Raises `NotFound` if the app does not exist, and `Refused` if no erasure was interrupted.
     """
@@ -326,7 +326,7 @@ def _find_records_with_keys(search: KeySearch) -> Iterator[HeldObject]:
 def _searches(
     members: Sequence[Member], requested: RequestedKeys, declared: DeclaredFields, formats: MessageDecoder | None
 ) -> tuple[KeySearch, ...]:
-    """Return one search for each app, for the keys in the schemas of the first app's newest tables. Raises `Usage`."""
+    """Return one search for each app. The first app's newest tables define the types of keys. Raises `Usage`."""
     first, keys = members[0], dict[str, KeyRows]()
     for stage, name in first.requested_tables(requested).items():
         if (table := first.heads[stage].table) is not None and (stage == name or name not in keys):
@@ -407,7 +407,7 @@ def _begin(work: Erasure) -> bool:
 
 
 def _end(work: Erasure, only: str = "") -> None:
-    """Delete the journals, the first app's last; with `only`, just journals with that id."""
+    """Delete the journals, that of the first app last. With `only`, delete only journals with that id."""
     for search in reversed(work.searches):
         store, app = search.member.store, search.member.app
         if not only or ((note := forgotten.find_journal(store, app)) is not None and note.id == only):

@@ -39,7 +39,7 @@ from .texts import TextMasker
 
 Progress = Callable[[str], None]
 _NO_CLOCK = -(1 << 63)
-"""Clock before all times, by which no row has expired."""
+"""Earliest time of all, at which no row has expired."""
 _SSTS = "SST"
 _REJECTED = "rejected records"
 IN_FLIGHT = "records in flight"
@@ -63,12 +63,12 @@ class HeldObject:
     named: bool = True
     """True if a version, a snapshot or an index names the object."""
     fields: Mapping[str, int] = field(default_factory=dict)
-    """Number of rows or records by the field that equals a key; for an SST by the key's columns."""
+    """Number of matching rows or records, by the field that equals a key; for an SST, by the key's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class UndecidedRecords:
-    """Records for which it cannot be decided whether they hold a key."""
+    """Records that may or may not hold a key, and the reason why that cannot be decided."""
 
     app: str
     object: str
@@ -80,13 +80,13 @@ class UndecidedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ReferencedSst:
-    """SST that versions of a stage name."""
+    """SST that is named by versions of a stage."""
 
     sst: Sst
     stage: str
     side: str
     table: Table
-    """Schema in the oldest version that names the SST. Later schemas can read the SST, too."""
+    """Schema in the oldest version that names the SST. Later schemas can read it, too."""
 
 
 @dataclass
@@ -117,13 +117,13 @@ class KeySearch:
         return TextMasker(self.keys)
 
     def check_declared(self) -> None:
-        """Raise `NotFound` if a declared field is of an unknown topic, and `Usage` if it is malformed."""
+        """Raise `NotFound` if a declared field names an unknown topic, and `Usage` if it is malformed."""
         archives = [archive.topic for archive in self.archives()]
         if not self.damaged:
             self.declared.check(self.requested.tables, [*self.fields.declared_names, *archives])
 
     def check_fields_known(self) -> None:
-        """Raise `Refused` if stored records have unknown fields that may lead to a key."""
+        """Raise `Refused` if a key may be derived from unknown fields of stored records."""
         inputs = [
             name
             for archive in self.archives()
@@ -158,7 +158,7 @@ class KeySearch:
         noted[why] = UndecidedRecords(self.member.app, key, kind, place, why, records + more)
 
     def match_rejected(self, key: str, rows: pa.Table) -> Matches:
-        """Find the rejected records that hold a key, by the fields of the input from which each was read."""
+        """Find the rejected records that hold a key. Each is searched by the fields of its own input."""
         matches = Matches(np.zeros(rows.num_rows, np.bool_))
         inputs = rows["input"].to_pylist()
         for name in dict.fromkeys(inputs):
@@ -201,7 +201,7 @@ class KeySearch:
         return self.member.requested_tables(self.requested)
 
     def referenced_ssts(self, stage: str, after: int = 0) -> Iterator[ReferencedSst]:
-        """Yield the unseen SSTs that versions of a stage above `after` name, oldest version first."""
+        """Yield SSTs that are named by versions of a stage above `after` and not in `seen`; oldest version first."""
         is_requested = stage in self.tables
         if not is_requested and not self.member.heads[stage].side_tables:
             return
@@ -227,7 +227,7 @@ class KeySearch:
         return self.member.heads[stage].attached is not None
 
     def keys_of(self, stage: str, table: Table, side: str = "") -> HashedKeys | None:
-        """Return the keys of a table in its schema; None if none of its keys was requested."""
+        """Return the requested keys of a table, parsed by its schema; None if none was requested."""
         name = self.member.requested_side_tables(self.requested).get((stage, side)) if side else self.tables.get(stage)
         if name is None:
             return None
@@ -237,7 +237,7 @@ class KeySearch:
         return self._keys[place]
 
     def select_rows(self, item: ReferencedSst) -> tuple[RowSelector, dict[str, int]] | None:
-        """Select the rows to remove from an SST, with their number by field; None if the SST holds no key.
+        """Return a selector of the rows to remove from an SST, and their number by field; None if there are none.
 
         Raises `Corruption` and `Unavailable`.
         """
@@ -282,7 +282,7 @@ class KeySearch:
         return list_snapshots(self.member.store, self.member.app)
 
     def captured_with_keys(self) -> Iterator[tuple[str, str, pa.Table, Matches]]:
-        """Yield objects with in-flight records that hold a key: object, channel, rows and matches."""
+        """Yield each object whose in-flight records hold a key: its name, channel, rows and matches."""
         seen: set[str] = set()
         for snapshot in self.snapshots():
             for channel in snapshot.channels:
@@ -297,7 +297,7 @@ class KeySearch:
                             yield item.key, channel.channel, rows, matches
 
     def edit_objects_with_keys(self) -> Iterator[str]:
-        """Yield the object names of edit requests, and of their rows, that contain a key."""
+        """Yield names of objects with a key: edit requests, and objects with the rows of edit requests."""
         store, app = self.member.store, self.member.app
         for request in EDITS.all(store, app):
             if self.texts.contain_key(request.sql, request.edit.what, request.edit.message):
@@ -339,7 +339,7 @@ class KeySearch:
     def unreferenced_ssts(self, replaced: Container[str] = ()) -> Iterator[tuple[HeldObject, int]]:
         """Yield SSTs of the app that no version names and that hold a key, with the time when each was written.
 
-        SSTs in `replaced` are skipped. An equal hash counts as the key, since no version needs the rows of such an SST.
+        SSTs in `replaced` are skipped. Only hashes of keys are compared: no version needs an SST found by mistake.
         """
         store, app = self.member.store, self.member.app
         for stage, head in self.member.heads.items():
@@ -410,10 +410,10 @@ def find_unread_records(search: KeySearch, channels: KafkaTopics | None) -> Iter
 
 
 def decode_in_full(search: KeySearch, on_progress: Progress) -> Iterator[tuple[HeldObject | None, int]]:
-    """Decode each object in an app's folder. Yields the object, or None if it has no text key as a value, and 1.
+    """Decode each object in an app's folder. Yields the object and 1, or None and 1 if no text key is a value in it.
 
-    The sum of the second values is the number of decoded objects. Raises `Corruption` if an object cannot be decoded,
-    and `Unavailable`.
+    The second values add up to the number of decoded objects. Raises `Corruption` if an object cannot be decoded, and
+    `Unavailable`.
     """
     member, store = search.member, search.member.store
     texts = frozenset(text for rows in search.keys.values() for column in rows.columns for text in column.texts)

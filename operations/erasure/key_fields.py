@@ -1,4 +1,4 @@
-"""Derivation of the fields of stored records that lead to a table's key, from the lineage of an app.
+"""Derivation, from an app's lineage, of the fields in stored records that lead to a table's key.
 
 A stage's manifest lists the fields of its inputs from which its key and its sent columns are made (`FieldSource`). From
 the key, these fields are followed upstream to users' topics, through all channels. Other channels, such as a channel
@@ -45,7 +45,7 @@ class DeclaredFields:
             Field.parse(name)
 
     def for_stream(self, table: str, place: str, *, connected: bool) -> Iterator[str]:
-        """Yield the declared fields of a topic or channel.
+        """Yield the fields of a topic or channel that were declared for a table.
 
         Fields that were declared without a topic or channel are only yielded if `connected`.
         """
@@ -65,7 +65,7 @@ def _split(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _UpstreamField:
-    """Field upstream of a column."""
+    """Field of a topic or channel from which a column is derived."""
 
     stream: str
     """Declared name of the topic or channel."""
@@ -77,7 +77,7 @@ class _UpstreamField:
 
 @dataclass(frozen=True)
 class KeyFields:
-    """Fields of one app that lead to the keys of `tables`, which are given by stage."""
+    """Fields of an app's records that lead to keys. `tables` has the tables' names by stage."""
 
     heads: Mapping[str, Manifest]
     tables: Mapping[str, str]
@@ -134,10 +134,10 @@ class KeyFields:
                 )
 
     def _rules_and_unclear(self, place: str) -> Iterator[tuple[Rule | None, str]]:
-        """Yield, for each table, its rule for a topic or channel, and a key column with unknown fields.
+        """Yield, for each table, its rule for a topic or channel, and the name of a key column with unknown fields.
 
-        The rule is None if a column of the key comes from another topic or channel. The column is empty if there is
-        none.
+        The rule is None if a column of the key comes from another topic or channel. The name is empty if all fields are
+        known.
         """
         for stage, table in self.tables.items():
             head = self.heads[stage]
@@ -178,7 +178,10 @@ class KeyFields:
     def _comparisons(
         self, way: Sequence[_UpstreamField], place: str, *, connected: bool
     ) -> tuple[list[FieldComparison], bool]:
-        """Return the fields of a topic or channel that lead to a key column, and a flag for unknown fields."""
+        """Return the fields of a topic or channel that lead to a key column, and True if others are unknown.
+
+        `way` has all fields from which the column is derived.
+        """
         steps_here = [step for step in way if step.stream == place]
         of_row, comparisons = place in self.channels, list[FieldComparison]()
         for step in steps_here:
@@ -196,9 +199,9 @@ class KeyFields:
         return [*dict.fromkeys(comparisons)], opaque
 
     def _sibling_columns(self, channel: str, way: Sequence[_UpstreamField]) -> tuple[list[FieldComparison], bool]:
-        """Return the channel's columns that share source fields in users' topics with a key.
+        """Return a channel's columns that come from the same fields of users' topics as a key column.
 
-        Also returns True if only unknown columns may share these source fields.
+        Also returns True if there is none, but unknown fields may be the same.
         """
         writer, comparisons, opaque = self.channels[channel], list[FieldComparison](), False
         columns: Mapping[str, Sequence[FieldSource] | None] = self.heads[writer].lineage.get(channel) or {"": None}
@@ -261,9 +264,9 @@ def _inputs(head: Manifest) -> Mapping[str, Input]:
 
 
 def _sibling_comparison(column: str, to_key: tuple[str, ...], to_column: tuple[str, ...]) -> FieldComparison:
-    """Compare a channel's column with a key column that is made from the same source field.
+    """Return the comparison of a channel's column with a key column that comes from the same source field.
 
-    `to_key` and `to_column` are the functions that are applied to the source field.
+    `to_key` and `to_column` are the functions that turn the source field into these columns.
     """
     where, same = Field(column), min(len(to_key), len(to_column))
     differ = to_column[-1:] if to_key[:same] != to_column[:same] else ()

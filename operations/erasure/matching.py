@@ -42,7 +42,7 @@ Mask = npt.NDArray[np.bool_]
 _FRACTION = re.compile(r"-?[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 """Pattern of a number that has several spellings."""
 _MAX_NEEDLES = 100
-"""Maximum number of keys for a search of their bytes before parsing."""
+"""Maximum number of keys whose bytes are searched for before records are parsed."""
 _ARROW = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream; no text begins with them."""
 _MAGIC = b"\x00"
@@ -77,16 +77,16 @@ class FieldComparison:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Fields of a topic or channel by which its records hold keys of one table."""
+    """Fields by which records of a topic or channel are searched for the keys of one table."""
 
     table: str
     columns: tuple[tuple[FieldComparison, ...], ...]
-    """Fields for each column of the key; empty for a column that has one value in all records."""
+    """Fields for each column of the key; empty for a column whose value is the same in all records."""
 
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Keys of one table."""
+    """Requested keys of one table."""
 
     rows: pa.Table
     has_all_spellings: bool = False
@@ -98,11 +98,11 @@ class KeyRows:
 
     @cached_property
     def combined(self) -> frozenset[tuple[int, ...]]:
-        """Keys as tuples of value codes, one for each of `columns`."""
+        """Keys as tuples of value codes, with one code for each column."""
         return frozenset(zip(*(column.key_codes for column in self.columns), strict=True))
 
     def needles(self, rule: "Rule") -> tuple[bytes, ...] | None:
-        """Return byte strings; a record with a key contains at least one of them. None if they are unknown.
+        """Return byte strings, at least one of which is in every record with a key; None if they are unknown.
 
         A record that escapes characters may hold a key without such a string.
         """
@@ -130,7 +130,7 @@ class Matches:
 
 @dataclass
 class _Parsed:
-    """Parsed values of a column: JSON documents with their row indices, and structs with those of their rows."""
+    """Parsed values of a column: JSON documents with their row indices, and structs with the row index of each."""
 
     documents: list[tuple[int, Any]] = field(default_factory=list)
     structs: list[tuple[pa.Array, RowNumbers]] = field(default_factory=list)
@@ -269,7 +269,7 @@ def _match_rule(documents: _Documents, rule: Rule, keys: KeyRows, matches: Match
 
 @dataclass(frozen=True, slots=True)
 class _ColumnValues:
-    """Values of one key column in records."""
+    """Values of one key column that were found in records, as codes."""
 
     values: dict[int, set[int]]
     by_field: dict[str, Mask]

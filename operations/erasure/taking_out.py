@@ -1,4 +1,4 @@
-"""Rewriting of objects that hold keys, and the replacements' records in indexes and versions."""
+"""Rewriting of objects that hold keys, and recording of the replacements in indexes and versions."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,11 +31,11 @@ class Rewriter:
     """Replacements of objects, for all apps that share them."""
 
     replacements: dict[str, Sst | None] = field(default_factory=dict)
-    """Replacement by the SST's object name, each with the URL of its root; None if no row remains."""
+    """Replacement of each SST by object name, with the URL of its root; None if no row remains."""
     removed: dict[str, RewrittenObject] = field(default_factory=dict)
 
     def adopt_replacements(self, search: KeySearch, index: ForgottenIndex) -> None:
-        """Adopt the replacements in an app's index, so that apps that share an SST also share its replacement."""
+        """Add the replacements in an app's index, so that apps that share an SST also share its replacement."""
         for name, sst in index.ssts.items():
             self.replacements[name] = None if sst is None else replace(sst, root=search.member.store.at(sst.root).url)
 
@@ -68,7 +68,7 @@ class Rewriter:
         return rewritten
 
     def replace_records(self, search: KeySearch) -> Iterator[tuple[str, RemainingRecords]]:
-        """Put and yield the replacements of objects with in-flight records that hold a key."""
+        """Rewrite objects of in-flight records that hold a key. Yields each object's name and its replacement."""
         for key, channel, rows, matches in search.captured_with_keys():
             remaining = rows.filter(pa.array(~matches.mask))
             partitions = rows["_partition"].to_numpy()
@@ -106,7 +106,7 @@ class Erasure:
 
 
 def remove_keys(work: Erasure) -> bool:
-    """Rewrite objects that hold a key in all apps, and record the replacements. Returns True if there were any."""
+    """In all apps, rewrite objects that hold a key, and record the replacements. Returns True if there were any."""
     for search in work.searches:
         work.rewriter.adopt_replacements(search, forgotten.newest(search.member.store, search.member.app))
     any_removed = False
@@ -210,7 +210,7 @@ class _VersionBuilder:
     waiting: int = 0
 
     def requires(self, head: Manifest) -> bool:
-        """Search newer versions. Returns True if `head` does not have the newest index yet."""
+        """Rewrite SSTs of versions that were committed meanwhile. Returns True if `head` has an older index."""
         store, app = self.search.member.store, self.search.member.app
         ssts: dict[str, Sst | None] = {}
         for item in self.search.referenced_ssts(self.stage, self.after):
@@ -241,7 +241,10 @@ def _count_waiting(store: ObjectStore, head: Manifest, index: ForgottenIndex) ->
 
 
 def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObject, ...]]:
-    """Delete replaced objects from the store and this machine's cache, and unreferenced objects with a key."""
+    """Delete replaced objects, also from this machine's cache, and unreferenced objects with a key.
+
+    Returns the number of deleted objects, and the remaining ones, which a running batch may still name.
+    """
     deleted, remaining = 0, list[HeldObject]()
     for search in work.searches:
         store, app = search.member.store, search.member.app
@@ -268,7 +271,7 @@ def delete_replaced(work: Erasure, cache: SstCache) -> tuple[int, tuple[HeldObje
 
 
 def _erased_ms(store: ObjectStore, app: str, stage: str) -> int:
-    """Return when the storage got a stage's newest version of kind `forget`, in milliseconds; 0 without one.
+    """Return the storage's time of a stage's newest version of kind `forget`, in milliseconds; 0 without one.
 
     For a retired stage, the result is the largest integer.
     """

@@ -1,7 +1,7 @@
 """Comparison of a key's values with values of fields, by the type of the key's column.
 
-- Text equals the same text. A number or boolean of a field equals the text that Spark's cast makes of it, or the text
-  in which the field has it: 42 equals "42", and 42.0 does not.
+- Text equals the same text. It also equals a number or boolean with that text, as written in the field or as Spark's
+  cast writes it: "42" equals 42, but not 42.0.
 - A number equals any number of that value, however it is written (42, 42.0, 4.2e1), and its text. As bytes, it also
   equals the four or eight bytes of Kafka's serialisers.
 - A time equals its ISO 8601 text, in UTC if no zone is given, and a number of seconds, milliseconds or microseconds
@@ -33,7 +33,7 @@ Token = tuple[str, Any]
 NULL = -1
 _DAY_US = 86_400_000_000
 _MAX_SECONDS = 10**19
-"""Limit in seconds, beyond the range of timestamps."""
+"""Limit of numbers that are compared with times; larger numbers are no time in any unit."""
 _DATE = re.compile(r"\s*(\d{4,}-\d{1,2}-\d{1,2})")
 FUNCTIONS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
@@ -80,14 +80,14 @@ class KeyColumn:
         return tuple(value for kind, value in self.codes if kind == "text")
 
     def apply_functions(self, functions: Sequence[str]) -> "KeyColumn":
-        """Apply functions to each value. The column is unchanged unless its values are text."""
+        """Apply functions to each value of a text column. Other columns are unchanged."""
         if self.kind != "text" or not functions:
             return self
         converted = [None if text is None else _applied(text, functions) for text in self.values.to_pylist()]
         return KeyColumn(pa.array(converted, self.values.type))
 
     def codes_of(self, values: pa.Array, functions: Sequence[str] = ()) -> npt.NDArray[np.int64]:
-        """Return the code of the key value that equals each field value, or -1. `values` has no nulls."""
+        """Return, for each field value, the code of the key value that equals it, or -1. `values` has no nulls."""
         if self.kind == "text" and not functions and is_text(values.type):
             # Compared as bytes: Spark's strings may be invalid UTF-8.
             texts = pa.array([text.encode(errors="surrogateescape") for text in self.texts], pa.binary())
@@ -212,7 +212,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _float_texts(value: float) -> Iterator[str]:
-    """Yield the texts of a float in Python and in Java, which Spark uses."""
+    """Yield a float's text as written by Python, and as written by Java, which Spark uses."""
     yield repr(value)
     digits, _, exponent = f"{value:e}".partition("e")
     with suppress(InvalidOperation):

@@ -57,14 +57,15 @@ def clone(
 
     Idempotent: a repeated call finishes an interrupted clone, and changes nothing if the clone exists.
 
-    The clone reads `topics` (declared name to topic) instead of the source's, with the same partitions and offsets; it
-    shares the remaining topics with the source. It publishes `sinks`, each to its own topic; a function gets the name
-    instead. Sinks that are not listed publish nothing. `terms` has all options, including `topics` and `sinks`. The
-    clone is created in `target_store`, by default in the source's store. Relative refs count from `now_ms`, by default
-    the wall clock; `at` is the cut that `source` named when the caller resolved it. `dry_run` checks everything and
-    changes nothing; with `replaces_existing`, the check assumes that a clone of that name is removed first. `cache` is
-    needed if columns are masked. `on_progress` receives the number of copied SSTs, and the total number of SSTs to
-    copy. With `is_logged`, the clone is recorded in the source's audit log; temporary clones are not.
+    `topics` maps declared names to the topics that the clone reads instead of the source's, with the same partitions
+    and offsets; it shares the remaining topics with the source. `sinks` maps the sinks that the clone publishes to
+    their topics, and a sink that is a function to its own name; other sinks publish nothing. `terms` has all options,
+    including `topics` and `sinks`. The clone is created in `target_store`, by default in the source's store. Relative
+    refs count from `now_ms`, by default the wall clock; `at` is the cut that `source` named when the caller resolved
+    it. `dry_run` checks everything and changes nothing; with `replaces_existing`, the check assumes that a clone of
+    that name is removed first. `cache` is needed if columns are masked. `on_progress` receives the number of copied
+    SSTs, and the total number of SSTs to copy. With `is_logged`, the clone is recorded in the source's audit log;
+    temporary clones are not.
 
     Raises the errors of `StoredApp.clone`.
     """
@@ -124,9 +125,9 @@ def clone(
 def temporary_clone(
     create: Callable[[], object], remove: Callable[[], None], removing: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Create a clone, and remove it on exit inside the context of `removing`, also if creating it fails.
+    """Context in which a clone exists. It is removed on exit, also if creating it fails.
 
-    First removes what an interrupted call left.
+    The removal runs inside the context `removing`. On entry, a clone that an interrupted call left is removed first.
     """
     remove()
     try:
@@ -145,7 +146,7 @@ def remove_temporary_clone(
     remove_topics: Callable[[Removal], None],
     pause: Callable[[], None],
 ) -> None:
-    """Remove a clone in the store of its source, its pin, and what an interrupted call left of them. Idempotent.
+    """Remove a clone in its source's store, its pin, and what an interrupted removal left of them. Idempotent.
 
     `reason` begins the messages of errors. Raises `Refused` if the app of that name is not a clone of this source, or a
     runner holds it.
@@ -173,7 +174,7 @@ def _begin(
 ) -> tuple[CloneJournal, Snapshot | None]:
     """Pin the source's cut and reserve the clone's name. Returns the clone's journal, and the pin.
 
-    A pin that an earlier or an interrupted call left is kept, because the process that created it may still continue.
+    Keeps pins that other calls left, even interrupted ones: their processes may still be running.
     """
     cut, info, origin = plan.source, plan.info, plan.info.origin
     assert origin is not None  # noqa: S101  every clone has one

@@ -50,12 +50,12 @@ class ClonePlan:
 
     source: Cut
     info: AppInfo
-    """Identity of the clone. Before the plan is carried out, `origin.snapshot` is not pinned yet."""
+    """Identity of the clone. Before a new clone is created, `origin.snapshot` is empty."""
     target_root: str
     topics: Mapping[str, str]
     in_flight: tuple[InFlight, ...]
     copies: Mapping[str, int]
-    """Number of bytes that are copied of the source's SSTs, by table name."""
+    """Size in bytes of the source's SSTs that are copied, by table name."""
     resumed: bool
     """True if an earlier call began this clone; then the plan has that call's cut and snapshot."""
     done: bool = False
@@ -133,7 +133,7 @@ def _state(cut: Cut, info: AppInfo) -> Cut:
 
 
 def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: CloneTerms) -> None:
-    """Check that an app can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
+    """Check that a clone can start from empty state. Raises `Usage`, and `Refused` for a table with imported rows."""
     if terms.deep or terms.masks or target.url != store.url:
         raise Usage("--empty takes no state, so it cannot be combined with --deep, --mask or --to")
     if not isinstance(ref.moment, Latest):
@@ -149,7 +149,7 @@ def _check_empty(store: ObjectStore, target: ObjectStore, ref: Ref, terms: Clone
 
 
 def check_roots(source: ObjectStore, target: ObjectStore, *, deep: bool) -> None:
-    """Check that a clone in the root `target` may have a source in the root `source`. Raises `Usage` or `Refused`.
+    """Check that apps in the root `source` may be cloned to the root `target`. Raises `Usage` or `Refused`.
 
     Makes the requests of `apps.check_root`.
     """
@@ -208,7 +208,7 @@ def _check_offsets(
     states: tuple[InFlight, ...],
     kafka: KafkaTopics,
 ) -> None:
-    """Check that Kafka holds the clone's start offsets, and the in-flight records unless a snapshot has a copy.
+    """Check that Kafka holds the clone's start offsets, and in-flight records that the cut's snapshot has not copied.
 
     Topic ids are not compared for the declared names in `replaced`, because the clone reads other topics there.
     """
@@ -251,7 +251,7 @@ def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[st
 
 
 def _check_name_free(target: ObjectStore, name: str) -> None:
-    """Check that a new app may have this name. Raises `Refused` if an old app or a promotion uses the name."""
+    """Check that a new app may have this name. Raises `Refused` if stages without an app, or a promotion, use it."""
     if history.list_stages(target, name):
         raise Refused(
             f"{target.url} has stages of an app {name!r} that has no identity",

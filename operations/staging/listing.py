@@ -1,7 +1,7 @@
 """List of clones in a store root, and of its apps' clones in other roots, with the bytes that each clone keeps.
 
-SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin costs the SSTs that neither the
-source's newest versions nor another snapshot name: without the clone, retention would remove them.
+SSTs that a clone shares are kept in the source by a snapshot, the clone's pin. A pin's cost is the size of the SSTs
+that neither the source's newest versions nor another snapshot name: without the clone, retention would remove them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,13 +37,13 @@ class KnownClone:
     shared_bytes: int
     """Size of the source's SSTs that the clone's first versions name."""
     kept_bytes: int
-    """Size of shared SSTs that only this pin keeps once retention has expired the source's history."""
+    """Size of shared SSTs that only this pin keeps after the source's older versions have expired."""
     state: str = ""
     """`being made`, `gone` (only its pin remains), or an error; empty for a complete clone."""
     called: str = ""
     """Name that the clone got by a promotion over another app; a promoted clone does not expire."""
     source_called: str = ""
-    """Name of the source since a promotion, `NAME` or `NAME~1`; empty if it is the folder's name."""
+    """Name that the source has since a promotion, `NAME` or `NAME~1`; empty if it is the folder's name."""
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_ms <= now_ms
@@ -78,7 +78,7 @@ def _clones_in_root(store: ObjectStore, source: str) -> Iterator[KnownClone]:
 
 
 def _clones_in_other_roots(store: ObjectStore, source: str) -> Iterator[KnownClone]:
-    """Yield clones in other roots of this root's apps, and pins of clones that were removed there."""
+    """Yield clones in other roots whose sources are in this root, and pins whose clones no longer exist."""
     for app in [source] if source else apps.list_apps(store):
         for pin in list_snapshots(store, app):
             if pin.kind != "clone":
@@ -142,7 +142,7 @@ def _pinned_only(store: ObjectStore, pin: Snapshot, root: str, state: str) -> Kn
 
 
 def _pinned_bytes(store: ObjectStore, pin: Snapshot) -> tuple[int, int]:
-    """Return the size of the SSTs that a pin names, and the size of those that only the pin names."""
+    """Return the size of the SSTs in a pin, and of those that no newest version and no other snapshot names."""
     pinned = _named(store, pin)
     named_elsewhere: set[str] = set()
     for head in heads_of(store, pin.app, history.list_stages(store, pin.app)).values():

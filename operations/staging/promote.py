@@ -43,11 +43,11 @@ from .promote_plan import Heads, PromotionPlan, check_running, make_plan
 _POLL_S = 0.1
 _MAX_CATCH_UPS = 5
 _NEAR_S = 1.0
-"""Seconds within which the new app must catch up to count as near; at least the duration of its batches."""
+"""Limit in seconds: once a catch-up takes less, both apps are held. Longer batches raise the limit."""
 _MIN_HOLD_S = 20.0
-"""Minimum time limit for the hold, in seconds. A longer backlog is read while the old app continues."""
+"""Minimum time limit of a hold, in seconds. After the limit, the old app continues until the next hold."""
 _HOLD_BATCHES = 3
-"""Number of batches for which a hold allows time: the current one, and those that read the remaining records."""
+"""Number of batches that fit into a hold: the current one, and those that read the remaining records."""
 _RECENT = 5
 
 
@@ -59,7 +59,7 @@ class PromotionResult:
     at: Mapping[str, tuple[int, ...]]
     """Offsets at which both apps stopped, by users' topic; for a dry run, the old app's furthest offsets."""
     lag: int = 0
-    """Number of records until the new app reaches the old app's offsets, in a dry run; otherwise 0."""
+    """Number of records by which the new app lags behind the old app, in a dry run; otherwise 0."""
     changes: tuple[TableDiff, ...] = ()
     """Differences between the apps' tables. Rows that only the new app has count as added."""
     held_s: float = 0.0
@@ -70,7 +70,7 @@ class PromotionResult:
 
 @dataclass(slots=True)
 class _HeadPoller:
-    """Poller of the newest versions of both apps: one request for each stage, and one for each new version."""
+    """Poller of the newest versions of both apps. Makes one request for each stage, and one for each new version."""
 
     store: ObjectStore
     heads: dict[str, Heads]
@@ -113,7 +113,7 @@ def promote(
     pause: Callable[[], None] = lambda: time.sleep(_POLL_S),
     clock: Callable[[], float] = time.monotonic,
 ) -> PromotionResult:
-    """Give an app the name and sinks of another app, which is called `NAME~1` from then on.
+    """Give an app the name and sinks of another app. From then on, that other app is called `NAME~1`.
 
     Both apps must stop at equal offsets of their topics with no records in flight. So the call waits until the new app
     has read what the old one had read, holds both, and switches over once their offsets agree. Without `staging`, the
@@ -188,7 +188,7 @@ class _Waiter:
 def _resume(
     store: ObjectStore, kafka: KafkaTopics, planned: PromotionPlan, watch: _HeadPoller, by: str
 ) -> Switchover | int:
-    """Finish the switchover of an interrupted call and return it. Without one, return the number for a new one.
+    """Finish and return the switchover that an interrupted call began. Without one, return the number of a new one.
 
     Raises `Refused` if an undecided switchover belongs to another app.
     """
@@ -211,7 +211,7 @@ def _resume(
 
 
 def _find_begun(planned: PromotionPlan, apps_heads: Iterable[Heads]) -> Promotion | None:
-    """Return this promotion if a newest version of either app shows that an interrupted call began it, or None."""
+    """Return this promotion as recorded in either app's newest versions; None if no interrupted call began it."""
     marks = (head.promotion for heads in apps_heads for head in heads.values() if head.promotion is not None)
     return next(
         (promotion for promotion in marks if (promotion.name, promotion.number) == (planned.name, planned.number)), None
@@ -279,7 +279,10 @@ def _catch_up_and_switch_over(
 
 @contextmanager
 def _holding(store: ObjectStore, planned: PromotionPlan) -> Iterator[Callable[..., None]]:
-    """Hold both apps inside the context. Yields a function that starts and renews the hold."""
+    """Context in which both apps can be held: yields a function that takes or renews the hold.
+
+    Leaving the context releases it.
+    """
 
     def write(renewed: int, at: SwitchoverPosition, by: str, *, tell: bool) -> None:
         until, apps_ = dict(at.offsets), (planned.over, planned.to)

@@ -55,7 +55,7 @@ _POSITION_COLUMNS = ("_partition", "_offset", "_row")
 
 @dataclass(frozen=True, slots=True)
 class SinkDiff:
-    """Rows that only one of two programs wrote for a sink. Rows for a topic have key, value and headers, as bytes."""
+    """Rows that only one of two programs wrote for a sink. Those for a topic have key, value and headers, as bytes."""
 
     sink: str
     removed: pa.Table
@@ -70,7 +70,7 @@ class SinkDiff:
 
 
 def sink_diffs(store: ObjectStore, kafka: Kafka, before_cut: Cut, after_cut: Cut) -> tuple[SinkDiff, ...]:
-    """Compare the rows that two apps wrote for their sinks, by sink name. Raises `Unavailable`."""
+    """Compare, for each sink, the rows that two apps wrote for it. Ordered by name. Raises `Unavailable`."""
     before_rows, after_rows = (dict(_rows(store, kafka, cut)) for cut in (before_cut, after_cut))
     result = []
     for name in sorted({*before_rows, *after_rows}):
@@ -185,7 +185,7 @@ class CloneRun:
 
     @property
     def compared_tables(self) -> Mapping[str, KeyShare | None] | None:
-        """Tables under trial, each with its share of keys (None for all keys); None if all tables are under trial."""
+        """Tables to compare, each with its share of keys (None for all keys). None if all tables are compared."""
         if self.release.sample is not None:
             return self.shares
         return dict.fromkeys(self.stages) if self.release.only else None
@@ -232,7 +232,7 @@ class TrialResult:
     migrated: tuple[str, ...]
     kept: str = ""
     not_allowed: tuple[str, ...] = ()
-    """Failed queries for expected differences, each with the reason. Those differences are reported."""
+    """Queries of expected differences that failed, each with the reason. These differences are reported."""
     new_tables: Mapping[str, int] = field(default_factory=dict)
     """Approximate number of rows of tables that only the changed program has; these are not compared."""
 

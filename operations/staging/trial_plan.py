@@ -26,7 +26,7 @@ from ...store.versions.manifest import Input, Table
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Changed program, and the span of input for its trial."""
+    """Changed program, and the two moments between which a trial replays the input."""
 
     app: str
     code: str
@@ -168,7 +168,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Share of keys: those whose hash falls into the first `parts` of `SHARE_GRANULARITY` equal ranges."""
+    """Share of keys: the keys whose hash falls into the first `parts` of `SHARE_GRANULARITY` equal ranges."""
 
     parts: int
 

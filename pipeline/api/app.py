@@ -68,11 +68,10 @@ class App:
         """Declare the decorated function, which maps DataFrames to a DataFrame, as a stage of this app.
 
         Args:
-            reads: A `topic(...)`, or a `repartition(...)` or its name, that a stage of this app writes; or several of
-                these, and the function gets one DataFrame for each, in this order.
-            writes: Destinations of the stage's rows: of the function's rows, for a stage without state; of the rows
-                that its state emits, for a stage with state. A `repartition(...)`, a `sink(...)`, a
-                `foreach_version(...)`, or several of these.
+            reads: A `topic(...)`; a `repartition(...)` that a stage of this app writes, or its name; or several of
+                these: then the function gets one DataFrame for each, in this order.
+            writes: A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or several of these: the destinations
+                of the function's rows, for a stage without state, or of the rows that its state emits.
             state: `aggregate(...)`, `upsert(...)`, `update(...)` or `join(...)`; the table is named after the stage.
             key: Key columns of the state; default the key of the repartition topics that the stage reads, if they share
                 one.
@@ -90,7 +89,7 @@ class App:
             max_rejected: Maximum number of rejected records that wait for a retry; one more stops the stage. Default
                 1,000.
             rejects: An existing Kafka topic to which rejected records are also sent, at least once.
-            event_time: `event_time(...)`: options beyond `withWatermark` in the function.
+            event_time: `event_time(...)`: options that `withWatermark` in the function lacks.
             name: Name of the stage; default the function's name.
 
         Raises:
@@ -184,7 +183,7 @@ class App:
         return self._find(channel)[0]
 
     def input_writers(self, stage: Stage) -> dict[str, str]:
-        """Return, by each input's declared name, the stage that writes the input; empty for a user's topic."""
+        """Return the stage that writes each input, by the input's declared name; empty for a user's topic."""
         return {
             name: "" if isinstance(source, Topic) else self.writer_of(source).name
             for name, source in stage.inputs.items()

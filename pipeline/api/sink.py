@@ -78,7 +78,7 @@ def sink(
             same columns in Confluent's wire format, with a registered schema; else the name of a column of bytes or
             strings, in which null is a tombstone.
         headers: Columns of bytes or strings, by header; nulls are left out. Or the name of one column with all headers,
-            of the type of `headers` in Spark's Kafka source, which forwards the headers of a record.
+            of the type of `headers` in Spark's Kafka source: this forwards a record's headers.
         registry: URL of the schema registry, for Avro. SLACKWATER_REGISTRY_USER_INFO has `user:password` if needed.
         subject: Subject in the registry, for Avro; default the topic with `-value`.
         on_error: Action for a record that exceeds the topic's size limit (`max.message.bytes`, and 8 MB at most):

@@ -60,9 +60,9 @@ def processor(
         output: Columns of the returned rows, as a DDL string, Spark's type, or an Arrow schema.
         time_mode: As in Spark, the time of timers: `"None"`, `"ProcessingTime"`, the wall clock at the batch's start,
             or `"EventTime"`, the stage's watermark.
-        output_mode: As in Spark, which emits rows as they are returned in both modes.
-        in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; otherwise
-            `Row`s.
+        output_mode: Spark's output mode. As in Spark, rows are emitted as they are returned in both modes.
+        in_pandas: True for a class written for `transformWithStateInPandas`, which takes and returns frames; False
+            for one that takes and returns `Row`s.
         order_by: Columns that sort a key's rows.
         initial_state: Name of the stage's second input, whose rows are passed to `handleInitialState` before the rows
             of the first input in the same batch; the stage's function then returns a DataFrame for each input.
@@ -357,7 +357,7 @@ def pandas_state(
 
 @dataclass(frozen=True, slots=True)
 class _CallFactory:
-    """Creates, for a batch, the function that calls the user's function for one key."""
+    """Creates the function that calls the user's function for one key; one such function for each batch."""
 
     function: Callable[..., Any]
     timeout: Timeout

@@ -33,16 +33,16 @@ class EventTimeOptions:
 
 @check_arguments
 def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: EmitMode = "changes") -> EventTimeOptions:
-    """Return options for a stage whose rows have a watermark, beyond Spark's `withWatermark`.
+    """Return event-time options that Spark's `withWatermark` lacks, for a stage whose rows have a watermark.
 
     Args:
         ahead: How far ahead of the wall clock an event's time may be. Later times do not move the watermark, so that a
             single record from the year 55,840 cannot advance it.
-        late: Handling of rows whose key has a window (`F.window`) that the watermark has passed, or that begins beyond
-            `ahead`. `"keep"`: they change the table like other rows. Otherwise they do not change the table and are
-            counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the same key and state; a
-            `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives them with the columns of the stage's
-            function.
+        late: Handling of rows whose key has a window (`F.window`) that the watermark has passed, or that begins later
+            than `ahead` allows. `"keep"`: they change the table like other rows. Otherwise they do not change the
+            table and are counted: `"drop"` only counts them; `"table"` adds a stage `<stage>_late` with the same key
+            and state; a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` receives them with the columns of
+            the stage's function.
         emits: Emitted rows of a stage whose key has a window: `"changes"`, the rows that each batch changed; `"final"`,
             each row once, after the watermark has passed the end of its window. Sessions (`F.session_window`) are
             always final.

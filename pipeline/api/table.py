@@ -18,7 +18,7 @@ from ...store.versions.manifest import Policy, Ttl, is_internal
 
 L0_SLOWDOWN = 20
 L0_STOP = 36
-"""RocksDB's default numbers of L0 files at which writes slow down and stop."""
+"""RocksDB's default number of L0 files at which writes stop; `L0_SLOWDOWN` is the one at which they slow down."""
 
 _MIB = 1 << 20
 _UNIVERSAL = Policy()
@@ -39,9 +39,9 @@ def universal(
     Args:
         l0_trigger: Number of sorted runs in a state partition that starts a merge; at least 2. A higher value writes
             less and searches more.
-        size_ratio: How much larger than all newer runs together a run may be to be merged with them; 0.1 is 10 %.
+        size_ratio: Maximum excess of a run over all newer runs together, at which it is merged with them; 0.1 is 10 %.
         min_merge_width: Minimum number of runs merged because they are of similar size; at least 2.
-        max_merge_width: Maximum number of runs merged at once, unless all are.
+        max_merge_width: Maximum number of runs merged at once, except when all runs are merged.
         max_space_amplification: All runs are merged once the newer runs exceed this multiple of the oldest run's bytes;
             1.0 lets a table take twice its size.
         target_file_bytes: Runs of more bytes are split into several SSTs; at least 1 MiB.
@@ -73,11 +73,11 @@ def leveled(
     """Keep levels of growing size, each one sorted run: more rewrites, in small merges, and fewer runs per look-up.
 
     Args:
-        l0_trigger: Number of runs written by batches to a state partition that are then merged into level 1; at least
-            2.
-        level_base_bytes: Maximum bytes of level 1 in each state partition: best about what `l0_trigger` batches write
-            to one, or a small multiple.
-        fanout: Ratio of the maximum bytes of each level to those of the level above; at least 1.1.
+        l0_trigger: Number of runs, written by batches to a state partition, at which they are merged into level 1; at
+            least 2.
+        level_base_bytes: Maximum bytes of level 1 in each state partition. Best about as many as `l0_trigger` batches
+            write to a state partition, or a small multiple of that.
+        fanout: Ratio of the maximum bytes of each level to those of the level before; at least 1.1.
         max_space_amplification: All of a state partition is merged once the levels between 0 and the last exceed this
             multiple of the last level's bytes.
         target_file_bytes: Size of an SST, and so of a move from one level to the next; at least 1 MiB. Best a quarter
@@ -141,18 +141,18 @@ def table(
     Args:
         partitions: Number of state partitions of a new table: the grain of parallel reads, and the maximum number of
             tasks on the state. An existing table keeps its number; `slackwater rescale` changes it.
-        tasks: Maximum number of tasks of a batch on the state, each of which puts at most one SST. Default twice the
+        tasks: Maximum number of tasks of a batch on the state, each of which writes at most one SST. Default twice the
             cores of the Spark session, rounded up to a power of two. May change with each start.
         ttl: Time to live of a row: `"7 days"`. Default forever.
-        ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, compared with the largest such
-            time written to the table; default the time when the row was written, by the wall clock.
+        ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, up to the largest time written
+            to this column. Default: `ttl` counts from the time when the row was written, by the wall clock.
         compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
         l0_slowdown: Number of L0 SSTs in one task's range of hashes that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
         l0_stop: Number of L0 SSTs in one task's range of hashes that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
-        defaults: Value, by added value column, in rows written before the column was added: `{"late": 0}`. Default
-            null. Applies when the column is added (`slackwater migrate`), not to keys that come later.
+        defaults: Values of added value columns, in rows written before the column was added: `{"late": 0}`. Default
+            null. Apply when the column is added (`slackwater migrate`), not to keys that come later.
 
     Raises `Usage` for a number out of range, an invalid duration, or options that contradict each other.
     """

@@ -36,7 +36,7 @@ class StartingOffsets:
     by_time: bool = False
     """True for timestamps: a partition begins at its first record of that time or later."""
     or_latest: bool = False
-    """True if a partition without a record that late begins at its end; False to refuse the stage."""
+    """True if a partition without a record of that time or later begins at its end; False to refuse the stage."""
     stored: bool = False
     """True for offsets stored when the app was created.
     Kafka may have deleted these records since, and the topic may have more partitions now.
@@ -56,10 +56,10 @@ class StartingOffsets:
     ) -> tuple[int, ...]:
         """Return the first offset to read, by partition.
 
-        `topic` is its name in Kafka, with offsets from `earliest` to `ends` (exclusive). `first_since` takes a
-        timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
-        later, -1 without one. Raises `Refused` if the partitions named are not those of the topic, an offset does not
-        exist, or no record is late enough.
+        `topic` is the topic's name in Kafka; its offsets go from `earliest` to `ends` (exclusive). `first_since` takes
+        a timestamp for each partition, in ms since 1970, and returns the offset of the first record of that time or
+        later, -1 without one. Raises `Refused` if the declared partitions are not those of the topic, an offset does
+        not exist, or no record is late enough.
         """
         subject = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:

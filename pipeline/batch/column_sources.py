@@ -53,7 +53,7 @@ _RECOMPUTABLE = frozenset(_TEXT_FUNCTIONS.values())
 
 @dataclass(frozen=True, slots=True)
 class _SourceField:
-    """Field of an input that a column comes from, while the plan is traced."""
+    """Field of an input from which a column comes; used while the plan is traced."""
 
     input: str
     path: tuple[str, ...]
@@ -103,8 +103,8 @@ def trace_sources(
 ) -> dict[str, tuple[FieldSource, ...]]:
     """Return the sources of each column of a DataFrame that a stage's function returned.
 
-    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics; the others are
-    channels, whose columns are fields.
+    `feeds` are the function's inputs by name. `topics` names the inputs that are users' topics. The others
+    are channels: each of their columns is a field.
     """
     ids = {first_column_id(analysed_plan(frame)): name for name, frame in feeds.items()}
     return Tracer(_parse_tree(json.loads(analysed_plan(frame).toJSON())), ids, frozenset(topics)).trace_columns()
@@ -127,7 +127,7 @@ class Tracer:
     topics: frozenset[str]
     _traced: dict[tuple[int, int], _Trace] = field(default_factory=dict)
     _aliases: dict[int, dict[int, _Node]] = field(default_factory=dict)
-    """Expressions named by a plan node, by expression id. The outer key is the node's `id()`."""
+    """Expressions that a plan node names, by the node's `id()` and then by expression id."""
 
     def trace_columns(self) -> dict[str, tuple[FieldSource, ...]]:
         return {

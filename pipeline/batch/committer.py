@@ -50,7 +50,7 @@ class StageMeter:
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
     def take(self) -> Stats:
-        """Return the counts since the last call, without the counts that tasks report."""
+        """Return the counts since the last call, except requests that tasks report themselves."""
         now, planned = self._clock(), sum_shared_counts(self.folder)
         total = sum(
             (*(store.take_stats() for store in self._stores), planned - self._planned),
@@ -147,13 +147,14 @@ class Committer:
             return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: PendingVersion) -> None:
-        """Commit a version, or queue it. Takes one request, or more if another version has its number.
+        """Commit a version, or queue it. A commit takes one request, or more if the version's number is taken already.
 
         With `max_unflushed`, return once at most that many versions wait for their commit; while `is_synchronous` is
         set, return once this version is committed.
 
         Raises `Fenced` if a writer with a newer epoch took the stage over, `CommitConflict` if another writer committed
-        a version that no batch can follow, `OutdatedBatch`, and `Refused` after `close`.
+        a version that no batch can follow, `OutdatedBatch` if the batch must be computed again, and `Refused` after
+        `close`.
         """
         if not self._max_unflushed:
             self._commit(change)

@@ -84,7 +84,7 @@ class StageConfig:
     """Number of concurrent merges, in the background; 0 if another process merges."""
     prefetch: bool = False
     rescue: Callable[["Batch", Exception], BatchResult] | None = None
-    """Computes a failed batch without the bad records, or raises its error; None if the stage rejects no records."""
+    """Computes a failed batch without the bad records, or raises the batch's error; None if no records are rejected."""
     reject_too_large: Callable[["Batch", BatchResult], BatchResult] | None = None
     """Moves records that are too large for a sink's topic to the table of rejected records; None to do nothing."""
     published_topics: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class StageConfig:
 
 @dataclass(slots=True)
 class StageJob:
-    """Computes the batches of one stage. SSTs are written to `store`, which is the store or a spool."""
+    """Computes the batches of one stage. Writes SSTs to `store`, which may be a spool."""
 
     config: StageConfig
     store: ObjectStore
@@ -184,7 +184,7 @@ class StageJob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch on top of the version `base`, which can be computed over all rows or over some."""
+    """A batch on top of the version `base`. It can be computed over all of its rows or over some."""
 
     job: StageJob
     base: Manifest

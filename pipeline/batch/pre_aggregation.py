@@ -25,9 +25,9 @@ _MAX_ROW_RATIO = 0.6
 _MAX_KEYS_OF_ONE_TASK = 10_000
 """Maximum number of keys that are merged in a single task: more tasks would cost more than they save."""
 _SPREAD_DECAY = 0.95
-"""Factor by which the measured spread of keys decays with each batch without pre-aggregation."""
+"""Factor by which each batch without pre-aggregation moves a key's measured spread over tasks towards 1."""
 _MAX_PRECISION = 28
-"""Maximum precision of a decimal column: Spark's sum adds ten digits."""
+"""Maximum precision of a decimal column to pre-aggregate: Spark's sum needs ten more digits."""
 _TIMESTAMP_TYPES = (t.TimestampType, t.TimestampNTZType)
 _FLOAT_TYPES = (t.FloatType, t.DoubleType)
 _INTEGER_ORDERED_TYPES = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DateType, *_TIMESTAMP_TYPES)
@@ -91,7 +91,7 @@ def _can_aggregate_partially(aggregate: Aggregate, schema: t.StructType) -> bool
 
 
 def _has_collation(kind: t.DataType) -> bool:
-    """Return True if Spark may treat different strings as equal."""
+    """Return True if Spark may treat different strings of this type as equal."""
     if isinstance(kind, t.StructType):
         return any(_has_collation(field.dataType) for field in kind)
     return isinstance(kind, t.StringType) and not kind.isUTF8BinaryCollation()
@@ -174,7 +174,7 @@ def _max_by_sql(function: str, value: str, rank: str) -> str:
 
 
 def _first_or_last_sql(aggregate: Aggregate, schema: t.StructType) -> str:
-    """Return SQL for the value and `by` of the first or last row. Ties: the largest value, then NaN, then null."""
+    """Return SQL for the value and `by` of the first or last row. Of ties, the largest value, else NaN, else null."""
     value, by = quote_for_spark(str(aggregate.column)), quote_for_spark(str(aggregate.by))
     kind = schema[str(aggregate.by)].dataType
     number = f"unix_micros(CAST({by} AS timestamp))" if isinstance(kind, _TIMESTAMP_TYPES) else f"CAST({by} AS bigint)"

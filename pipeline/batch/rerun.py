@@ -39,7 +39,7 @@ class Rerun:
     inputs: Sequence[DataFrame]
     """Records of each input, in the order of the function's arguments, with their numbers in the column `RECORD`."""
     output: str = ""
-    """Output whose rows are wanted, if a stage without state returns a DataFrame for each; empty for all outputs."""
+    """Output whose rows to compute, if a stage without state returns a DataFrame for each output; empty for all."""
 
     def __post_init__(self) -> None:
         self._feeds = [analysed_plan(frame) for frame in self.inputs]
@@ -69,7 +69,7 @@ class Rerun:
         )
 
     def to_arrow(self) -> tuple[pa.Table, bool]:
-        """Compute all needed columns in one Spark job. The second value is True if they include `RECORD`."""
+        """Compute all needed columns in one Spark job. Returns them, and True if they include `RECORD`."""
         return self.select_needed_columns(
             self.rows if self.numbered_rows is None else self.numbered_rows
         ).toArrow(), self.numbered_rows is not None

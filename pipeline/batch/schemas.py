@@ -134,7 +134,7 @@ def derive_schemas(app: App, spark: SparkSession) -> dict[str, StageSchemas]:
 def _lineage(
     stage: Stage, shape: StageSchemas, applied: AppliedFunction, streams: Mapping[str, DataFrame]
 ) -> dict[str, Lineage]:
-    """Return source fields of the table's key, under an empty name, and of each channel's columns, by channel."""
+    """Return the source fields of each channel's columns, by channel, and of the table's key, under an empty name."""
     topics = [name for name, source in stage.inputs.items() if isinstance(source, Topic)]
     lineages = [trace_sources(frame, streams, topics) for frame in applied.frames]
     rows = merge_lineages(lineages)
@@ -328,7 +328,7 @@ def _values(stage: Stage, values: pa.Schema) -> tuple[Column, ...]:
 
 
 def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
-    """Return each output's schema. Raises `Refused` unless the state emits one for all outputs or one for each."""
+    """Return each output's schema. Raises `Refused` unless the state declares one for all outputs, or one for each."""
     if len(bound.emitted_schemas) > 1 and len(bound.emitted_schemas) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emitted_schemas)} outputs, but writes= has "

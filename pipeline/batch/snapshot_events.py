@@ -17,7 +17,7 @@ from ...store.versions.manifest import Manifest, VersionSpan
 def compute_outcome(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> ProtocolOutcome:
-    """Return the protocol's outcome of a batch that moves its inputs from `before` to `after`, by declared name.
+    """Return the protocol's outcome of a batch that moves its inputs, by declared name, from `before` to `after`.
 
     Both mappings are empty for a batch that reads nothing. `closed` are recorded snapshots whose requests are deleted.
     Raises `Corruption` if the batch does not continue where the head's captures end.

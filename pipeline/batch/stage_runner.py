@@ -43,7 +43,7 @@ from .snapshot_events import compute_outcome
 
 
 class StageRunner:
-    """Runs one claimed stage. Batches run on a thread of Spark's. All public methods are thread-safe.
+    """Runs one claimed stage. Batches run on one of Spark's threads. All public methods are thread-safe.
 
     Args:
         claimed: Manifest of the claim, which is the stage's head.
@@ -119,7 +119,7 @@ class StageRunner:
         self._closed_snapshots = snapshots
 
     def commit_synchronously(self, enabled: bool) -> None:
-        """Commit each batch before the next batch starts, in spite of `max_unflushed`, while `enabled`."""
+        """While `enabled`, commit each batch before the next batch starts, even with `max_unflushed`."""
         self._committer.is_synchronous = enabled
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class StageRunner:
         return started
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the current batch has ended and all versions are committed; after the timeout, drop the rest.
+        """Wait up to `timeout_s` for the current batch and the commit of all versions, then drop uncommitted versions.
 
         Failures after this call are not recorded in `error`.
         """
@@ -200,7 +200,7 @@ class StageRunner:
         self._retry_if_outdated(lambda: self._compute(rows, starts, ends, stall_seconds, with_rows=with_rows))
 
     def _retry_if_outdated(self, make: Callable[[], None]) -> None:
-        """Make a version, and make it again if a promotion or a forget made the batch outdated.
+        """Call `make` to commit a version, and again if a promotion or a forget made the batch outdated.
 
         After a promotion the new sinks need the batch's rows, too. After a forget the batch may have read rows and
         objects that no longer exist.

@@ -168,8 +168,8 @@ class Task(ABC):
         """Send each output its rows, each row to its Kafka partition.
 
         Returns what was sent, by output and partition, and the records that are too large for a sink's topic. Raises
-        `BadRecord` for a row that exceeds the size of a message, and for a too large record of a sink that does not
-        reject records.
+        `BadRecord` for a row that exceeds the size of a message, and for a record that is too large for a sink's
+        topic, unless the sink rejects records.
         """
         sent, unsent = dict[str, dict[int, PartitionWrite]](), tuple[OversizedRecord, ...]()
         for target, rows, partitions in parts:
@@ -231,7 +231,7 @@ class WriteTask(Task):
 
 
 IS_PROBE = "_is_mark"
-"""Column that is True in a probe row, which is no record: the task looks for due rows in its state partition."""
+"""Column that is True in a probe row: no record, but a request to look for due rows in its state partition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class AppliedFunction:
     """DataFrames that a stage's function returned, and the watermark that each DataFrame declares."""
 
     frames: tuple[DataFrame, ...]
-    """One DataFrame, or one for each input (with state) or output (without state, reading each stream only once)."""
+    """With state: one DataFrame, or one for each input. Without: one, or one for each output, using each input once."""
     sources: tuple[str, ...]
     """Names of the inputs, in the order in which Spark numbers the query's sources."""
     watermarks: tuple[DeclaredWatermark | None, ...] = ()
@@ -185,7 +185,7 @@ def union_tagged(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
 def select_batch_columns(
     rows: DataFrame, key: Sequence[str], needs: Sequence[str], times: EventTimeScan, late: Iterable[str]
 ) -> DataFrame:
-    """Select the columns of a batch that its task needs: key, hash, values, late rows, times and `RECORD`."""
+    """Select the columns that a batch's task needs: key, hash, values, times, columns of late rows, and `RECORD`."""
     names = dict.fromkeys((*key, *needs, *times.names, *late, *({RECORD} & {*rows.columns})))
     return rows.select(
         *(F.col(quote_for_spark(name)) for name in names), F.xxhash64(*map(quote_for_spark, key)).alias("_hash")

@@ -30,7 +30,7 @@ def ignore_progress(_line: str) -> None: ...
 def find_java(program: str) -> str:
     """Return the path of Java in JAVA_HOME, else of the first Java on PATH.
 
-    Raises `MissingTool`, whose message says that `program` needs Java.
+    Raises `MissingTool` if there is none or it is too old; the message says that `program` needs Java.
     """
     hint = f"install Java {MIN_JAVA_VERSION} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     java_home = os.environ.get("JAVA_HOME")
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """Program on Java with its dependencies, as listed in a Maven project."""
+    """Program on Java: a Maven project lists its jars."""
 
     name: str
     folder_name: str

@@ -50,7 +50,7 @@ class SupervisedProcess:
         """Process id of the server."""
 
     def poll_exit_code(self, patience_s: float = 0) -> int | None:
-        """Return the server's exit code in a shell's convention, or None if it still runs after `patience_s`."""
+        """Return the server's exit code, as a shell shows it, or None if the server still runs after `patience_s`."""
         try:
             return self._launcher.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -186,9 +186,9 @@ class EmbeddedServer(ABC):
     ) -> None:
         """Configure a server in `folder`, which holds its data and settings and is created at the first start.
 
-        `port` None selects a free port, and a different one if that is taken before the server listens. The server's
-        output is appended to `log`, by default `server.log` in the folder. `report` receives progress messages, such as
-        the number of files downloaded at the first start.
+        Without a `port`, a free one is chosen, and another one if a program takes it before the server listens. The
+        server's output is appended to `log`, by default `server.log` in the folder. `report` receives progress
+        messages, such as the number of files downloaded at the first start.
         """
         self.folder = folder.absolute()
         self.port = choose_port() if port is None else port

@@ -185,7 +185,7 @@ class DevServers:
     def _server_on_port(self, kind: type[EmbeddedServer], port: int | None, usual_port: int) -> EmbeddedServer:
         """Return the server with the port on which it runs, else with the port to start on.
 
-        Raises `Refused` if that is taken.
+        Raises `Refused` if it runs on another port than `port`, or if `port` is taken.
         """
         recorded = self._recorded_server(kind)
         if self._running_record(recorded):

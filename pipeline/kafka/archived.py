@@ -154,7 +154,7 @@ class ArchivedKafka(Kafka):
     def _read_archive(
         self, archive: TopicArchives, extent: Extent, deletion_errors: list[Gone] | None, reason: str
     ) -> Iterator[Sequence[Message]]:
-        """Yield a range from archives.
+        """Yield the records of an offset range from archives.
 
         Without a list `deletion_errors`, stops at the first gap and raises `Gone`; with a list, appends an error for
         each gap and goes on.
@@ -201,9 +201,9 @@ class ArchivedKafka(Kafka):
         return is_other_topic(archive.topic_id, self._id(topic))
 
     def _first_in_kafka(self, topic: str, partition: int, end: int, error: Refused) -> int:
-        """Return Kafka's earliest offset, at most `end`, after a refused read.
+        """Return Kafka's earliest offset, at most `end`, after a refused read; `end` if the partition does not exist.
 
-        Raises `error` again unless it is `Gone` or the partition does not exist.
+        Raises `error` again if the partition exists and the error is not `Gone`.
         """
         if self.kafka.partition_counts().get(topic, 0) <= partition:
             return end

@@ -40,7 +40,7 @@ from .open import end_offsets
 from .protocol import UNLIMITED_RETENTION, Kafka, Message, Offsets, topic_recreated_error
 
 _OFFSETS_PER_RECORD = 4
-"""Offsets to read at first for each wanted record: control records and compaction leave offsets without records."""
+"""Number of offsets to read at first for each wanted record; many have control records or compacted records."""
 _STATE_TIMEOUT_S = 5.0
 
 
@@ -218,7 +218,7 @@ OffsetSync = tuple[int, int]
 
 
 def parse_offset_sync(key: bytes | None, value: bytes | None) -> tuple[str, int, OffsetSync] | None:
-    """Parse a record of MirrorMaker's topic of offset syncs to topic, partition and offsets; None for other records."""
+    """Return topic, partition and offsets from a record of MirrorMaker's offset-syncs topic; None for other records."""
     if key is None or value is None or len(value) != 16 or len(key) < 6:
         return None
     (length,) = struct.unpack_from(">h", key)

@@ -152,7 +152,7 @@ def unavailable_error(kafka: Properties, error: KafkaException) -> Unavailable:
 
 
 def missing_right_error(kafka: Properties, error: KafkaError | None, right: str, topic: str) -> Refused | None:
-    """Return an error if the broker denied a right of Kafka's ACLs, such as `Read`; None for any other answer."""
+    """Return an error if the broker denied an ACL right, such as `Read`, on the topic; None for any other answer."""
     if error is None or error.code() not in _UNAUTHORISED_CODES:
         return None
     return Refused(
@@ -163,7 +163,7 @@ def missing_right_error(kafka: Properties, error: KafkaError | None, right: str,
 
 
 def produce_waiting(producer: Producer, topic: str, value: bytes | None, key: bytes | None, **keywords: Any) -> None:
-    """Write one record. While librdkafka's queue is full, wait: deliveries and delivery timeouts make room."""
+    """Write one record, after waiting while librdkafka's queue is full."""
     while True:
         try:
             producer.produce(topic, value, key, **keywords)
@@ -239,7 +239,7 @@ _OPEN_TIMEOUT_S = 10.0
 _FLUSH_S = 0.005
 _RETRY_MS = 500
 _SENT_ONCE_S = 0.8 * _RETRY_MS / 1000
-"""Maximum duration of a commit whose requests were certainly sent only once, so that no duplicate is in flight.
+"""Seconds up to which a commit's requests were certainly sent only once, so that no duplicate is in flight.
 
 librdkafka resends EndTxn after `retry.backoff.ms`, minus up to a fifth, and TxnOffsetCommit after half a second.
 """

@@ -39,7 +39,7 @@ class MessageColumns:
     def to_spark_batch(
         self, schema: pa.Schema = SPARK_SOURCE_SCHEMA, needed: Collection[str] | None = None
     ) -> pa.RecordBatch:
-        """Return one row per message, with the columns of `SPARK_SOURCE_SCHEMA`, or of that schema and `headers`.
+        """Return one row per message. `schema` has the columns of Spark's Kafka source, with or without `headers`.
 
         Columns that `needed` does not name are null, which saves up to a third of a read's time; None needs all
         columns.

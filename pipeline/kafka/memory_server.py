@@ -69,7 +69,7 @@ def _accept_connections(listener: Listener, kafka: MemoryKafka, closed: threadin
 
 
 def _serve_connection(connection: Connection[Any, Any], kafka: MemoryKafka) -> None:
-    """Answer each call of (object, method, arguments, keywords) with a pair of result and error.
+    """Answer each call, a tuple of object, method, arguments and keywords, with a pair of result and error.
 
     Object 0 is the Kafka; other numbers are the transactional producers that this client has made.
     """
@@ -89,7 +89,7 @@ def _serve_connection(connection: Connection[Any, Any], kafka: MemoryKafka) -> N
 
 
 class RemoteMemoryKafka:
-    """Client for a `MemoryKafka` in another process; has its methods. Thread-safe."""
+    """Client for a `MemoryKafka` in another process, with the same methods. Thread-safe."""
 
     def __init__(self, address: str, server: str) -> None:
         self.address, self._server = address, server

@@ -55,9 +55,9 @@ def _encode_halving(rows: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def split_into_messages(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
-    """Yield (partition, value) messages of at most a few hundred KB from rows and the partition of each row.
+    """Split rows into messages of at most a few hundred KB for each row's partition. Yields (partition, value).
 
-    A message that holds one larger row may have up to `MAX_RECORD_BYTES`. Raises `RowTooLarge` beyond that.
+    A single larger row makes a message of up to `MAX_RECORD_BYTES`; a row beyond that raises `RowTooLarge`.
     """
     if rows.num_rows == 0:
         return
@@ -144,7 +144,7 @@ def decode_rows(messages: Sequence[Message], attempts: frozenset[str], schema: p
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """Yield the rows that these attempts wrote, in their original columns and the `ADDRESS_COLUMNS`.
+    """Yield the rows that these attempts wrote, with their original columns and the `ADDRESS_COLUMNS`.
 
     Raises `Corruption` for messages that are not an Arrow stream.
     """
@@ -209,8 +209,8 @@ def _record_location(message: Message) -> str:
 def check_row_count(topic: str, part: Range, num_rows: int, deletion_errors: Sequence[Gone]) -> None:
     """Check that a range held as many rows as its writers' manifests say, if they say it.
 
-    Raises `Corruption`, or the last error in `deletion_errors`. If one of these errors says that keys were forgotten,
-    fewer rows are accepted.
+    If not, raises the last of `deletion_errors` that is no `KeysForgotten`, else `Corruption`. Fewer rows are accepted
+    if all errors are `KeysForgotten`.
     """
     sent = part.rows
     if sent is None or num_rows == sent:

@@ -27,7 +27,7 @@ UNLIMITED_RETENTION = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.p
 
 MAX_MESSAGE_BYTES = 8 << 20
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES - (64 << 10)
-"""Maximum bytes of a record's value in an internal topic: leaves room for Kafka's overhead."""
+"""Maximum bytes of a record's value in an internal topic. Leaves room for Kafka's overhead."""
 
 
 class Record(NamedTuple):
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class RecordTooLarge(NamedTuple):
-    """Record that exceeds its topic's maximum message size. A size of 0 is unknown."""
+    """Record that exceeds its topic's maximum message size. `size` is 0 if unknown."""
 
     key: bytes | None
     size: int
@@ -158,7 +158,7 @@ class Kafka(Protocol):
         return self.topic_state(topic, timeout_s=timeout_s)[:2]
 
     def offsets_for_times(self, topic: str, times_ms: Sequence[int]) -> Offsets:
-        """Return, for each partition, the first offset at or after a time in ms since 1970; -1 if there is none."""
+        """Return, for each partition, the offset of the first record of its time (ms since 1970) or later, or -1."""
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the ids of existing topics, in one request. Ids are empty if the brokers do not support them."""

@@ -189,13 +189,13 @@ _PROMOTIONS: _Conversions = _PROMOTED
 _ALL_CONVERSIONS: _Conversions = {
     kind: (*_PROMOTED.get(kind, ()), *_NARROWED.get(kind, ())) for kind in (*_PROMOTED, *_NARROWED)
 }
-"""Types to which each type may be converted: none; Avro's promotions; or promotions and narrowing."""
+"""Types to which each type may be converted: those of Avro's promotions, and narrower ones."""
 
 
 def _is_readable_as(
     written: Node, read: Node, conversions: _Conversions = _ALL_CONVERSIONS, *, in_union: bool = False
 ) -> bool:
-    """Compare outermost types and names of two schemas: True if values of `written` can be read as values of `read`."""
+    """Return True if the outermost types and names of two schemas let values of `written` be read as `read`."""
     kind = written["type"]
     if kind != read["type"]:
         if read["type"] in _NARROWED.get(kind, ()) and ("logicalType" in written or "logicalType" in read):
@@ -212,7 +212,7 @@ def _is_readable_as(
 
 
 def _is_logically_readable_as(written: Node, read: Node) -> bool:
-    """Return True unless only one schema is a decimal, or a date would be read as a time or a time as a date."""
+    """Return False if only one of the schemas is a decimal, or if one is a date and the other a time."""
     logical = [node.get("logicalType", "") for node in (written, read)]
     if "decimal" in logical:
         return logical == ["decimal", "decimal"]
@@ -358,7 +358,7 @@ def _resolve_scalars(values: pa.Array, written: Node, read: Node, to: pa.DataTyp
 
 
 def to_timestamps(numbers: pa.Array, logical: str, to: pa.DataType) -> pa.Array:
-    """Convert numbers with a logical type of time to timestamps; return them unchanged unless `to` is a timestamp.
+    """Convert numbers of the logical type `logical` to timestamps of type `to`; unchanged if `to` is no timestamp.
 
     Nanoseconds are rounded down to Spark's microseconds. Raises `ArrowInvalid` for a time out of range.
     """

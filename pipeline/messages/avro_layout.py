@@ -38,7 +38,7 @@ def has_bytes(node: Node) -> bool:
 
 
 def is_numbered_union(node: Node) -> bool:
-    """Return True for a union laid out as a record with a branch number: one branch, or no branch with bytes."""
+    """Return True if the union's layout is a record with a branch number: one branch, or no branch that has bytes."""
     choices = node["branches"]
     return len(choices) == 1 or not any(map(has_bytes, choices))
 
@@ -55,7 +55,7 @@ def build_layout(node: Node, null: pa.Field) -> Layout | None:
         null: arrow-rs's field for null in a union, a type that pyarrow cannot create.
 
     Raises:
-        Refused: arrow-rs cannot read the schema: items without bytes, or a branch without bytes that is not null.
+        Refused: arrow-rs cannot read the schema, because items have no bytes, or a branch other than null has none.
     """
     return _build_layout(node, VALUE, null, count())
 

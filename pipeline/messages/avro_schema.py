@@ -122,7 +122,7 @@ def _parse_with_references(schema: Schema, types: dict[str, Node | None]) -> Nod
 
 
 def _normalize(part: Any, namespace: str, types: dict[str, Node | None]) -> Node:
-    """Return a part of a schema in normal form. `types` has named types by full name; None marks one being read."""
+    """Return a part of a schema in normal form. `types` has named types by full name; None marks an incomplete one."""
     if isinstance(part, list):
         choices = [_normalize(branch, namespace, types) for branch in part]
         if not choices or any(choice["type"] == "union" for choice in choices):
@@ -192,8 +192,8 @@ def _logical_entries(kind: str, part: Any, size: int) -> dict[str, Any]:
 def is_one_value(node: Node, data: bytes, at: int) -> bool:
     """Return True if the bytes from `at` to the end are exactly one value of the schema.
 
-    The batch reader reports that a batch has a bad message, but not which; calling it for each message would take a
-    millisecond per message. This check takes microseconds, and runs only on batches with a bad message.
+    The batch reader reports that a batch has a bad message, but not which one, and would take a millisecond for each
+    message alone. This check takes microseconds, and runs only on batches with a bad message.
     https://avro.apache.org/docs/1.12.0/specification/#binary-serialization-encoding
     """
     try:

@@ -222,7 +222,7 @@ class BadRow:
 def read_batch(
     messages: pa.Array, reader: Reader, kind: str, schema_of: Callable[[int], Schema], *, find_all: bool = True
 ) -> tuple[pa.Array, tuple[BadRow, ...]]:
-    """Decode all messages of a batch. Return the values, null for null and bad messages, and the bad messages.
+    """Decode all messages of a batch. Return the values, which are null for null and bad messages, and the bad ones.
 
     Args:
         messages: Binary array of the messages as they came from Kafka.
@@ -295,7 +295,7 @@ class _BatchDecoder:
             self._add_bad(at, f"schema id {number}: {error.sentence}")
 
     def _read_rows(self, writer: Schema, number: int, at: Rows, *, first: bool) -> None:
-        """Read the messages of one schema at these rows; halve the rows to isolate bad messages, which are few."""
+        """Decode the messages of one schema in the rows `at`. Halves the rows to isolate the few bad messages."""
         if self._should_stop:
             return
         subset = self.messages if len(at) == len(self.messages) else self.messages.take(pa.array(at))
@@ -330,7 +330,7 @@ class RegistryDecoder:
     patience_s: float = 10.0
 
     def decoded(self, how: str, messages: pa.Array, /) -> tuple[list[tuple[pa.Array, Rows]], Mapping[int, str]]:
-        """Return decoded values in parts, each with its rows, and error reasons by row.
+        """Return the decoded values in parts, each with its row numbers, and the reasons of errors by row.
 
         `how` is the JSON of `decode`'s arguments. If it has no subject, each message is decoded by the schema with the
         id in its header.

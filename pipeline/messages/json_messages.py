@@ -202,7 +202,7 @@ _FOUR_DIGIT_YEAR_DAYS = (-719_162, 2_932_896)
 
 
 def _has_long_year(numbers: pa.Array, per_day: int) -> pa.Array:
-    """Return a mask of the times before the year 1 or after the year 9999, given in ticks, `per_day` ticks a day."""
+    """Return a mask of the times before the year 1 or after the year 9999. Times are ticks, `per_day` in a day."""
     first, last = _FOUR_DIGIT_YEAR_DAYS
     lower, upper = (
         pa.scalar(max(min(day_number * per_day, _MAX_INT64), -_MAX_INT64), numbers.type)

@@ -93,7 +93,7 @@ _BATCH_OVERHEAD = 61
 
 
 def single_batch_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Return each record's uncompressed size in bytes as a batch of one, which `max.message.bytes` limits.
+    """Return each record's uncompressed size in bytes in a batch of its own; `max.message.bytes` limits this size.
 
     Source: https://kafka.apache.org/documentation/#messageformat
     """

@@ -169,7 +169,7 @@ _WRAPPERS = tuple(
 )
 _MICROS_PER_SECOND, _NANOS_PER_MICRO = 1_000_000, 1_000
 _MAX_SECONDS = (1 << 63) // _MICROS_PER_SECOND - 4
-"""Maximum seconds of a time that fits 64 bits in microseconds, with room for 32-bit nanoseconds: up to 3 s."""
+"""Maximum seconds of a time that fits into 64 bits as microseconds; leaves 3 s for 32-bit nanoseconds."""
 _UNSIGNED_64 = pa.decimal128(20, 0)
 """The smallest Spark type that holds every unsigned 64-bit integer."""
 

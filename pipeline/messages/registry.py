@@ -51,7 +51,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
-        """Decode non-null messages of one writer's schema, headers included, to one value of `type` for each message.
+        """Decode messages of one writer's schema to one value of `type` each. They are not null and have headers.
 
         Raises `BadMessage` if a message is invalid, and `Refused` if the writer's schema cannot be converted to the
         reader's.
@@ -60,7 +60,7 @@ class Reader(ABC):
     def may_be_valid(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
         """Return, for each message, False if it is certainly bad: a quick check for batches with bad messages.
 
-        By default True for all messages, for formats in which a check is no faster than a read.
+        The default is True for all messages, for formats in which a check is no faster than a read.
         """
         return np.ones(len(messages), bool)
 

@@ -26,7 +26,7 @@ _VERSIONS_PER_READ = 100
 
 
 class PublishRange(NamedTuple):
-    """Range of messages of the internal topic that is published next."""
+    """Next range of messages of the internal topic to publish."""
 
     start: int
     end: int
@@ -42,7 +42,7 @@ class Target(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Approximate maximum number of rows of a transaction of several versions; 0 for one version at a time."""
+        """Approximate maximum number of rows of a transaction over several versions; 0 for one version at a time."""
 
     def open(self) -> PublishedPosition:
         """Fence the previous publisher, and return the position that it stored last. Raises `TransactionFailed`."""
@@ -64,11 +64,11 @@ class Target(Protocol):
 
 
 ReadRows = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
-"""Yields rows of these attempts' messages, from one offset up to another (exclusive), with the next offset."""
+"""Yields the rows of the given attempts from one offset up to another (exclusive), each table with the next offset."""
 
 
 class Backlog:
-    """Committed versions of a sink that are not published yet. `after` reads a sink's later versions from the store."""
+    """Committed versions of a sink that are not published yet. `after` reads the versions after a given one."""
 
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink

@@ -80,12 +80,12 @@ class SinkThread(threading.Thread):
 
     @property
     def is_done(self) -> bool:
-        """True if all committed rows are published, or never will be, because the sink's promotion was withdrawn."""
+        """True if all committed rows are published, or if none will be because the sink's promotion was withdrawn."""
         place = self.position
         return self._withdrawn or (place is not None and place.rows >= self._head.sinks[self.sink].sent)
 
     def set_prompt_storing(self, *, enabled: bool) -> None:
-        """If `enabled`, store the position after each step, since somebody waits for it, not every few seconds."""
+        """If `enabled`, store the position after each step, for somebody who waits for it; else every few seconds."""
         with self._changed:
             self._store_promptly = enabled
             self._changed.notify()
@@ -199,7 +199,7 @@ class SinkThread(threading.Thread):
 class Publishers(Listener):
     """Publishes the sinks of the claimed stages. `info` may be None if no stage has a sink; `claimed` is by stage.
 
-    `accept_loss`: True to continue without rows that Kafka has lost, and without rows of which nobody knows if they are
+    `accept_loss`: True to continue without rows that Kafka has lost, and without rows that may or may not be
     published. `patience_s`: seconds for which Kafka, or a function, may fail.
     """
 
@@ -243,7 +243,7 @@ class Publishers(Listener):
                 thread.start()
 
     def replace_threads(self, heads: Mapping[str, Manifest]) -> bool:
-        """Have one thread for each sink of these newest versions; return True if any thread changed.
+        """Create and stop threads so that each sink of these newest versions has one; True if any changed.
 
         A sink that began anew gets a new thread. New threads are not started yet.
         """

@@ -91,7 +91,7 @@ def claim_sinks(
 ) -> dict[str, Sink]:
     """Return the sinks of a claim: existing sinks continue, and new sinks begin with the claim.
 
-    Sinks from a withdrawn promotion are dropped: none of their rows were to be published. Raises `Refused` if the
+    Sinks of a withdrawn promotion are dropped, because their rows must not be published. Raises `Refused` if the
     program no longer has a sink of which some rows are not published; with `accept_loss`, that sink is dropped.
     """
     declared = {sink.name: sink for sink in published_sinks(stage, publishes)}

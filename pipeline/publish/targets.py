@@ -43,7 +43,7 @@ class SinkProgress:
     def first_position(self) -> PublishedPosition:
         """Return the position where the sink began.
 
-        That version is not garbage collected before all rows are published.
+        The version of that position is not garbage collected before all rows are published.
         """
         first, since = self.claimed, self.sink.since
         if since != first.version:

@@ -30,7 +30,7 @@ FAILURE_COLUMNS = f"`{RECORD}` long, why string"
 class _Trial:
     command: bytes = field(repr=False)
     max_failures: int
-    """Maximum number of failing rows to find per call. If more rows fail, at least one more is returned."""
+    """Number of failing rows to find per call. If more rows fail, the result has at least one more."""
     error_tag: ErrorTag = ERROR_TAG
 
     @cached_property

@@ -144,7 +144,7 @@ def _copied_headers(row: pa.RecordBatch) -> tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class NumberedRangeReader:
-    """Function for `mapInArrow`: given indices of offset ranges, reads and numbers the records of these ranges."""
+    """Function for `mapInArrow`: takes indices of offset ranges, and returns their records with numbers."""
 
     resources: WorkerResources = field(repr=False)
     topic: str

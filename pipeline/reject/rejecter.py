@@ -79,7 +79,7 @@ class CulpritSearch:
         """Compute the batch without the records that fail. `error` is the batch's error; None before the first attempt.
 
         Raises:
-            TooMany: More than `max_failures` records fail.
+            TooManyFailing: More than `max_failures` records fail.
             Exception: An error that no record causes, or `error` if the records cannot be determined.
         """
         for attempt in range(_ROUNDS):

@@ -160,7 +160,7 @@ def inputs_for_retry(
 ) -> tuple[dict[str, pa.Table], list[dict[str, object]]]:
     """Return rejected records by input, numbered in `RECORD`, and the table's rows in the order of these numbers.
 
-    Raises `Refused` if the program's stage does not have a record's input, or if that has other columns.
+    Raises `Refused` if the program's stage lacks the input of a record, or if that input has other columns now.
     """
     inputs, ordered = {}, list[dict[str, object]]()
     records = rows.to_pylist()

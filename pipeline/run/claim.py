@@ -85,8 +85,8 @@ def reconcile_table(app: App, stage: Stage, table: Table | None, head: Manifest 
 def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table | None:
     """Return the table with the number of tasks that its batches get: as declared, else for the session's cores.
 
-    The default is a power of two, so that its ranges of hashes are parts of the ranges for fewer cores, or contain
-    them: SSTs written for another number of cores need not be cut.
+    The default is a power of two. So of two tasks for different numbers of cores, the range of hashes of one contains
+    that of the other, or they do not overlap: SSTs written for another number of cores need not be cut.
     """
     if table is None:
         return None
@@ -97,7 +97,7 @@ def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table |
 def check_declared(app: App, stage: Stage, stored: Table | None, *, with_spark: bool = True) -> None:
     """Raise `Refused` for a key or state that cannot fit the stored table, whatever columns the stage's rows have.
 
-    Without Spark, if a state itself declares columns, the stored ones are assumed.
+    Without Spark, columns that a state itself declares are assumed to be the stored ones.
     """
     if stored is None or stage.state is None:
         fit = fit_table(stage.name, stored, None if stage.state is None else Table((), (), 1), {})
@@ -287,7 +287,7 @@ class Claimer:
         return amend(self.store, names, change, writer=self.writer, by=self.by, now_ms=now_ms).manifest
 
     def build_outputs(self, stage: Stage, head: Manifest, shape: StageSchemas) -> dict[str, Output]:
-        """Return the channels of a stage's next version as they begin. `head` is its newest version, or a draft."""
+        """Return the channels with which a stage's next version begins. `head` is its newest version, or a draft."""
         outputs = {}
         for channel in stage.repartitions:
             output = head.outputs.get(channel.name)
@@ -425,7 +425,7 @@ def program_of(app: App) -> Program | None:
 def check_program(store: ObjectStore, app: App, heads: Iterable[Manifest]) -> None:
     """Raise `Refused` for a program that a promotion has replaced. `heads` are the app's newest versions.
 
-    A supervisor may restart the replaced program, which would take over the app that replaced it, or migrate it back.
+    A supervisor may restart the replaced program, which would take over the promoted app, or migrate it back.
     Costs no request for an app without promotions.
     """
     manifests, program = tuple(heads), program_of(app)

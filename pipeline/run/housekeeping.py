@@ -49,7 +49,7 @@ _OTHERS_EVERY_S = 60.0
 _KAFKA_TIMEOUT_S = 2.0
 _COLLECTION_POLL_S = 300.0
 _RETRY_MS = 600_000
-"""Wait, in ms, after a collection without an end, which was interrupted or is still under way."""
+"""Time in ms until the next attempt, after a collection that was interrupted or is still under way."""
 
 
 @contextmanager
@@ -150,9 +150,9 @@ class LagReporter:
 class Collector:
     """Collects garbage by the retention rules. Batches do not wait for it, and killing it does no harm.
 
-    The store records the app's last collection by any process. Among several runners of an app, the one that owns the
-    first running stage collects, as its epoch shows. If that runner misses its turn, another one collects. Two
-    concurrent collections do no harm.
+    The store records the app's last collection by any process. Among several runners of an app, the owner of the first
+    running stage collects; that stage's epoch identifies its owner. If that runner misses its turn, another one
+    collects. Two concurrent collections do no harm.
     """
 
     store: ObjectStore
@@ -209,7 +209,7 @@ class Collector:
 
 
 def wait_reason(stage: StageLag, *, busy: bool, queued: bool, on_hold: bool, readers_lag: bool) -> str:
-    """Return the cause for which a stage waits, as a phrase; empty while the stage works, or if that is unknown.
+    """Return the thing that a stage waits for, as a phrase; empty if the stage works, or if the thing is unknown.
 
     `busy`: a batch is under way. `queued`: no task of the stage runs, but tasks of other stages do. `on_hold`: a
     promotion holds the app. `readers_lag`: the stage starts no batch until the readers of its channels have caught up.
@@ -282,7 +282,7 @@ class TopicWatch:
         return self.error
 
     def _known_topics(self, runner: StageRunner) -> Iterator[tuple[str, str, str, str, str]]:
-        """Yield all topics with a known id: topic, id, kind (empty for a user's topic), hint and stage."""
+        """Yield each topic with a known id: topic, id, kind (empty for a user's topic), hint and stage."""
         head = runner.head
         entries = [
             *(

@@ -36,7 +36,7 @@ _HANG_FACTOR = 10
 """Allowed time without progress, as a multiple of the longest of a stage's recent batches."""
 _JVM_SILENCE_S = 60.0
 _MAX_LOOP_S = 60.0
-"""Maximum seconds of one round of the driver's loop, beyond the timeout of store and broker."""
+"""Maximum seconds of one round of the driver's loop, in addition to the timeout of store and broker."""
 _OWNERSHIP_VALID_S = 30.0
 _NUM_RECENT_BATCHES = 20
 

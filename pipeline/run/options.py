@@ -26,12 +26,12 @@ class Options:
     stages: tuple[str, ...] = ()
     """Stages to run; empty for all."""
     until_caught_up: bool = False
-    """Stop once all records present at the start are read, and so are the rows that result from them downstream."""
+    """Stop once all records present at the start are read, and also the rows that they cause in later stages."""
     max_records: int | None = None
-    """Maximum input records of a batch; None for the program's setting, as in the next two options."""
+    """Maximum number of records of each input per batch; None for the program's setting."""
     trigger_ms: int | None = None
     max_unflushed: int | None = None
-    """Maximum number of versions by which a stage may run ahead of its last commit; 0 for none."""
+    """Maximum number of versions of a stage after its last commit; 0 for none, None for the program's setting."""
     accept_loss: bool = False
     master: str | None = None
     """Spark's master URL; None for Spark's own configuration."""
@@ -39,20 +39,20 @@ class Options:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
     cache_bytes: int = 10 << 30
     prefetch: bool = True
-    """Download whole SSTs in the background; otherwise byte ranges are read from the store."""
+    """Download whole SSTs in the background; otherwise read byte ranges from the store."""
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
     """Maximum concurrent merges of a stage, in the background; 0 leaves compaction to `slackwater compact`."""
     retention: Callable[[str], Retention] = lambda _app: Retention()
-    """Returns the retention rules of the app with this name; garbage collection deletes history by them."""
+    """Returns the retention rules of an app, by its name; garbage collection deletes history that they do not keep."""
     archive: bool = True
     gc_every_ms: int | None = 3_600_000
     """Interval between garbage collections; None if this runner does not collect."""
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """End offsets of users' topics, by name; other topics are read to their ends."""
     publishes: bool = True
-    """Publish the rows of sinks. If False, rows stay in the sinks' internal topics, also for a clone."""
+    """Publish the rows of sinks. If False, rows stay in the sinks' internal topics."""
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
@@ -65,7 +65,7 @@ class Options:
 
 
 def parse_gc_interval(name: str, text: str) -> int | None:
-    """Parse the interval of collections: a duration of at least a minute; `off` gives None. Raises `Usage`."""
+    """Parse the interval between garbage collections, at least a minute; `off` gives None. Raises `Usage`."""
     if text == "off":
         return None
     every_ms = parse_ms(name, text)

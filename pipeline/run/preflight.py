@@ -64,7 +64,7 @@ class PreflightResult:
     access: Callable[[], S3Access | None]
     is_new: bool
     is_clone: bool
-    """True for a clone, or for a replaced app: it sends no records to the topics of the original."""
+    """True for a clone or a replaced app: neither sends records to the topics of the original."""
 
     def claimer_of(self, stage: Stage) -> Claimer:
         return replace(self.claimer, store=self.stores[stage.name])
@@ -192,10 +192,10 @@ def limits_of(stage: Stage, options: Options) -> BatchLimits:
 
 
 def _check_absent_stages(store: ObjectStore, app: App) -> None:
-    """Log the stages of the stored app that the program lacks: snapshots and garbage collection wait for them.
+    """Log the stages of the stored app that the program lacks. Snapshots and garbage collection wait for them.
 
     Raises `Refused` if such a stage seems to have another name in the program, because the renamed stage would start
-    empty, and if no program computes its rows.
+    empty, and if such a stage has the state of a Spark query that slackwater is attached to.
     """
     names = stages_missing_from_program(store, app.name, app.stages.keys())
     if not names:
@@ -223,7 +223,7 @@ def _check_absent_stages(store: ObjectStore, app: App) -> None:
 
 
 def _may_be_renamed(app: App, stage: Stage, head: Manifest) -> bool:
-    """Return True if the program's stage may be the stored stage under another name, as far as known without Spark."""
+    """Return True if the program's stage may be the stored one under another name, as far as known without Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
     key = key_of_table(app.key_of(stage), [column.name for column in head.table.values])

@@ -25,8 +25,8 @@ from .stopping import StopEvent
 def load_app(path: str, *, name: str | None = None, store: ObjectStore | None = None) -> App:
     """Return the app that a Python file declares. With a `name`, give it that name, such as that of a clone.
 
-    With a `store`, give it the name of the app's folder there. Raises the errors of `import_program`, and `Usage` for a
-    file with no app, with several apps, or with an app that has no stage.
+    With a `store`, replace the name by that of the app's folder in the store. Raises the errors of `import_program`,
+    and `Usage` for a file with no app, with several apps, or with an app that has no stage.
     """
     module = import_program(path)
     apps = {id(value): value for value in vars(module).values() if isinstance(value, App)}

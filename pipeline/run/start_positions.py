@@ -42,7 +42,7 @@ class StartPosition:
     lost: LostRecords | None = None
     broken_snapshots: frozenset[str] = frozenset()
     unseen: str = ""
-    """Records that a new stage will not see although none are lost in flight, as a phrase for a message."""
+    """Records that a new stage will not see because they no longer exist, as a phrase for a message."""
     ends: tuple[int, ...] = ()
     recreated_reason: str = ""
     """Reason to assume that the input's topic was deleted and created again; empty if it was not."""
@@ -64,10 +64,10 @@ class StartFinder:
     accept_loss: bool
     claiming: bool = False
     offsets_since: Callable[[str, int], Sequence[int]] | None = None
-    """Returns the first offset of each partition with a record at or after a time (ms since 1970); -1 for none."""
+    """Returns, for each partition, the offset of the first record of a time (ms since 1970) or later; -1 for none."""
 
     def start_on_topic(self, name: str, topic: str, begin: ChooseStartOffsets | None) -> StartPosition:
-        """Return the start on a user's topic. A new stage starts at the offsets from `begin`, or at the earliest.
+        """Return the start on a user's topic. A new stage starts at the result of `begin`, or at the earliest.
 
         Raises `Refused`, and the errors of `topic_state` and `begin`.
         """
@@ -113,7 +113,7 @@ class StartFinder:
         return StartPosition(replace(source, offsets=offsets, lost=total), LostRecords(topic, at, offsets), ends=ends)
 
     def _younger_reason(self, topic: str, source: Input, now: TopicState) -> str:
-        """Return the reason why the records' times show that a topic was created again; empty if they do not.
+        """Return the reason to assume, by its records' times, that a topic was created again; empty for none.
 
         Used for topics without a known id.
         """
@@ -265,9 +265,9 @@ def recreated_channel_hint(app: str) -> str:
 
 
 def with_start_positions(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
-    """Return the claim `draft` with these start positions, which are by the input's declared name.
+    """Return the claim `draft` with these start positions, by the inputs' declared names.
 
-    Snapshots that cannot complete because of the loss are failed first, so that nobody waits for them for ever.
+    First withdraws the snapshots that cannot complete because of lost records, so that nobody waits for them for ever.
     """
     broken = frozenset(name for start in starts.values() for name in start.broken_snapshots)
     for request in stored.open_requests(store, draft.app) if broken else ():

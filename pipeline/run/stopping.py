@@ -39,10 +39,10 @@ class StopEvent(threading.Event):
 
     @contextmanager
     def uninterrupted(self) -> Iterator[None]:
-        """Do not interrupt the block at a stop request. If it fails or ends after the request, raise `StopRequested`.
+        """Run the block to its end despite a stop request; then raise `StopRequested`, also if the block failed.
 
-        A signal may be sent to all processes of the run. So a failure that it causes elsewhere may be seen before the
-        signal.
+        A signal may be sent to all processes of the run. So this process may see a failure that the signal caused
+        elsewhere before it gets the signal itself.
         """
         previous, self._is_interruptible = self._is_interruptible, False
         try:

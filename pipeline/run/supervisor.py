@@ -154,19 +154,19 @@ class CatchUp:
 
     Later records may be read as well, but are not waited for. A stage is done when three things are true: it has read
     its topics up to their ends at the start; it has read its channels up to the version with which their writers were
-    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done with its
-    head at the start.
+    done; and no row is left that falls due at its watermark. A writer that does not run here counts as done at
+    its newest version at the start.
     """
 
     store: ObjectStore
     app: str
     ends: Mapping[str, Sequence[int]]
     own_watermarks: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Inputs whose watermark the stage declares itself, by stage: their upstream watermark is not waited for."""
+    """Inputs whose watermark the stage declares itself, by stage. For these, no upstream watermark is waited for."""
     _done_versions: dict[str, int] = field(default_factory=dict)
 
     def is_done(self, heads: Mapping[str, Manifest]) -> bool:
-        """Return True if all stages of the run are done, by their newest committed versions, upstream first."""
+        """Return True if all stages of the run are done. `heads` has their newest commits, upstream first."""
         writers = {at.upstream for head in heads.values() for at in head.inputs.values() if at.upstream}
         for writer in writers - heads.keys() - self._done_versions.keys():
             newest = history.head(self.store, self.app, writer)
@@ -311,7 +311,7 @@ class Supervisor:
         return {stage: {read.topic: read.offsets for read in inputs} for stage, inputs in heads}
 
     def _stop_queries(self) -> None:
-        """Wait a while until running batches have ended and are committed, then drop the rest."""
+        """Wait a while until running batches have ended and are committed, then drop uncommitted versions."""
         for runner in self.runners:
             runner.stop()
         deadline = time.monotonic() + _BATCH_END_TIMEOUT_S
@@ -332,7 +332,7 @@ class Supervisor:
     def _raise_failures(self, *, halted: bool = False) -> None:
         """Raise the failure of a stage or a sink. With `halted`, ignore that the queries have ended.
 
-        If a topic was created again, raise that as the cause of any other failure.
+        If a topic was created again, raises that error instead, as the cause of any other failure.
         """
         if self.topic_watch.error is not None:
             raise self.topic_watch.error

@@ -70,7 +70,7 @@ class ScratchCheckpoint:
     folder: Path
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Make Spark start with batch `version` + 1 at these positions: one for each use of a source, in order."""
+        """Make Spark start with batch `version` + 1 at these positions: one for each source of the plan, in order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))

@@ -65,10 +65,10 @@ class _IntervalGate:
 
 
 def admit_records(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None) -> tuple[int, ...]:
-    """Return end offsets of at most `max_records` records, divided among partitions in proportion to their backlog.
+    """Return end offsets that admit `max_records` records, divided among partitions in proportion to their backlog.
 
-    Partitions missing in `start` are new and begin at 0. This is the rule of Structured Streaming's
-    maxOffsetsPerTrigger, except that each partition with a backlog moves by at least one record.
+    The division is that of Structured Streaming's maxOffsetsPerTrigger, except that each partition with a backlog
+    moves by at least one record. Partitions missing in `start` are new and begin at 0.
     """
     begins = start + (0,) * (len(ends) - len(start))
     backlog = [max(0, end - at) for at, end in zip(begins, ends, strict=True)]
@@ -170,7 +170,7 @@ class ChannelPlanner:
     max_records: int | None
     wake_version: Callable[[int], int] = lambda _handled: 0
     committed_version: Callable[[], int | None] = lambda: None
-    """Returns the newest version of an upstream stage that runs on this machine; None if unknown."""
+    """Returns the upstream stage's newest version if the same runner runs that stage; None if unknown."""
     _unread: list[Manifest] = field(default_factory=list, init=False)
     _poll: _IntervalGate = field(default_factory=lambda: _IntervalGate(_STORE_POLL_MIN_S), init=False)
     _news_s: float = field(default=0.0, init=False)

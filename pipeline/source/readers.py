@@ -95,7 +95,7 @@ class _SourceReader(DataSourceStreamReader):
             yield from self._read(partition, arrow_schema_of(self._schema))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges to read. Before Spark 4.2, a restarted query resumes at `end`."""
+        """Return the ranges to read. Remembers `end` for a restarted query, which needs it on Spark before 4.2."""
         self._last_end = end
         first, last = Position.from_json(start), Position.from_json(end)
         return _ranges(self._options.topic, first, last, self._attempts(first.version, last.version))

@@ -81,7 +81,7 @@ class PlannerFiles:
     def limit_reading(self, until: Mapping[str, Collection[int]] | None, clock_ms: int | None = None) -> None:
         """Limit reading of users' topics to these end offsets; None removes the limit.
 
-        `clock_ms` (ms since 1970) is a time at which to stop the clock by which rows fall due.
+        With `clock_ms` (ms since 1970), the clock by which rows fall due stops at that time.
         """
         self._write("bounds", None if until is None else [{topic: [*at] for topic, at in until.items()}, clock_ms])
 
@@ -126,13 +126,13 @@ class Backpressure(Listener):
 
     planners: PlannerFiles
     max_records: Mapping[str, int]
-    """Maximum records of each input a batch, by stage; only stages of this runner with a limit."""
+    """Maximum records of each input per batch, by stage; only for stages of this runner that have a limit."""
     _heads: dict[str, Manifest] = field(default_factory=dict)
     _tips: dict[str, Manifest] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def on_version(self, head: Manifest, tip: Manifest) -> None:
-        """Record a stage's versions: hold the writers whose readers lag, release others, and notify its readers.
+        """Record a stage's versions; hold the writers whose readers lag, release others, and notify its readers.
 
         `head` is the newest committed version, which readers may read. `tip` is the newest acknowledged version, which
         counts as having read its input.

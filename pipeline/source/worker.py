@@ -25,7 +25,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class ErrorTag:
-    """Tag on errors of slackwater's own code in tasks: a note, which keeps an error's class and traceback.
+    """Tag on errors of slackwater's own code in tasks. As a note, it leaves an error's class and traceback unchanged.
 
     The tag is pickled to tasks with their code. It is random in each planning process and stored in no table, topic or
     log, so no record, and no text that a user's function quotes from a record, can contain it.
@@ -35,7 +35,7 @@ class ErrorTag:
 
     @contextmanager
     def tagging(self) -> Iterator[None]:
-        """Tag errors raised in the block. The user's code runs outside of it, or returns its errors as values."""
+        """Tag errors raised in the block. User code runs outside of the block, or returns its errors as values."""
         try:
             yield
         except Exception as error:

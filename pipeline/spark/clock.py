@@ -27,7 +27,7 @@ _DATETIME = datetime.datetime
 
 
 class _StandInType(type):
-    """Metaclass of a stand-in for another class, whose instances count as instances of the stand-in."""
+    """Metaclass of a stand-in for a class: instances of that class count as instances of the stand-in."""
 
     stands_for: type
 
@@ -128,7 +128,7 @@ _CLOCK_EXPRESSIONS: dict[str, Callable[[int], int]] = {
     "CurrentDate": lambda at_ms: at_ms // DAY_MS,
     "CurrentTime": lambda at_ms: at_ms % DAY_MS * 1_000_000,
 }
-"""Clock expressions, each with its value in Spark's representation at a time in ms since 1970 UTC."""
+"""Clock expressions, each with a function from a time (ms since 1970 UTC) to its value in Spark's representation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def with_time_literals(frame: DataFrame, at_ms: int) -> DataFrame:
 
 
 _SEPARATE_WORKERS = "SLACKWATER_OTHER_WORKERS"
-"""Environment variable that no code reads. Spark uses separate worker processes for functions that have it."""
+"""Environment variable that keeps workers apart: functions with it run in other processes. No code reads it."""
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def start(settings: dict[str, str]) -> SparkContext:
 
 
 def exit_phrase(context: SparkContext) -> str:
-    """Return the end of the context's JVM as a phrase; empty if the JVM runs, or was not started by this process."""
+    """Return a phrase for how the context's JVM ended; empty if it runs, or was not started by this process."""
     process = getattr(context._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
         return ""

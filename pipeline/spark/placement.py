@@ -56,7 +56,7 @@ _range_starts = count_from(0, 1 << 20)
 _TRIES = 5
 """Maximum attempts to spread homes evenly. The first tasks run on executors with free cores; attempts are cheap."""
 _WAIT_MS = 25
-"""Wait of each task, doubled with each attempt. Without a wait, the first warm executor would run all tasks."""
+"""Time in ms that each task waits, doubled with each attempt: otherwise the first warm executor would run all tasks."""
 _WAIT_ALL_MS = 1_000
 
 

@@ -10,7 +10,7 @@ import sys
 
 
 def main(address: str, *command: str) -> None:
-    """Have the server at `address` fork the process of a command, and wait for its end; or execute the command."""
+    """Have the server at `address` fork the command's process, and wait for its end; without a server, execute it."""
     arguments = [word.encode() for word in command[2:]]
     environment = [name + b"=" + value for name, value in os.environb.items()]
     with socket.socket(socket.AF_UNIX) as server:

@@ -137,7 +137,7 @@ def rebuild(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) 
 
 
 def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
-    """Return DataFrames with unchanged rows whose union reads each stream once.
+    """Return DataFrames with the same rows as `frames`, whose union reads each stream once.
 
     Each DataFrame uses a stream at most once. A computation is shared only if DataFrames derive from one DataFrame.
     """
@@ -159,7 +159,7 @@ def share_streams(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
 
 
 def _branch_points(plans: Sequence[Any]) -> list[Any]:
-    """For each stream that several plans use, return the node farthest from the stream that these plans share."""
+    """Return, for each stream that several plans use, the node farthest from the stream that these plans share."""
     by_stream: dict[int, list[list[Any]]] = {}
     for path in (path for plan in plans for path in stream_paths(plan)):
         by_stream.setdefault(first_column_id(path[0]), []).append(path)
@@ -217,7 +217,7 @@ def add_record_numbers(
 ) -> Any:
     """Add the column `RECORD` to a plan; None if the plan mixes records, or has an unknown operator.
 
-    `is_feed` is True for the plan of an input; `shown` returns the plan of that input with record numbers.
+    `is_feed` tells if a plan is that of an input; `shown` returns the plan of an input with record numbers.
     """
 
     def passes_on(node: Any) -> bool:

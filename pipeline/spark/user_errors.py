@@ -33,8 +33,8 @@ _BEFORE_SPARK = (
 def as_user_error(subject: str, function: object = None) -> Iterator[None]:
     """Turn errors of the user's code in the block into `Refused`, with the prefix `subject`.
 
-    The error names the last line of the user's code on the way to it. `function` gives the line for an error without
-    such a line, as of a wrong number of arguments. slackwater's own errors keep their class and name the stage.
+    The error names the last line of the user's code on the way to it. An error without such a line, such as a wrong
+    number of arguments, names the line of `function`. slackwater's own errors keep their class and name the stage.
     """
     try:
         yield
@@ -144,7 +144,7 @@ _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(
 _WRAPS = re.compile(r"(?:[\w.]+\.)?(?:PythonException|Py4JJavaError|StreamingQueryException)\b")
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _CRASHED = re.compile(r"Exception: Python worker (exited unexpectedly|failed to connect back)")
-"""Spark's message about a crashed worker, with its class: a record's text in another error may have the same words."""
+"""Spark's message about a crashed worker, including its class: a record's text may have the other words, too."""
 _FAULT = re.compile(r"Fatal Python error: (.*)")
 _OUR_ERROR = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 

@@ -69,7 +69,7 @@ class DatasetNames:
 
 @dataclass(slots=True)
 class StageLineage:
-    """Creates the events of one stage of a run, which began at the version `start`."""
+    """Creates the events of one stage in a run that began at the stage's version `start`."""
 
     start: Manifest
     names: DatasetNames
@@ -220,7 +220,7 @@ def configured_lineage(claimed: Mapping[str, Manifest], where: DatasetNames) -> 
 def last_events(
     errors: Mapping[str, BaseException | None], error: BaseException | None
 ) -> dict[str, tuple[Event, str]]:
-    """Return the last event of each stage of a run, by the stage's own error, if it has one, and the run's error."""
+    """Return each stage's last event and error class, by the stage's own error, if it has one, and the run's error."""
     if error is None:
         return dict.fromkeys(errors, ("COMPLETE", ""))
     failed_stages = {name for name, own in errors.items() if own is not None} or set(errors)

@@ -161,7 +161,7 @@ class BisectSpan:
         self._span = span
 
     def set_first_bad(self, stage: str, version: int, record: Headers = (), location: str = "") -> None:
-        """Add the first bad commit, and the causing record's headers (empty if unknown) and location, to the span."""
+        """Add to the span the first bad commit, and location and headers of the record that caused it, if known."""
         self._span.set_attributes({"slackwater.stage": stage, "slackwater.version": version})
         if location:
             self._span.set_attribute("slackwater.record", location)

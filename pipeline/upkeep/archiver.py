@@ -39,11 +39,11 @@ _CHUNK_OFFSETS = 200_000
 """Number of pending offsets that are archived at once, without waiting for the interval."""
 _RETRY_S = 30.0
 _TOPIC_CHECK_S = 60.0
-"""Seconds between checks that a topic in Kafka is not re-created."""
+"""Seconds between checks that a topic in Kafka has not been created again."""
 _SWEEP_EVERY = 200
 """Number of new indexes after which replaced indexes are deleted."""
 _MERGES_WITHIN = 16
-"""Objects are merged only within this fraction of the retention, because a merged object expires as a whole."""
+"""Divisor of the retention: a merged object spans at most that part of it, because it expires as a whole."""
 
 
 @dataclass(slots=True)

@@ -172,9 +172,9 @@ class Upkeep:
         """Start the merges that a version about to be committed needs, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `merges` are the finished merges that were offered to the version, which named their results or dropped
-        those that did not fit. `missed` are the objects to prefetch, of which the version's batch read byte ranges;
-        None without a batch.
+        waits. `merges` are the finished merges that were offered to the version: it names their results, except those
+        that did not fit and were dropped. `missed` are the objects of which the version's batch read byte ranges,
+        to prefetch them; None without a batch.
         """
         due = pick_for_manifest(head)
         if head.forgotten != self._head.forgotten:

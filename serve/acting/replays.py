@@ -33,7 +33,7 @@ class ReplayRequest:
 
 
 async def explain_in_process(service: Service, verdict: Verdict, called: str) -> tuple[TracedCause, tuple[str, ...]]:
-    """Return the cause of a verdict, and notes; without the app's program, from the store's data alone.
+    """Return the cause of a verdict, and notes. Without the app's program, uses only data of the store.
 
     Raises `TooOften` and `TooMuch`.
     """

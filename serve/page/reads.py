@@ -120,7 +120,7 @@ def _first_rows_document(
 def _merge_by_hash(
     key: list[str], new: FirstRows, previous: FirstRows
 ) -> tuple[list[dict[str, Any] | None], list[str], list[dict[str, Any] | None]]:
-    """Merge the rows of two moments by hash; return the rows, the kinds of changes, and the old rows of changes."""
+    """Merge the rows of two moments, ordered by hash. Returns new rows, kinds of change, and old rows."""
     old_by_key = dict(_by_key(key, previous.rows))
     new_by_key = [(int(at), name, row) for at, (name, row) in zip(new.hashes, _by_key(key, new.rows), strict=True)]
     new_keys = {name for _, name, _ in new_by_key}

@@ -35,7 +35,7 @@ class TableAnswers:
     columns: tuple[str, ...]
     encode: Callable[[Mapping[str, object] | None], bytes]
     open_rows: OpenRows | None = None
-    """State partitions whose SSTs are all open in this process, so that look-ups do no I/O."""
+    """Rows of the state partitions whose SSTs are all open in this process: look-ups in these do no I/O."""
 
     @property
     def etag(self) -> tuple[object, ...]:
@@ -47,9 +47,10 @@ class TableAnswers:
         return self.is_newest and self.declared.ttl is not None
 
     def clock_ms(self, seen_ms: int) -> int:
-        """Return the time in milliseconds as of which rows expire.
+        """Return the time as of which rows expire, in milliseconds.
 
-        For rows with a time to live, this is `seen_ms`; if 0, now for the newest moment, or else the moment's time.
+        For a table with a time to live, this is `seen_ms`, if given. Otherwise it is now for the newest moment, and the
+        moment's own time for an older one.
         """
         stage = self.cut.stages.get(self.name)
         if stage is None or self.declared.ttl is None:

@@ -1,6 +1,6 @@
 """The range of moments that bisect searches, and the cached evaluation of a predicate at these moments.
 
-The evaluator evaluates no moment twice, and evaluates moments with equal rows once.
+Moments with equal rows are evaluated once.
 """
 
 import time
@@ -28,15 +28,15 @@ from .verdict import Answer, Evaluation
 PROBES = 2
 
 Skips = Mapping[str, Collection[int]]
-"""Versions of moments that the predicate cannot judge, by stage."""
+"""Versions to skip, by stage: the predicate cannot judge the moments that end with them."""
 
 
 @dataclass(frozen=True)
 class SearchRange:
     """Search range: the moments of a line after `low`, up to and including `high`.
 
-    Each moment is a prefix of the line that ends with a commit. If versions were collected, only the remaining moments
-    belong to the range.
+    Each moment is a prefix of the line and is named by its last commit. If versions were collected, the range has only
+    the remaining moments.
 
     Two moments differ if a table of a stage in `watched` has different content, or, with `watches_channels`, if the
     consumed or sent offsets of such a stage differ.
@@ -90,11 +90,11 @@ class SearchRange:
         return tuple(self._stage_content(cut, stage) for stage in sorted(self.watched))
 
     def middle(self, skips: Skips = MappingProxyType({})) -> Cut | None:
-        """Return a moment between `low` and `high`; None if at most one commit of a watched table remains.
+        """Return a moment between `low` and `high` that halves the search; None if no moment is left to judge.
 
-        The moment halves the longest version range of a watched table. If every range is a single version, the middle
-        version of these is taken. Moments in `skips` are never returned: the ranges between skipped versions are halved
-        instead, with preference for ranges that end with a judged moment.
+        The moment halves the longest version range of a watched table. If no range has more than one version, the
+        moment ends with the middle one of these versions. Moments in `skips` are never returned: the ranges between
+        skipped versions are halved instead, first the ranges with a judged moment at one end.
         """
         if not self.is_gapless:
             moments = self.full_line.kept_between(self.low, self.high)
@@ -112,7 +112,7 @@ class SearchRange:
         return self.line.prefix_up_to(nearest) if nearest is not None else None
 
     def _unskipped_ranges(self, stage: str, skipped: Collection[int]) -> Iterator[tuple[bool, int, int, str]]:
-        """Yield ranges between skipped versions: (one end was judged, length, version before, stage)."""
+        """Yield ranges between skipped versions, each as (one end was judged, length, version before, stage)."""
         low, high = self.low_version(stage), self.high.stages[stage].version
         bounds = (low, *sorted(version for version in skipped if low < version < high), high)
         for start, end in pairwise(bounds):
@@ -163,15 +163,15 @@ class Evaluator:
     evaluated: dict[tuple[frozenset[object], ...], Evaluation] = field(default_factory=dict)
     """Evaluations by content fingerprint, in the order in which they were made."""
     missing_column_errors: dict[object, str] = field(default_factory=dict)
-    """Error messages by table columns, for tables that lack a column of the predicate."""
+    """Error messages for missing columns, by the columns that the tables had in the failed evaluation."""
     working_columns: set[object] = field(default_factory=set)
-    """Table columns with which the predicate was evaluated successfully."""
+    """Columns that the tables had in each successful evaluation."""
 
     def evaluate(self, cut: Cut, remaining: int) -> Evaluation:
         """Evaluate the predicate at a moment. `remaining` is the estimated number of later evaluations.
 
-        If the predicate raises an error, the answer is `skip`. At the first evaluated moment, which is the bad end, the
-        error is raised.
+        An error of the predicate at the first moment, the bad end, is raised. At later moments it makes the answer
+        `skip`.
         """
         content = self.search_range.content_fingerprint(cut)
         if content in self.evaluated:

@@ -1,9 +1,9 @@
 """Causes of a bad commit: the cause classes, and the causes that the store shows without a replay.
 
-A cause is either proved, by a replay or by the store, or marked as a guess. Only classes whose fault lies in a record
-name a record. The other classes name a change and its author, or the time since which records are missing.
-Program changes are detected by the program checksum in the manifests. Records count as missing if the commit wrote
-none of the bad keys, so that rows of other keys made them wrong.
+A cause is proved, by a replay or by the store, or it is marked as a guess. A cause names a record only if the fault
+lies in that record. Other causes name a change and its author, or the time since which records are missing. Program
+changes are detected by the program checksum in the manifests. Records count as missing if the commit wrote none of the
+bad keys, so that rows of other keys made them wrong.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ CLASSES: Mapping[CauseKind, CauseClass] = {
 
 
 NOTE = "note"
-"""Key of a remark in the evidence of any class, such as a program change that is not the cause."""
+"""Evidence key that every class allows, for a remark such as "the program changed, but is not the cause"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ _CLOCK_SLACK_MS = 3_600_000
 
 
 def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return the operation that made the bad commit as its cause; None if the commit is a batch.
+    """Return the cause "an operation made the bad commit"; None if the commit is a batch.
 
     Costs one listing, and one read for each later operation. Raises `Corruption` and `Unavailable`.
     """
@@ -120,7 +120,7 @@ def find_operation_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
 
 
 def operation_cause(store: ObjectStore, commit: Manifest, *, suffix: str = "") -> Cause | None:
-    """Return the operation that made a version as a cause; None if the version is a batch.
+    """Return the cause "an operation made this version"; None if the version is a batch.
 
     `suffix` is appended to the cause's sentence. Raises the errors of `find_operation_cause`.
     """
@@ -217,7 +217,7 @@ def _change_between(earlier: Manifest, later: Manifest, batches: int) -> Program
 
 
 def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Iterator[ProgramChange]:
-    """Yield program changes first applied by this commit or by an upstream commit that it read, nearest first.
+    """Yield program changes whose first batch is this commit or an upstream commit that it read, nearest first.
 
     Raises the errors of `last_program_change`.
     """
@@ -235,7 +235,7 @@ def newly_applied_program_changes(store: ObjectStore, commit: Manifest) -> Itera
 
 
 def guess_deploy_cause(store: ObjectStore, verdict: Verdict) -> Cause | None:
-    """Return a program change as a guessed cause if the bad commit is the new program's first batch; else None.
+    """Return the guess "the program changed" if the bad or an upstream commit is a new program's first batch.
 
     Needs no replay. Raises the errors of `last_program_change`.
     """
@@ -254,8 +254,8 @@ def deploy_cause(
 ) -> Cause:
     """Return the cause "the program changed". `suffix` is appended to the cause's sentence.
 
-    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. `old_program` is given
-    if the user could prove the cause by a replay with this program (`--code`).
+    `how` names the evidence: `both programs`, `the program before`, `older batches` or `guess`. `old_program` is the
+    program with which the user could prove the cause by a replay (`--code`); None if no such replay is needed.
     """
     first = f"{change.stage}@v{change.version}"
     sentence = f"the program changed at {first}, from {change.before} to {change.after}{suffix}"
@@ -279,12 +279,12 @@ def deploy_cause(
 
 MAX_LISTED_KEYS = 20
 _MAX_VERSION_LAG = 64
-"""Maximum difference between a batch's version and its `_seq`, due to compactions in between."""
+"""Maximum by which the version of a batch may exceed the `_seq` of its rows; compactions cause the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class UntouchedKeys:
-    """Keys that turned bad at a commit that wrote none of these keys."""
+    """Keys that turned bad at a commit that wrote none of them."""
 
     keys: pa.Table
     last_change: Manifest | None

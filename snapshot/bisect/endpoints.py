@@ -24,7 +24,7 @@ class SearchEnds:
 
     search_range: SearchRange
     gapless_start: Cut
-    """Moment since which all versions exist; the good end if no version was collected, or if all were."""
+    """Moment since which all versions exist. The good end if no version was collected, or if all were."""
     good: str | None
     bad: str | None
     resolved: Mapping[str, Cut]
@@ -117,7 +117,7 @@ class SearchEnds:
 def find_ends(
     store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
 ) -> SearchEnds:
-    """Return the ends of a search between two refs. An end that is not on the line moves to the next moment on it.
+    """Return the ends of a search between two refs. An end that is not on the line moves outwards to the next moment.
 
     `good` may be `beginning`, which is the default for None.
 

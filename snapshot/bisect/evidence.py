@@ -1,7 +1,7 @@
 """Evidence for a bisect report: surrounding commits, snapshots, wrong-row counts and affected stages.
 
-Reads only the store: a few dozen manifests, a few evaluations of the predicate at moments that the search has just
-evaluated, and the rows of one version of each downstream stage.
+Reads a few dozen manifests, and the rows of one version of each downstream stage. Evaluates the predicate at a few
+moments that the search has just evaluated.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ class AffectedStage:
     first: Manifest
     newest: int
     rows: int
-    """Number of rows that `first` read from affected stages. Some of these rows may be correct."""
+    """Number of rows that version `first` read from the bad stage and other affected stages; some may be correct."""
     keys: KeyChanges | None
 
 
@@ -49,7 +49,7 @@ class VerdictEvidence:
 
     commits: tuple[Manifest, ...]
     wrong_row_counts: Mapping[str, int]
-    """Number of wrong rows, at most `MAX_COUNTED`, by ref of a bad moment; empty unless the predicate is SQL."""
+    """By ref of a bad moment: number of wrong rows, at most `MAX_COUNTED`; empty unless the predicate is SQL."""
     snapshots: tuple[Snapshot, ...]
     affected_stages: tuple[AffectedStage, ...]
     audit: Report
@@ -82,7 +82,7 @@ def collect_evidence(
 
 
 def commits_from_bad(verdict: Verdict, versions: Mapping[str, int]) -> int:
-    """Return the number of commits from the first bad commit to a prefix; negative if the prefix ends earlier."""
+    """Return how many commits after the first bad commit a prefix of the line ends; negative if it ends before."""
     return sum(versions.values()) - sum(verdict.bad.versions.values())
 
 

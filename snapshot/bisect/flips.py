@@ -187,7 +187,7 @@ def _scan(store: ObjectStore, cache: SstCache, predicate: Predicate, between: Se
 
 @dataclass(frozen=True, slots=True)
 class _WrittenRows:
-    """Rows of an SST that one version wrote."""
+    """Rows that one version wrote, in one SST."""
 
     sst: Sst
     version: int
@@ -209,10 +209,9 @@ def _create_views(
     sources: Sequence[_WrittenRows],
     paths: Mapping[str, Path],
 ) -> None:
-    """Create the view `_written` of all rows by version, and a view of the table without tombstones.
+    """Create the view `_written` of rows with the version that wrote them, and a view of the table without tombstones.
 
-    An SST occurs twice if it belongs to the first version and was also written by a later one. All rows get the columns
-    of `high`.
+    Rows that the first version stores count as written by it. All rows get the columns of `high`.
     """
     assert high.table is not None  # noqa: S101  the predicate is over it
     schema = pa.schema([("path", pa.string()), ("version", pa.int64()), ("seq", pa.int64())])

@@ -32,7 +32,7 @@ class Context:
     cache: SstCache
     cut: Cut
     later: Mapping[str, Manifest] = field(default_factory=dict)
-    """Later versions of stages. Tables and channels that exist only in these versions are visible as empty."""
+    """Later versions of stages. Tables and channels that only these versions have are shown as empty."""
     only: Collection[str] | None = None
     reader: KafkaTopics | None = None
     ref: str = ""
@@ -43,12 +43,12 @@ class Predicate(Protocol):
 
     @property
     def text(self) -> str:
-        """Predicate as typed, for messages."""
+        """Text of the predicate as the user entered it, for messages."""
         ...
 
     @property
     def sql(self) -> str:
-        """Query that returns the wrong rows; empty if the predicate is code or a person."""
+        """Query that returns the wrong rows; empty if the user's code or a person judges the moments."""
         ...
 
     @property
@@ -81,7 +81,7 @@ class Skip(Exception):
 
 
 class AnswerNeeded(Exception):
-    """Error of a search that needs a person's answer for a moment. `ref` is empty before the first commit.
+    """Error of a search that needs a person's answer. `ref` names the moment; empty before the first commit.
 
     `left` is the estimated number of moments to judge after this one.
     """
@@ -93,7 +93,7 @@ class AnswerNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnyTablePredicate:
-    """Base of predicates that may read any table: code, and a person."""
+    """Base of predicates that may read any table: those that run the user's code, and those that a person answers."""
 
     text: str
     sql: ClassVar[str] = ""
@@ -108,7 +108,7 @@ class AnyTablePredicate:
 
 @dataclass(frozen=True, slots=True)
 class ManualPredicate(AnyTablePredicate):
-    """Predicate that a person judges from the rows of all stages and the in-flight records."""
+    """Predicate of a person who judges each moment from the rows of all stages and the in-flight records."""
 
     text: str = "by hand"
     reads_channels: ClassVar[bool] = True
@@ -158,7 +158,7 @@ class SqlPredicate:
 
 _CONDITION_WITHOUT_TABLE = "SELECT ({condition}) AS holds"
 _CONDITION_ON_TABLE = _CONDITION_WITHOUT_TABLE + " FROM {table}"
-"""SQL that returns one row for an aggregate, otherwise one row for each row of the table."""
+"""SQL that evaluates a condition: an aggregate gives one row, another condition one row for each row of the table."""
 _SELECT_WRONG_ROWS = "SELECT * FROM {table} WHERE {wrong}({condition})"
 _SELECT_FAILED_CHECKS = "SELECT * FROM ({query}) AS checked(holds) WHERE {wrong}holds"
 _NEGATIONS = {"check": "NOT ", "where": ""}
@@ -189,15 +189,15 @@ def parse_where(store: ObjectStore, app: str, sql: str, table: str = "") -> SqlP
 def parse_check(store: ObjectStore, app: str, condition: str, table: str = "") -> SqlPredicate:
     """Return a predicate for a condition that must hold.
 
-    A condition is about the rows of one table: every row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). A
-    condition may also be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As
-    with CHECK in SQL, a NULL result holds: for example `min(balance)` of an empty table.
+    A condition is about one table: about each row (`balance >= 0`), or an aggregate (`min(balance) >= 0`). It may also
+    be a SELECT over any tables that returns one boolean, or a combination of such SELECTs. As with CHECK in SQL, a NULL
+    result holds: for example `min(balance)` of an empty table.
 
-    The app's newest versions define the columns. `table` is the table of the condition, empty for the only table
-    that has all its columns.
+    The app's newest versions define the columns. `table` names the condition's table; if empty, it is the one table
+    that has all columns of the condition.
 
     Raises:
-        Usage: the condition is malformed, or no table or several have its columns.
+        Usage: the condition is malformed; or its columns are in no table, or in several.
         NotFound: the app or table does not exist.
     """
     return _parse_condition(store, app, condition, table, "check")

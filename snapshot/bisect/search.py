@@ -3,8 +3,8 @@
 The predicate is evaluated at moments of the line (`cut.line`), which are consistent cuts with a ref. So a wrong answer
 means wrong state, never an inconsistent view of a running app, and anyone can query the same moment by its ref. As in
 git's bisect, a moment that cannot be judged is replaced by a different one, until no moment remains between the last
-good and the first bad one. Unlike git, the search then tries a moment beside a judged one (see `SearchRange.middle`),
-so that a column that was added later is found in a few steps.
+good and the first bad one. Unlike git, the search then prefers version ranges next to a judged moment (see
+`SearchRange.middle`): this finds the version that added a column in a few steps.
 """
 
 from bisect import insort
@@ -148,7 +148,7 @@ class _NarrowedRange:
 
 
 def _narrow(evaluator: Evaluator, between: SearchRange) -> _NarrowedRange:
-    """Halve a range with judged ends until no moment in it can be judged. Raises the errors of `Predicate.rows`."""
+    """Halve a range with judged ends until no moment is left to judge. Raises the errors of `Predicate.rows`."""
     good, bad = [between.low], [between.high]
     skips: defaultdict[str, set[int]] = defaultdict(set)
     lacking: defaultdict[str, list[int]] = defaultdict(list)
@@ -201,9 +201,9 @@ def _is_certain(evaluator: Evaluator, between: SearchRange) -> bool:
 
 
 def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool) -> None:
-    """Add a version to `skips`. If it lacks a column, also add the versions up to its neighbours in `lacking`.
+    """Add a version to `skips`. If it lacks a column, also add all versions between it and its neighbours in `lacking`.
 
-    `lacking` are the versions that were found to lack the column, ascending.
+    `lacking` has the versions already found to lack the column, ascending.
     """
     skips.add(version)
     if lacks:
@@ -214,7 +214,7 @@ def _add_skip(skips: set[int], lacking: list[int], version: int, *, lacks: bool)
 
 
 def _range_towards(edge: Edge, evaluator: Evaluator, narrowed: _NarrowedRange) -> SearchRange | None:
-    """Return a range nearer to the edge that also goes from good to bad; None if none is known."""
+    """Return another range from good to bad, nearer to the requested `edge`; None if none is known."""
     low, high = line_position(narrowed.search_range.low), line_position(narrowed.search_range.high)
     steps = sorted(evaluator.evaluated.values(), key=lambda step: line_position(step.cut))
     if edge == "first":
@@ -293,7 +293,7 @@ def _wrong_rows(evaluator: Evaluator, bad: Cut) -> pa.Table:
 def _changed_keys(
     evaluator: Evaluator, previous: Manifest | None, commit: Manifest, rows: pa.Table
 ) -> KeyChanges | None:
-    """Return the keys that turned bad at the commit, in the first of its tables that the predicate names."""
+    """Return the keys that turned bad at the commit, in the first table of its stage that the predicate names."""
     named = (table for table in (commit.stage, *tables_of(commit)) if evaluator.predicate.names_table(table))
     table = next(named, commit.stage)
     earlier = as_main_table(previous, table) if previous is not None else None

@@ -1,4 +1,4 @@
-"""Bisect sessions: a JSON file with a search request and its answers, to read, correct and resume.
+"""Bisect sessions: JSON files with a search request and its answers, which a user can read, correct and resume.
 
 Each app has one session, which every search saves. As with git, the session's log is a list of commands that
 replay the session.
@@ -38,7 +38,7 @@ from .search import Edge
 from .verdict import Answer, Evaluation
 
 PredicateFunction = Callable[[duckdb.DuckDBPyConnection], object]
-"""Function that returns True if a moment is good. The connection's views are the moment's tables."""
+"""Function of a connection whose views are the moment's tables. Returns True if the moment is good."""
 
 _SKIP_EXIT_CODE = 125
 _STOP_EXIT_CODE = 128
@@ -78,9 +78,10 @@ class PythonPredicate(AnyTablePredicate):
 
 @dataclass(frozen=True, slots=True)
 class CommandPredicate(AnyTablePredicate):
-    """Predicate that runs a shell command. `SLACKWATER_DB` is a DuckDB file of the moment, `SLACKWATER_REF` its ref.
+    """Predicate that runs a shell command, with exit codes as in `git bisect run`.
 
-    Exit codes are those of `git bisect run`. Output of the command goes to stderr.
+    The command gets `SLACKWATER_DB`, a DuckDB file with the moment's tables, and `SLACKWATER_REF`, the moment's ref.
+    Its output goes to stderr.
     """
 
     def rows(self, at: Context, max_rows: int) -> pa.Table:
@@ -107,7 +108,7 @@ class CommandPredicate(AnyTablePredicate):
 
 
 def load_python_predicate(text: str) -> PythonPredicate:
-    """Return the predicate for `FILE:function`. Modules that the file imports are first looked up in its folder.
+    """Return the predicate for `FILE:function`. Imports of the file are first looked up in the file's folder.
 
     Raises `Usage` if the file or function does not exist, and `SlackwaterError` if the file raises an exception.
     """
@@ -152,7 +153,7 @@ _OPTIONS = ("where", "check", "table", "python", "run", "good", "bad")
 
 
 class SearchRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Search request as typed. Without a predicate, a person judges each moment."""
+    """Search request: app, predicate, ends and edge. Without a predicate, a person judges each moment."""
 
     app: str
     where: str = ""
@@ -211,7 +212,7 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
         return {answer.ref: answer.answer for answer in self.marks}
 
     def with_step(self, step: Evaluation) -> "SearchSession":
-        """Return the session with an evaluation added. The first two evaluations fix the refs of the ends."""
+        """Return the session with an evaluation added. The first two evaluations replace the ends by fixed refs."""
         request = self.asked
         if not self.marks:
             request = replace(request, bad=step.ref)
@@ -220,7 +221,7 @@ class SearchSession(Struct, frozen=True, forbid_unknown_fields=True):
         return replace(self.with_answers(KnownAnswer(step.ref, step.answer, step.why, step.took_ms)), asked=request)
 
     def with_answers(self, *answers: KnownAnswer) -> "SearchSession":
-        """Return the session with answers added and the result cleared."""
+        """Return the session with these answers added and the search result cleared."""
         refs = {answer.ref for answer in answers}
         previous = (answer for answer in self.marks if answer.ref not in refs)
         return replace(self, marks=(*previous, *answers), wanted=None, found="")
@@ -242,7 +243,7 @@ def session_path(folder: Path, app: str) -> Path:
 
 
 def read_session(folder: Path, app: str) -> SearchSession:
-    """Return the session of an app. Raises `NotFound`, and `Refused` if this version cannot read the file."""
+    """Return the session of an app. Raises `NotFound`, and `Refused` if the file cannot be read or decoded."""
     path = session_path(folder, app)
     try:
         return msgspec.json.decode(path.read_bytes(), type=SearchSession)
@@ -273,7 +274,7 @@ def format_log(session: SearchSession) -> Iterator[str]:
 
 
 def parse_log(text: str, store: str) -> SearchSession:
-    """Parse a log into a session. Its answers count as given by a person. Raises `Usage`."""
+    """Parse a log into a session, with its answers marked as given by a person. Raises `Usage`."""
     session: SearchSession | None = None
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -79,7 +79,7 @@ class Flips:
 class Verdict:
     """First bad commit of the line.
 
-    With `candidates`, the first bad commit is one of several, and the fields describe the last of these.
+    If there are `candidates`, any of them may be the first bad commit, and the fields describe the last one.
     """
 
     app: str
@@ -101,7 +101,7 @@ class Verdict:
     keys: KeyChanges | None
     steps: tuple[Evaluation, ...]
     evaluations: int
-    """Number of evaluations that found the commit, without moments whose tables were empty."""
+    """Number of evaluations that found the commit. Moments with only empty tables do not count."""
     candidates: tuple[VersionRange, ...] = ()
     """Versions of all stages that may be the first bad commit; empty if the commit is certain.
 
@@ -119,11 +119,11 @@ class Verdict:
     """Ref of the moment since which all versions exist, if older history was thinned out; else empty."""
     flips: Flips | None = None
     is_exhaustive: bool = False
-    """True if every moment between the ends was evaluated, or has equal rows to an evaluated moment."""
+    """True if every moment between the ends was evaluated, or has the same rows as an evaluated one."""
 
     @property
     def earlier_bad_ref(self) -> str:
-        """Ref to a bad moment known to come before the last good one; empty if there is none."""
+        """Ref of a known bad moment before the last good one; empty if none is known."""
         if self.flips is not None:
             earlier = [flip.ref for flip in self.flips.flips if flip.bad and flip.version < self.bad_version]
         else:
@@ -142,7 +142,7 @@ class Verdict:
 
 
 class UnprovedRecord(Refused):
-    """Error of replays that do not prove which record is the cause."""
+    """Error raised if no record can be proved to be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class RecordLocation:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Record that caused the bad result, among the records that one version of a stage read."""
+    """Step of a `RecordPath`: the record that caused the bad result, among those that one version of a stage read."""
 
     stage: str
     version: int
@@ -188,16 +188,16 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecordlessBatch:
-    """Bad batch whose cause is none of its records: time or a watermark removed or emitted rows."""
+    """Bad batch that none of its records made bad: time or a watermark removed or emitted rows."""
 
     stage: str
     version: int
     expired: pa.Table
     """Rows of the stage's table that expired with the batch: key columns, and `time` of expiry."""
     fell_due: pa.Table
-    """Rows that fell due with the batch: ended windows, timers, waiting rows of a join; columns of `expired`."""
+    """Rows that fell due with the batch, from ended windows, timers or waiting join rows; columns as in `expired`."""
     clock_ms: tuple[int, int]
-    """Time of the clock by which rows expire, before and after the batch."""
+    """Clock by which rows expire: its time before and after the batch."""
     due_ms: tuple[int | None, int | None]
     """Time up to which rows had fallen due, before and after the batch; None for never."""
     by: Literal["clock", "watermark"] = "clock"
@@ -215,12 +215,12 @@ class RecordPath:
     windows: tuple[Window, ...]
     keys: KeyChanges | None
     others: int | None = None
-    """Number of other records of the commit that are bad by themselves; None if unknown."""
+    """Number of other records of the commit that make the result bad by themselves; None if unknown."""
     of_key: int = 0
     """Number of records of the batch that reach the requested key; 0 if unknown, or without a requested key.
 
     If there are several, the path names the last one that changed the key's row. In a batch of a Spark query, which
-    cannot be replayed, the path names the record whose numbers are nearest to the change.
+    cannot be replayed, the path names the record with the numeric value nearest to the change.
     """
     proved: bool = False
     """True if replays prove the record: the shortest bad prefix of the app's input ends with it."""

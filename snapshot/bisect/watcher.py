@@ -39,7 +39,7 @@ class Invariant:
 
     name: str
     where: str
-    """Query that returns rows if the invariant fails, or a condition for wrong rows; empty with `check`."""
+    """Query for wrong rows, or condition that is true for wrong rows; empty if `check` is given."""
     every_ms: int
     on_failure: str = ""
     """Shell command to run when the invariant begins to fail; empty for none."""
@@ -47,7 +47,7 @@ class Invariant:
     check: str = ""
     """Condition that must hold, as in `bisect --check`."""
     table: str = ""
-    """Table of the condition, if several tables have its columns."""
+    """Table of the condition; needed only if several tables have its columns."""
 
     def __post_init__(self) -> None:
         if self.every_ms <= 0:
@@ -107,7 +107,7 @@ class CheckResult:
 
     @property
     def state(self) -> InvariantState:
-        """State "holds" for no rows, "fails" for some rows, "unknown" if the query failed."""
+        """State of the invariant: "holds" without wrong rows, "fails" with some, "unknown" if the query failed."""
         return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
 
 
@@ -211,7 +211,7 @@ class Watcher:
 
 
 def find_last_good(store: ObjectStore, app: str) -> Snapshot | None:
-    """Return the snapshot that the tag names; None if it was never set. Raises `Refused` if a user took the name."""
+    """Return the snapshot of the tag `last-good`; None if never set. Raises `Refused` if a user took the name."""
     snapshot = find_snapshot(store, app, LAST_GOOD)
     if snapshot is not None and not (snapshot.kind == "instant" and snapshot.by.startswith(_TAG_AUTHOR)):
         by = f", taken by {snapshot.by}" if snapshot.by else ""
@@ -223,7 +223,7 @@ def find_last_good(store: ObjectStore, app: str) -> Snapshot | None:
 
 
 def advance_last_good(store: ObjectStore, cut: Cut, by: str) -> Snapshot:
-    """Move the tag to this cut, unless the tag names a later cut. Returns the tag's snapshot.
+    """Move the tag `last-good` to this cut, unless it names a later one. Returns the tag's snapshot.
 
     Raises:
         NotFound: a version of the cut was collected meanwhile; the tag did not move.

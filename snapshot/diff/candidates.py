@@ -36,7 +36,7 @@ from .stored_rows import TableSide, distinct_keys, sst_identity
 
 @dataclass(frozen=True, slots=True)
 class StageVersions:
-    """Versions `after` + 1 to `up_to` of a stage, or of the side table `side_table` of the stage."""
+    """Versions of a stage, or of its side table `side_table`: from `after` + 1 to `up_to`."""
 
     store: ObjectStore
     app: str
@@ -70,7 +70,7 @@ class StageVersions:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """Common ancestor of two versions, and the versions between the ancestor and either of the two."""
+    """Common ancestor of two versions, with the versions from it to each of the two."""
 
     fork_seq: int = 0
     """Largest `_seq` at the fork; 0 if the versions have nothing in common.
@@ -124,7 +124,7 @@ def find_ancestry(first: tuple[ObjectStore, Manifest], second: tuple[ObjectStore
 def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
     """Yield the ranges of `_lineage_ranges`, without the versions that rewinds undid.
 
-    A clone continues the version numbers of its source.
+    Also leaves out these numbers in the source of a clone, which continues the source's version numbers.
     """
     ranges = manifest.base_versions(of_rows=True)
     for part in _lineage_ranges(store, manifest, over_clones=over_clones):
@@ -135,7 +135,7 @@ def _effective_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bo
 
 
 def _lineage_ranges(store: ObjectStore, manifest: Manifest, *, over_clones: bool) -> Iterator[StageVersions]:
-    """Yield the ranges of versions that lead to a version, under each name of its stage, newest first.
+    """Yield the history up to a version as version ranges, one for each name of its stage, newest first.
 
     With `over_clones`, the ranges of the source of a clone follow, then the ranges of the source's source, and so on.
     """
@@ -177,7 +177,7 @@ def _fork_manifest(
 ) -> Manifest | None:
     """Return the manifest of the version at which two lines fork; None if it was collected.
 
-    The first version of a clone has the same rows as the source's version of that number.
+    If only the first version of a clone remains, returns that one: it has the same rows.
     """
     part = line[number]
     if number == 0 and part.up_to == version:
@@ -197,9 +197,9 @@ MANIFEST_READ_BYTES = 64 << 10
 def changes_between(
     first: TableSide, second: TableSide, shared: Ancestry, names: Sequence[str], *, tolerant: bool = False
 ) -> KeyChanges:
-    """Return every key whose rows differ, once, with the rows of both sides. Keys with equal rows may be included.
+    """Return each key whose rows differ between two sides, with both rows. May include keys with equal rows.
 
-    Both sides have the same key columns. `shared` is their ancestry and `names` the value columns to compare;
+    Both sides have the same key columns. `shared` is their ancestry, and `names` are the value columns to compare.
     `tolerant` ignores the last bits of floats (`equality`).
     """
     sides = first, second
@@ -247,8 +247,8 @@ def _removed_keys(
 ) -> Iterator[pa.Table]:
     """Yield keys that one side may have removed without a trace in its SSTs while the other still has them.
 
-    Reads the versions in between, or compares the stored older rows if that is cheaper or if some of those versions
-    were collected. `own` are the SSTs that only one side has, for each side.
+    Reads the versions since the fork. If some of them were collected, or if it is cheaper, compares the older stored
+    rows instead. `own` has two elements: for each side, the SSTs that the other side lacks.
     """
     seq = shared.fork_seq
     older = [[sst for sst in ssts if sst.seq_min <= seq] for ssts in own]
@@ -279,9 +279,9 @@ def _removed_keys(
 
 
 def _deleted_keys(side: TableSide, branch: Sequence[StageVersions], seq: int) -> list[pa.Table] | None:
-    """Return the keys that a branch deleted or let expire, from SSTs that the side no longer has.
+    """Return keys that a branch deleted or let expire, from SSTs that it wrote and that the side no longer has.
 
-    None if a version of the branch was collected.
+    Returns None if a version of the branch was collected.
     """
     manifests = [*chain.from_iterable(part.manifests() for part in branch)]
     if None in manifests:
@@ -305,12 +305,11 @@ def changed_keys(
     rows: pa.Table,
     shared: Ancestry | None = None,
 ) -> KeyChanges | None:
-    """Return the keys that turned bad at a commit, in order; None for a stage without a table.
+    """Return the keys that turned bad at a commit; None for a stage without a table.
 
-    `after` is the committed version and `before` the one it replaced, None for the first. If `rows`, the result of
-    the predicate, has all key columns, these keys are returned in the order of `rows`. Otherwise all keys are
-    returned whose row the commit changed or let expire. `shared` is the ancestry of the two, if they are not
-    versions of one stage.
+    `after` is the committed version and `before` the one it replaced, None for the first. If `rows`, the result of the
+    predicate, has all key columns, these keys are returned in the order of `rows`. Otherwise, returns all keys whose
+    row the commit changed or let expire. `shared` is the ancestry of the two, if they are not versions of one stage.
     """
     table = after.table
     if table is None:

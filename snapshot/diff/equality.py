@@ -29,19 +29,19 @@ TOLERANCE = f"2^-{_BITS} of the largest number in the column (32-bit floats: 2^-
 
 
 def surplus_rows(ours: pa.Table, theirs: pa.Table) -> pa.Table:
-    """Return the rows that `ours` has more often than `theirs`, in order; all rows if the columns differ."""
+    """Return the multiset difference `ours` minus `theirs`, unordered; all of `ours` if the columns differ."""
     if not ours.num_columns or ours.schema.names != theirs.schema.names:
         return ours
     return ours.filter(pa.array(_flag_surplus(*_exact_digests(ours, theirs))))
 
 
 def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> Numbers:
-    """Return the row numbers in `rows` of the rows in `wanted`, ascending. Only columns of `wanted` are compared."""
+    """Return the row numbers, ascending, at which `rows` has a row of `wanted`. Compares the columns of `wanted`."""
     return np.flatnonzero(np.isin(*_exact_digests(rows.select(wanted.column_names), wanted)))
 
 
 def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Return pairs of equal rows of two tables, as their row numbers in each, ascending in `ours`.
+    """Pair equal rows of two tables. Returns the row numbers in `ours`, ascending, and those of their partners.
 
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
@@ -72,10 +72,10 @@ def _pair_digests(ours: U64, theirs: U64) -> tuple[Numbers, Numbers]:
 
 
 def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
-    """Flag the rows that either table has more often than the other, in any order. Both have the same columns.
+    """Flag the rows of each table that have no partner in the other, regardless of order, within the tolerance.
 
-    `largest` is the largest number that may have gone into the floats; the largest number of each column counts as
-    well.
+    Both tables have the same columns. The tolerance follows from `largest`, the largest number that may have gone into
+    the floats, or from the largest number of the column if that is larger.
     """
     both = pa.concat_tables([ours, theirs])
     count = ours.num_rows
@@ -90,7 +90,7 @@ def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) 
 
 
 def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
-    """Return pairs of rows that are equal within the tolerance, as their row numbers, ascending in `ours`.
+    """Pair rows that are equal within the tolerance. Returns row numbers in `ours`, ascending, and their partners.
 
     Each row is in one pair at most; rows that are exactly equal are paired first. Only the columns of `theirs` are
     compared.
@@ -115,7 +115,7 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
 
 
 def _number_repeats(values: U64) -> U64:
-    """Return each value combined with its occurrence number (0, 1, …), so that all results are distinct."""
+    """Pair each value with a counter of its occurrences (0, 1, …), so that all pairs are distinct."""
     order = np.argsort(values, kind="stable")
     ascending, numbers = values[order], np.empty(len(values), np.uint64)
     numbers[order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
@@ -123,7 +123,7 @@ def _number_repeats(values: U64) -> U64:
 
 
 def flag_near_values(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
-    """Flag the row numbers at which two columns of one type are equal within the tolerance."""
+    """Flag the rows in which two columns of one type are equal within the tolerance."""
     count = len(ours)
     both = pa.table([pa.chunked_array([*ours.chunks, *theirs.chunks], ours.type)], names=["value"])
     equal = np.zeros(count, bool)
@@ -146,7 +146,7 @@ def sort_list_elements(table: pa.Table) -> pa.Table:
 
 
 def _grid_digests(rows: pa.Table, largest: float) -> Iterator[U64]:
-    """Yield digests of the rows with floats rounded to a grid; with floats, also for a shifted grid.
+    """Yield row digests with floats rounded to a grid; if there are floats, also digests for a shifted grid.
 
     The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
     both.
@@ -208,7 +208,7 @@ class _RecordGroup:
 
 
 def unequal_records(ours: pa.Table, theirs: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the rows of each table without an equal row in the other, within the tolerance for floats.
+    """Return the records of each table that have no equal record in the other, within the tolerance for floats.
 
     Both tables hold only rows without an exactly equal row. If the column `value` holds JSON on both sides, its
     content is compared: fields in any order, floats within the tolerance.

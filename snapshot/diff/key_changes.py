@@ -45,7 +45,7 @@ class KeyChanges:
     Empty for an exact comparison. Such keys count as equal.
     """
     from_predicate: bool = False
-    """True if these keys are a predicate's result, in its order; False if they are all changed keys."""
+    """True if the keys come from a predicate's result, in its order; False if they are all changed keys."""
 
     @classmethod
     def compare(
@@ -58,7 +58,7 @@ class KeyChanges:
         *,
         tolerant: bool = False,
     ) -> "KeyChanges":
-        """Compare the rows of these keys; with `tolerant`, floats with the tolerance of `equality`."""
+        """Compare the rows of these keys. With `tolerant`, floats are compared within the tolerance of `equality`."""
         both = had_row & has_row
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, had_row, has_row, dict.fromkeys(before.column_names, both))

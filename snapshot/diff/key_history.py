@@ -3,7 +3,7 @@
 The `_seq` of the newest stored row of the key says which version wrote the row. While that row is stored, only its
 expiry changes anything. So the search jumps to the version before the write. The newest row there is the replaced one
 (`_prev_seq`), and the search repeats with that row. If no row of the key is stored, the search reads only manifests,
-back to the first version whose merge can have dropped a row of the key.
+back to the last version whose merge may have dropped a row of the key.
 """
 
 from bisect import bisect_left
@@ -91,7 +91,7 @@ class RowChange:
     The app was cloned, older versions were collected, or the stage was renamed.
     """
     windows: tuple[Window, ...]
-    """Offsets that versions after `after_version`, up to this one, read of each input partition; no empty ranges."""
+    """By input partition: offsets read by the versions after `after_version`, up to this one; no empty ranges."""
     before: dict[str, object] | None
     after: dict[str, object] | None
     formerly: str = ""
@@ -132,15 +132,16 @@ def key_history(
     limit: int = 0,
     now_ms: int,
 ) -> RowHistory:
-    """Return the newest `limit` changes (0 for all) of one key, over the versions that are still stored.
+    """Return the newest `limit` changes (0 for all) of one key, as far as versions are still stored.
 
-    Reads, for each change, the SSTs that may hold the previous row, by hash range, filter and pages; a few manifests
-    for each change; and all manifests before the first row.
+    Reads for each change a few manifests, and the parts of SSTs that may hold the previous row. Reads all manifests
+    from before the key's first row.
 
     `key_values` are the values of the key columns, in their order, as text or Python values; None for null. `now_ms` is
-    the wall clock: under a TTL by write time, rows expire also while nothing is committed. Raises `NotFound` (no such
-    app or table, or a version was collected meanwhile) and `Usage` (wrong number of key values, or a value of the wrong
-    type).
+    the wall clock: under a TTL by write time, rows expire also while nothing is committed.
+
+    Raises `NotFound` (no such app or table, or a version was collected meanwhile) and `Usage` (wrong number of key
+    values, or a value of the wrong type).
     """
     heads = heads_of(store, app, stages_of(store, app))
     tables = table_declarations(heads)
@@ -186,7 +187,7 @@ class _VisibleRow:
 
 
 def _stored_spans(versions: VersionList, stored: KeyReader) -> Iterator[tuple[int, int, StoredRow | None]]:
-    """Yield ranges of versions that store one row of the key, newest first: first index, last index, row."""
+    """Yield version ranges that store the same row of the key, newest first: first index, last index, row."""
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
@@ -231,7 +232,7 @@ def _stored_row(versions: VersionList, stored: KeyReader, index: int, seq: int |
 
 
 def _first_with_columns(versions: VersionList, first: int, last: int) -> int:
-    """Return the first index, from `first` on, since which the table has the columns that it has at `last`.
+    """Return the first index, at least `first`, from which on the table has the same columns as at `last`.
 
     A row that is still stored can change only by a migration or a rewind.
     """

@@ -1,6 +1,6 @@
 """Difference between two moments, of one app or of two: table by table, key by key.
 
-Keys that a user's SQL query over the differences of a table returns count as expected, and are not reported.
+A user's SQL query over the differences of a table marks keys as expected: those that it returns are not reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ _COUNTED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ColumnMatch:
-    """Match rate of one value column, over the rows that both moments have."""
+    """Match rate of one value column, over the keys that have a row at both moments."""
 
     column: str
     differing: int
@@ -58,7 +58,7 @@ class TableDiff:
     about: bool
     """True if `rows_in_both` is an estimate from the row counts of SSTs, which include overwritten rows.
 
-    Tables that are large, or in which no row changed, are not read to be counted.
+    The rows of a large or unchanged table are not read just to count them.
     """
     unlike: tuple[str, ...]
     """Sentences on columns that the two moments declare differently."""
@@ -102,11 +102,11 @@ def diff(
 ) -> tuple[TableDiff, ...]:
     """Return the differences of all tables between two moments, upstream first. A missing table counts as empty.
 
-    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` restricts
-    the comparison to these tables, each to a share of its keys, or None for all keys. With `ignore_new`, columns and
-    tables of stages that only `second` has are ignored; else rows from before a migration are compared as the migration
-    shows them. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have nothing in
-    common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
+    Rows that only `second` has count as added. `table` is the only table to compare; empty for all. `tables` names the
+    tables to compare, each with the share of its keys to compare, or None for all keys. `ignore_new` ignores columns,
+    and tables of new stages, that only `second` has. Without it, rows from before a migration are compared in the
+    migrated columns. Reads manifests, and the SSTs written since the two moments diverged; all SSTs if they have
+    nothing in common. Raises `NotFound` (neither moment has such a table, or a moment was collected meanwhile).
     """
 
     def compare() -> tuple[TableDiff, ...]:
@@ -199,7 +199,7 @@ class _SharedHistory:
         return cls(shared, is_one_app, max(next_ids) if is_one_app else shared.next_id)
 
     def independently_added_columns(self, tables: Iterable[Table]) -> set[str]:
-        """Return columns that both sides added independently, so that even shared SSTs differ in their values."""
+        """Return columns that both sides added independently: their values differ even for rows in shared SSTs."""
         if not self.shared.fork_seq:
             return set()
         new_names = (

@@ -59,7 +59,7 @@ class TableSide:
     def look_up(
         self, keys: pa.Table, names: Sequence[str], newest: pa.Table | None = None
     ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-        """Return the values of each key in the columns `names`, and a flag for each key that has a row.
+        """Return the values of each key in the columns `names`, and a flag for each key: True if it has a row.
 
         `keys` has `_hash` and the key columns. Values are null for keys without a row. `newest` is a result of
         `read_newest` with values: rows that are known to be the newest of their keys.
@@ -78,11 +78,12 @@ class TableSide:
         return values.select(list(names)), present
 
     def read_stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
-        """Return an SST's rows, visible or not, with a value of `column` (`_seq`, `_expires_at`) from `low` to `high`.
+        """Return the rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) is from `low` to `high`.
 
-        With a `share`, only rows of its keys. The columns are `_hash`, the key columns, the value columns if `values`,
-        `_seq`, `_op`, and `_expires_at`, null if the SST has none. For an SST that is not in the local cache, only
-        pages that can hold such rows are read, unless all of its rows match.
+        If this side has a `share` of the keys, returns only rows of these keys. The columns are `_hash`, the key
+        columns, the value columns if `values`, `_seq`, `_op`, and `_expires_at`, null if the SST has none. If the SST
+        is not in the local cache, reads only pages that can hold such rows, or the whole SST if it is small or all rows
+        match.
         """
         schema = self.empty_rows(values=values).schema
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
@@ -111,9 +112,9 @@ class TableSide:
         return share.select_rows(block.rows(share.columns))
 
     def read_newest(self, ssts: Iterable[Sst], low: int, high: int = _LAST_SEQ, *, values: bool = False) -> pa.Table:
-        """Return the newest row of each key in these SSTs with a `_seq` from `low` to `high`, ordered by hash and key.
+        """Return each key's newest row, among the rows of these SSTs with a `_seq` from `low` to `high`.
 
-        Columns and errors are those of `read_stored`.
+        The result is ordered by hash and key. Columns and errors are those of `read_stored`.
         """
         newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
         parts = (self.read_stored(sst, SEQ, low, high, values=values) for sst in newest_first)
@@ -152,7 +153,7 @@ def _read_blocks(
 
 
 def sst_identity(sst: Sst) -> tuple[str, str]:
-    """Return the identity of an SST: equal for one object under any root and at any level."""
+    """Return the identity of an SST: the same for one object under any root and at any level."""
     return sst.object, sst.checksum
 
 
@@ -176,7 +177,7 @@ class StoredRow:
 class KeyReader:
     """Looks up one key in the SSTs of any version, including tombstones and expired rows.
 
-    `key` has the key columns, normalised: one row. `hashed` is the `_hash` of the key.
+    `key` is a table of one row with the normalised values of the key columns. `hashed` is the `_hash` of the key.
     """
 
     def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int) -> None:
@@ -199,7 +200,7 @@ class KeyReader:
         return self._find_first_row(sorted(self.ssts_in_range(manifest), key=lambda sst: -sst.seq_max), manifest.table)
 
     def find_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
-        """Return the row with this `_seq`, read with the columns of `table`, if it is the key's newest row in its SST.
+        """Return the key's row with this `_seq`, in the columns of `table`, if it is the key's newest row in its SST.
 
         Among a version's SSTs that may hold the key, at most one has rows with this `_seq`.
         """

@@ -1,9 +1,9 @@
 """Run SQL statements at a cut, with their clauses and channels; used by `query` and by bisect.
 
 Channels of a cut are tables of its in-flight records. Each has the channel's columns, the records' location
-(`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`: a channel with two readers has the unread records of each.
+(`snapshot.cut.stored.ADDRESS_COLUMNS`) and `_receiver`: a record that two readers have not read yet occurs twice.
 
-`input('orders')` is a view of the records that the app had read of a topic, if its input archive has them. DuckDB reads
+`input('orders')` is a view of the records that the app had read from a topic, if its archive has them. DuckDB reads
 the archive's objects directly, and only the columns and row groups (by partition, offset and time) that it needs.
 """
 
@@ -233,8 +233,8 @@ def run_statement(
 
     Tables and channels that exist only in `later` versions are empty. A table that had a different name at the cut is
     visible under both names. `only` are the tables to open; by default those that decide the result. `reader` reads
-    in-flight records. `now_ms` is the origin of relative times; without it, for a statement that is repeated, the
-    statement may only name fixed moments. `on_moment` is called for each moment in the clauses.
+    in-flight records. Relative times count from `now_ms`; without it, the statement may name only fixed moments, so
+    that it can be repeated. `on_moment` is called for each moment in the clauses.
 
     Raises `Usage` (the SQL is wrong, reads in-flight records without a `reader`, or names an invalid moment),
     `NotFound` (a table, column or moment does not exist, or a cut was collected meanwhile) and, with `bounds`,

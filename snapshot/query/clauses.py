@@ -61,7 +61,7 @@ class SqlToken(NamedTuple):
     end: int
 
     def is_keyword(self, word: str) -> bool:
-        """Return True if the token is this lower-case word, unquoted, in any case."""
+        """Return True if the token is this unquoted keyword, ignoring case. `word` must be in lower case."""
         return self.kind == "name" and self.value.casefold() == word
 
     def is_sign(self, sign: str) -> bool:
@@ -121,7 +121,7 @@ class TableAtClause:
 
     @property
     def view(self) -> tuple[str, str]:
-        """Schema and name of the view. The default alias is the table's name. Only clauses have schemas with `@`."""
+        """Schema and name of the view. The name is the default alias; only schemas of clauses begin with `@`."""
         return f"@{self.moment}", self.table
 
 
@@ -143,10 +143,10 @@ class VersionsClause:
 
 @dataclass(frozen=True, slots=True)
 class InputClause:
-    """Clause for the records of a topic that the app had read, if its input archive has them."""
+    """Clause for records that the app had read from a topic, as far as its input archive has them."""
 
     topic: str
-    """Topic name, in Kafka or as declared."""
+    """Name of the topic in Kafka, or of the stage's input that reads it."""
 
     @property
     def view(self) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def _find_table_at_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, in
 
 
 def _find_versions_clauses(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int, Clause]]:
-    """Yield start, end and clause of each `versions('…')`, except calls whose first argument is no string."""
+    """Yield start, end and clause of each `versions('…')`. Calls whose first argument is not a string are skipped."""
     for number, word in enumerate(tokens):
         inside = tokens[number + 2 : number + 10]
         if not (
@@ -272,7 +272,10 @@ class MomentResolver:
         return ResolvedClause(clause, (cut,), newest.table if newest is not None else None)
 
     def _with_table(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
-        """Return the cut, and the version with the table's columns. If needed, the cut gets current table names."""
+        """Return the cut, and the version that declares the table's columns; None if there is none.
+
+        If the cut lacks the table's name, its stages are returned under their current names.
+        """
         if table not in cut.tables:
             later = later_stages(self.store, cut)
             cut = cut.with_renamed_stages(later)

@@ -33,7 +33,7 @@ from ..cut.moments import require_tables
 
 _ZONE_SUFFIX = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""Integers for which Arrow and Python parse text to equal values."""
+"""Pattern of integers whose text Arrow and Python parse to the same value."""
 _INTEGER_LIMITS = {f"int{bits}": 1 << bits - 1 for bits in (8, 16, 32, 64)}
 _UNPARSABLE = (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError)
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
@@ -215,10 +215,10 @@ def look_up(
     *,
     read_ahead: ReadAhead = DEFAULT_READ_AHEAD,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
-    """Return the visible columns of the rows of many keys, in the order of the keys, and a flag per key with a row.
+    """Return the rows of many keys with the visible columns, and a flag for each key: True if it has a row.
 
-    `keys` is a result of `parse_keys`. For a missing row, all columns but the key are null. The cut must have the
-    table. `cache`, `read_ahead` and errors are those of `multi_get`.
+    `keys` is a result of `parse_keys`; the rows are in its order. For a missing row, all columns but the key are null.
+    The cut must have the table. `cache`, `read_ahead` and errors are those of `multi_get`.
     """
     manifest = cut.table(table)
     assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  the cut has it

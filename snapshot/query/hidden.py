@@ -33,7 +33,7 @@ _MAX_REMEMBERED_BYTES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Pseudonyms:
-    """Pseudonyms by one secret. The values behind the newest pseudonyms are remembered. Thread-safe."""
+    """Pseudonyms computed with one secret. Remembers the values behind the newest ones. Thread-safe."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     values: LRUCache[str, object] = field(default_factory=lambda: LRUCache(_MAX_REMEMBERED))

@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in the order of the line, with a flag for each that can be replayed."""
+"""Log of an app: versions of all stages in the order of the line, each with a flag that tells if it can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ class Remaining(NamedTuple):
     """Offsets of an input's topic that Kafka or the input archive still has."""
 
     starts: tuple[int, ...] = ()
-    """First offset by partition since which all records exist; empty if no records are left."""
+    """By partition: first offset from which on all records exist; empty if no records are left."""
     is_recreated: bool = False
 
     def has(self, partition: int, offset: int) -> bool:
@@ -36,7 +36,7 @@ RemainingOf = Callable[[Input], Remaining]
 
 
 class Unreplayable(NamedTuple):
-    """Newest version of a stage that cannot be replayed; all older versions cannot be replayed either."""
+    """Newest version of a stage that cannot be replayed; neither can any older version."""
 
     version: int
     replaced: tuple[str, ...]
@@ -64,12 +64,12 @@ class LogEntry:
     """First and last thinned-out version directly before this one; None if there are none."""
     added: tuple[str, ...] = ()
     renamed: str = ""
-    """Counterpart of a renamed stage: its new name at the last version, its old name at the first."""
+    """Other name of a renamed stage: the new name at its last version, the old name at its first one."""
     watermark_ms: int | None = None
     deployed: str = ""
     edited: str = ""
     rewound: int | None = None
-    """Version whose content a rewind restores, 0 for the empty state; None unless a rewind."""
+    """Version whose content a rewind restores, 0 for the empty state; None if the version is not a rewind."""
     reset: tuple[str, ...] = ()
     """Offsets of partitions that a reset changed, as in `flights[0] 42 to 17`."""
     attached: str = ""

@@ -116,7 +116,7 @@ _FORBIDDEN_PREFIXES = (
     "write_log",
     "from_substrait",
 )
-"""Prefixes of functions that show settings or the files behind views, or read files.
+"""Prefixes of functions that read files, or that show settings or the files behind views.
 
 Such functions are refused, in addition to DuckDB's own locks.
 """
@@ -141,11 +141,11 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """Open a connection with one view per table of the cut, named as the table. The caller closes it.
 
-    The views use the cache, which must outlive the connection. Only tables in `only` (as `named_tables` returns it;
-    None for all) are opened; the others are empty, and so are tables in `empty` that the cut lacks. The `channels` (as
-    from `channel_tables`) are visible as `inflight('by-route')` or `inflight."by-route"`. `clause_tables` are resolved
-    clauses. The view of `table_with_internals` also has internal columns. `memory` is DuckDB's limit before spilling to
-    disk, such as "1 GiB"; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
+    The views use the cache, which must outlive the connection. Tables outside `only` (a result of `named_tables`; None
+    for all) are empty, and so are tables in `empty` that the cut lacks. The `channels` (as from `channel_tables`) are
+    visible as `inflight('by-route')` or `inflight."by-route"`. `clause_tables` are resolved clauses. The view of
+    `table_with_internals` also has internal columns. `memory`, such as "1 GiB", is DuckDB's limit before spilling to
+    disk; empty for DuckDB's default. With `bounds`, hidden tables do not exist.
     """
     con = empty_database()
     cover = pseudonym_views(con, bounds)
@@ -251,10 +251,10 @@ def run_query(
 ) -> pa.Table:
     """Return the rows of one reading statement, at most `max_rows` if given.
 
-    `hint` suggests an alternative to a statement that writes. Raises `Usage` (the SQL is wrong in DuckDB's words,
-    is not exactly one statement, or does not only read), `NotFound` (a table or column does not exist; names the
-    nearest), `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a
-    bound was exceeded).
+    `hint` suggests an alternative to a statement that writes. Raises `Usage` (DuckDB rejects the SQL, it is not exactly
+    one statement, or does not only read), `NotFound` (a table or column does not exist; names the nearest),
+    `SlackwaterError` (DuckDB failed, for example for lack of memory) and, with `bounds`, `TooMuch` (a bound was
+    exceeded).
     """
     statement = parse_reading_statement(con, sql, hint=hint)
     try:
@@ -329,7 +329,7 @@ def parse_reading_statement(con: duckdb.DuckDBPyConnection, sql: str, *, hint: s
 
 
 def is_condition(sql: str) -> bool:
-    """Return True if a text is a condition, as after WHERE, and not a statement.
+    """Return True if a text is a condition, as after WHERE; False if it is a statement.
 
     Raises the errors of `parse_statement`.
     """

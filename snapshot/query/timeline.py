@@ -93,10 +93,10 @@ _lock = Lock()
 
 
 def timeline(store: ObjectStore, app: str, *, points: int = 300, from_ms: int = 0, to_ms: int = 0) -> ThinnedLine:
-    """Return the commits between two times, inclusive; 0 for the first and for the newest commit.
+    """Return the commits from `from_ms` (0: the first commit) to `to_ms` (0: the newest commit), both inclusive.
 
-    One read per point that is not cached, a few per stage, one per annotation, and a binary search per deploy. Versions
-    that garbage collection kept from before the gapless history are left out. Raises `NotFound` (no such app) and
+    One read per point that is not cached, a few per stage, one per annotation, and a binary search per deploy. Leaves
+    out old versions that garbage collection kept from before the gapless history. Raises `NotFound` (no such app) and
     `Corruption` (of a newest version).
     """
     created_ms = apps.read_app(store, app).created_ms

@@ -58,7 +58,7 @@ class AppCost:
 
 
 def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
-    """Return the cost of an app: that of versions committed after `since_ms`, and of the stored bytes.
+    """Return the cost of an app, from its stored bytes and from the versions committed after `since_ms`.
 
     Raises `NotFound` (no such app).
     """
@@ -97,10 +97,10 @@ def per_hour(usage: Stats) -> Stats | None:
 
 
 def recent_usage(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """Return the number of newest versions that are counted, and their usage. One request.
+    """Return the number of counted versions, and their usage. One request.
 
-    The number is `versions`, or less if the history has fewer versions. Raises `Corruption` (the version before
-    these is unreadable) and `Unavailable`.
+    Counts the newest `versions` versions. If the version before these does not exist, counts all versions of the stage.
+    Raises `Corruption` (the version before these is unreadable) and `Unavailable`.
     """
     totals, base_version = head.totals or Stats(), head.version - versions
     base = history.find(store, head.app, head.stage, base_version) if base_version > 0 else None

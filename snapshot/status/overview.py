@@ -53,7 +53,7 @@ class InputLag:
     For a user's topic, equal to `lag`: only reading shows which offsets have a record.
     """
     versions: int | None
-    """Unread versions of a repartition topic's sender, including empty ones; 0 once all messages are read."""
+    """Number of unread versions of a repartition topic's sender, empty ones included; 0 once all messages are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class ArchiveStatus:
     since_ms: int
     """Time of the earliest record, in ms since 1970; 0 without records."""
     behind: int
-    """Lag: number of offsets after the archive's end that the app has read."""
+    """Lag of the archive: number of offsets after its end that the app has already read."""
     gaps: tuple[str, ...]
     """Ranges of offsets that the archive lacks, each as `[0]@10..20`. Reading such a range raises an error."""
     holds: tuple[str, ...]
@@ -176,7 +176,7 @@ def archive_statuses(
 ) -> tuple[ArchiveStatus, ...]:
     """Return the status of each archive of an app. `heads` are the newest versions of its stages.
 
-    One list request, and one more with a read for each archive. Raises `Corruption`, unless `damaged` is given to
+    One list request, and for each archive another one and a read. Raises `Corruption`, unless `damaged` is given to
     collect such errors.
     """
     manifests = tuple(heads)
@@ -204,7 +204,7 @@ class TableFigures:
     write_amplification: float | None
     """Bytes written by batches and compactions per byte written by batches."""
     filter_hits: float | None
-    """Share of look-ups in an SST that a filter answered, 0 to 1."""
+    """Share of SST look-ups that a filter answered, 0 to 1."""
     cache_hits: float | None
     """Share of SST reads that the local cache answered, 0 to 1."""
     commit_ms: float | None
@@ -237,14 +237,14 @@ class StageOverview:
     rejected: int = 0
     rejected_waiting: int = 0
     since: dict[str, int] = field(default_factory=dict)
-    """First version that has a column, for each column that a migration added to the table."""
+    """By column that a migration added to the table: first version with the column."""
     called: str = ""
     watermark_ms: int | None = None
     ahead: int = 0
-    """Number of rows, since the stage began, whose event time was too far ahead of the clock."""
+    """Number of rows whose event time was too far ahead of the clock, since the stage began."""
     attached: FollowedQuery | None = None
     batches_behind: int | None = None
-    """Batches of the attached query not imported at the last heartbeat; None if unknown."""
+    """Number of the attached query's batches not yet imported at the last heartbeat; None if unknown."""
     late: int = 0
     waits_for: str = ""
     """Reason for waiting at the runner's last heartbeat; empty if not waiting, or if unknown."""
@@ -260,7 +260,7 @@ class AppOverview:
     stages: tuple[StageOverview, ...]
     requested: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Names that the app got by promotions, or `NAME~1` if the name was later taken over from it."""
+    """Names that the app got by promotions; as `NAME~1` if another app has taken the name over since."""
     archives: tuple[ArchiveStatus, ...] = ()
     damaged: tuple[str, ...] = ()
     """One sentence for each part that is left out because it cannot be read."""
@@ -268,7 +268,7 @@ class AppOverview:
     complete_ms: int = 0
     """Time up to which a replica is complete; 0 if it never was, and for apps that are no replica."""
     replicas: tuple[ReplicaLag, ...] = ()
-    """Replicas of the app under other roots, by the progress that they have saved in the app's folder."""
+    """Replicas of the app under other roots, with the progress that they have saved in the app's folder."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndsOf, *, in_detail: bool = False) -> AppOverview:

@@ -28,12 +28,12 @@ class ChannelState:
     channel: Channel
     in_flight: InFlight | None
     is_exact: bool
-    """True if `in_flight.rows` counts this receiver's records only. A clone's first version has one count for all."""
+    """True if `in_flight.rows` counts only this receiver's records. A clone's first version has one count for all."""
     faults: tuple[str, ...] = ()
 
 
 def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
-    """Return each channel of the cut once per reader, with the in-flight records by the manifests.
+    """Return each channel of the cut once per reader, with its in-flight records according to the manifests.
 
     Reads the senders' manifests between the consumed version and the cut.
     """
@@ -226,7 +226,7 @@ def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[CheckOutcome]:
 def reread_markers(
     snapshot: Snapshot, cut: Cut, reader: KafkaTopics | None, not_reread: list[str]
 ) -> Iterator[CheckOutcome]:
-    """Check each marker in Kafka. Channels whose markers Kafka has deleted are added to `not_reread`."""
+    """Check each marker in Kafka. If a channel's markers cannot be read, `not_reread` gets a sentence about them."""
     for name, sender in sorted({(channel.name, channel.sender) for channel in channels(cut)}):
         topic = cut.stages[sender].outputs[name].topic
         for partition, offset in enumerate(markers_of(snapshot, cut, name, sender)):
@@ -255,8 +255,8 @@ _TopicUse = tuple[str, str]
 def check_topics(store: ObjectStore, cut: Cut, kafka: KafkaTopics, not_checked: list[str]) -> Iterator[CheckOutcome]:
     """Check that no topic that stages of the cut read or wrote was recreated since.
 
-    If the newest version already uses the recreated topic, this is no difference: the former records cannot be read
-    again, which is added to `not_checked`. If Kafka could not be asked, the reason is added as well.
+    If the newest version already uses the recreated topic, this is not a fault: `not_checked` then says that the former
+    records cannot be read again. If Kafka could not be asked, the reason is added to `not_checked`.
     """
     if (replica := replicas.find_replica_state(store, cut.app)) is not None and replica.state == "copy":
         return  # its topics are in another Kafka

@@ -61,9 +61,10 @@ class LedgerEntry:
 
     @property
     def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
-        """Records sent, consumed, lost and in flight, and the difference, by Kafka partition; empty if unknown.
+        """By Kafka partition: records sent, consumed, lost and in flight, and the difference; empty if unknown.
 
-        In flight is None if only the sum is known. The difference is known even then if more was consumed than sent.
+        If only the sum in flight is known, the records in flight are None. So is the difference, unless more records
+        were consumed or lost than were sent.
         """
         lost = self.lost or (0,) * len(self.sent)
         if not len(self.sent) == len(self.consumed) == len(lost):
@@ -88,7 +89,7 @@ def ledger_entries(
     *,
     deep: bool,
 ) -> Iterator[LedgerEntry]:
-    """Yield the counts of each channel and receiver, senders upstream first. Faults are in `InFlightCount.wrong`.
+    """Yield the counts of each channel and receiver, upstream senders first. Faults are in `InFlightCount.wrong`.
 
     `captured` is what the cut's snapshot keeps. `recounts` has the numbers of records in the captured objects, as
     returned by `recount_captured`. Both are by channel and receiver. With `deep`, records are counted in Kafka if there

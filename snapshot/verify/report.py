@@ -1,4 +1,4 @@
-"""Results of verification: outcomes of checks, their number by kind, and differences. Values only."""
+"""Results of verification: outcomes of checks, number of checks by kind, and violated rules."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,12 +31,12 @@ class CheckOutcome:
     subject: str
     faults: tuple[str, ...] = ()
     count: int = 1
-    """Number of units of `CHECKS` that the check covers."""
+    """Number of units that the check covers; `CHECKS` names the unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Difference between the cut and a rule."""
+    """Violation of a rule by the cut."""
 
     check: CheckKind
     subject: str
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Number of checks of one kind that were made."""
+    """Number of checks made of one kind."""
 
     check: CheckKind
     checked: int
@@ -66,7 +66,7 @@ def tally(verified: Iterable[CheckOutcome]) -> tuple[tuple[Tally, ...], tuple[Fi
 
 @contextmanager
 def collect_errors(wrong: list[str]) -> Iterator[None]:
-    """Append errors of the block to `wrong`, as sentences. `Unavailable` is raised instead."""
+    """Append errors of the block to `wrong` as sentences, except `Unavailable`, which is raised."""
     try:
         yield
     except Unavailable:

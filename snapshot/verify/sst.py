@@ -88,8 +88,8 @@ def check_entries(manifest: Manifest) -> CheckOutcome:
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[CheckOutcome]:
     """Read a whole SST and check every row.
 
-    `partitions` are the numbers of hash ranges (state partitions, or tasks of a batch) that the stage had while the
-    SST may have been written; empty if unknown. Raises only `Unavailable`.
+    `partitions` has the possible counts of state partitions at the time when the SST was written; empty if unknown.
+    Raises only `Unavailable`.
     """
     wrong: list[str] = []
     faults: list[str] = []
@@ -114,7 +114,7 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
 def is_in_one_partition(sst: Sst, partitions: frozenset[int]) -> bool:
     """Return True if the SST's hashes are in one state partition, or if the number of partitions is unknown.
 
-    `partitions` are the numbers of partitions that the stage may have had when the SST was written; one must fit.
+    `partitions` has the possible counts of partitions at the time when the SST was written: one that fits is enough.
     `Sst.partition` is not used: the number of partitions may change while SSTs stay.
     """
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)

@@ -1,4 +1,4 @@
-"""Verify a cut: check by the stored objects that it is consistent, complete and undamaged.
+"""Verify a cut: check from its stored objects that it is consistent, complete and undamaged.
 
 Shallow checks use manifests and object sizes. Deep checks read every byte, and Kafka if it still has the records.
 Damage is listed in the report; an error is raised only if something cannot be read at all.
@@ -149,7 +149,7 @@ class Report:
     checks: tuple[Tally, ...]
     differences: tuple[Finding, ...]
     not_reread: tuple[str, ...]
-    """Records and markers that are deleted or unreachable, so that they were not read again; not differences."""
+    """Deleted or unreachable records and markers, which could not be read again. These are not differences."""
     not_looked_at: tuple[str, ...]
     """Parts that this verification does not cover, one line each."""
     requests: int
@@ -303,7 +303,7 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, results: list[CheckOutcome]) ->
 
 
 def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[CheckOutcome]:
-    """Check that each reader's position is the end of the last version that it consumed from the sender."""
+    """Check that each reader's position is the end of the last version of the sender that the reader consumed."""
     for channel in channels(cut):
         # Unknown if the reader did not start at the beginning.
         if channel.input is None or not channel.input.rows_passed:

@@ -34,8 +34,8 @@ def check_history(
 ) -> tuple[CheckOutcome, int, frozenset[int]]:
     """Check that each kept version of a stage follows from the previous one. One request per version.
 
-    Returns the check, the first version of the gapless history (0 for none), and all numbers of hash ranges by which
-    SSTs were written since that version. Raises only `Unavailable`.
+    Returns the outcome, the first version of the gapless history (0 for none), and the set of partition counts that the
+    stage has had since that version. Raises only `Unavailable`.
     """
     wrong: list[str] = []
     partitions = set[int]()

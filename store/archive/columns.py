@@ -16,4 +16,7 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-"""`timestampType` is 0 if `timestamp` is the producer's, 1 the broker's, -1 none. `headers` is null without headers."""
+"""`timestampType` tells who set `timestamp`: 0 the producer, 1 the broker, -1 nobody.
+
+`headers` is null for a record without headers.
+"""

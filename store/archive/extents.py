@@ -1,7 +1,7 @@
-"""Ranges of offsets by Kafka partition, and set operations on them: offsets that an archive covers or lacks.
+"""Ranges of offsets by Kafka partition, such as those that an archive covers, and set operations on them.
 
 A set is a sorted tuple of extents, no two of which touch within a partition. Gaps in Kafka's own offsets do not matter:
-an extent is a range that was read, whatever records it had.
+an extent is a range that was read, including offsets without a record.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Indexes of a topic's archive: numbered objects, each with the archive's whole content. The newest one counts.
+"""Indexes of a topic's archive: numbered objects, each of which lists the whole archive. Only the newest counts.
 
 Index N is created by put-if-absent, like a version of a stage. Appending, merging, thinning and forgetting are pure
 functions from the newest index to the next; a writer that loses the race for a number repeats its function on the new
@@ -26,7 +26,7 @@ from .extents import Extents
 
 _ATTEMPTS = 100
 _MAX_UNCHECKED_S = 30.0
-"""Time in which a number cannot be both taken and collected, as collection waits for an hour."""
+"""Time within which no number can be both taken and collected: collection waits for an hour."""
 
 
 class ArchiveObject(Struct, frozen=True):
@@ -40,7 +40,7 @@ class ArchiveObject(Struct, frozen=True):
     footer_bytes: limits.Bytes
     footer_checksum: limits.Checksum
     extents: Extents
-    """Offsets that were read to make the object. It has all their records except forgotten records."""
+    """Offsets that the object covers: it has all their records, except forgotten ones."""
     time_min_ms: limits.AnyTimeMs
     time_max_ms: limits.AnyTimeMs
     read_ms: limits.TimeMs
@@ -48,7 +48,7 @@ class ArchiveObject(Struct, frozen=True):
 
 
 class ArchiveIndex(Struct, frozen=True):
-    """Whole content of one archive."""
+    """List of the objects of one archive, and of the offsets that it covers."""
 
     app: limits.Name
     topic: limits.Topic
@@ -69,7 +69,7 @@ class ArchiveIndex(Struct, frozen=True):
     """Offsets that the archive covers, including those without records, such as transaction markers."""
     thinned: Extents = ()
     forgotten: Extents = ()
-    """Offsets of objects from which keys were forgotten: some records or rows may be missing."""
+    """Offsets of objects from which keys were forgotten: some of their records may be missing."""
 
     @property
     def folder(self) -> str:
@@ -94,7 +94,7 @@ class ArchiveIndex(Struct, frozen=True):
     def unarchived(self, read: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Extents:
         """Return the offsets that were read since the archive began and were never archived.
 
-        `read` has pairs of start and end offsets, each by partition.
+        Each item of `read` has the start and the end offsets of one read, by partition.
         """
         required = extents.union(*(extents.extents_between(starts, ends) for starts, ends in read))
         return extents.subtract(required, (*extents.extents_between((), self.begins), *self.covered, *self.thinned))
@@ -140,7 +140,7 @@ def new_object_key(index: ArchiveIndex, ulid: str = "") -> str:
 
 
 def empty_index(app: str, topic: str, incarnation: int = 1, topic_id: str = "") -> ArchiveIndex:
-    """Return index number 0 of an archive, which is not stored: the base of the first change."""
+    """Return an empty index with number 0, the base of an archive's first change. It is not stored."""
     return ArchiveIndex(app, topic, incarnation, 0, str(ULID()), "", 0, "", topic_id=topic_id)
 
 
@@ -178,7 +178,7 @@ def newest_incarnations(store: ObjectStore, app: str) -> dict[str, int]:
 
 
 def iter_archives(store: ObjectStore, app: str, damaged: dict[str, Corruption] | None = None) -> Iterator[ArchiveIndex]:
-    """Yield the newest index of every archive of an app, with all incarnations of each topic.
+    """Yield the newest index of each archive of an app. Each incarnation of a topic has its own archive.
 
     Costs a listing, and `newest` for each archive. Errors of damaged indexes are stored in `damaged`, by index key; if
     `damaged` is None, they are raised.
@@ -233,7 +233,7 @@ def change(store: ObjectStore, archive: ArchiveIndex, update: Update, *, by: str
 
 
 def _is_in_effect(store: ObjectStore, index: ArchiveIndex) -> bool:
-    """Return True if the slow put of an index took effect and did not re-create a collected number."""
+    """Return True if an index is valid after a slow put: its number was not used and collected before."""
     successor = INDEXES.find(store, index.number + 1, index.prefix)
     if successor is not None:
         return successor.follows == index.id
@@ -247,9 +247,9 @@ def begin_update(offsets: Sequence[int]) -> Update:
 
 
 def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Extent]) -> Update:
-    """Return an update that adds objects and the offsets that were read for them, with or without records.
+    """Return an update that adds objects, and the offsets that were read for them, even those without a record.
 
-    If the archive already covers some of the offsets, the update changes nothing, and the caller must compute anew.
+    If the archive already covers some of the offsets, the update changes nothing: the caller must recompute both.
     """
     new, more = tuple(objects), extents.union(covered)
 
@@ -269,8 +269,8 @@ def append_update(objects: Iterable[ArchiveObject], covered: Iterable[extents.Ex
 def replace_update(changes: Mapping[str, ArchiveObject | None], *, forgotten: bool = False) -> Update:
     """Return an update that replaces objects. `changes` maps old keys to new objects; None removes an object.
 
-    Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are marked as having lost keys. The
-    update changes nothing if the archive no longer has one of the old keys.
+    Covered offsets stay covered. With `forgotten`, the offsets of replaced objects are added to the index's
+    `forgotten`. The update changes nothing if the archive no longer has one of the old keys.
     """
 
     def update(head: ArchiveIndex) -> ArchiveIndex | None:
@@ -303,10 +303,10 @@ def thin_update(before_ms: int) -> Update:
 
 
 def replaced_indexes(listed: Sequence[ObjectInfo], margin_ms: int = horizon.MIN_AGE_MS) -> list[ObjectInfo]:
-    """Return the indexes that were replaced more than `margin_ms` ago, in the order in which to delete them.
+    """Return the indexes that were replaced more than `margin_ms` ago, oldest first.
 
-    `listed` has all indexes in order. Ages are by storage's clock. In this order, a writer that is about to replace a
-    deleted index still finds its successor.
+    `listed` has all indexes in order. Ages are by storage's clock. They must be deleted in this order, so that a writer
+    whose base was deleted still finds the base's successor.
     """
     before_ms = listed[-1].modified_ms - margin_ms if listed else 0
     return [info for info, after in pairwise(listed) if after.modified_ms < before_ms]

@@ -32,10 +32,10 @@ _MAX_INPUTS = 64
 def pick_inputs(
     archive: ArchiveIndex, period_ms: int = DAY_MS, *, all_sizes: bool = False
 ) -> tuple[ArchiveObject, ...]:
-    """Return the next objects to merge, at least two, in index order; none if there is nothing to merge.
+    """Return the next objects to merge, in index order; none if there is nothing to merge.
 
-    The `read_ms` of merged objects lie in one period of `period_ms`. With `all_sizes`, two small objects of any sizes
-    are enough.
+    They are small, and their `read_ms` lie in one period of `period_ms`. They are at least eight of similar size; with
+    `all_sizes`, at least two of any sizes.
     """
     small = [item for item in archive.objects if item.bytes < TARGET_BYTES // 2]
     for _, group in groupby(small, key=lambda item: item.read_ms // period_ms):

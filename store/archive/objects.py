@@ -239,7 +239,7 @@ def _names(schema: pa.Schema) -> str:
 
 
 class _RangeFile(io.RawIOBase):
-    """An object as a file whose byte ranges are fetched on demand. Caches a first range and the one cached last."""
+    """Object as a file, fetched by ranges on demand. Caches the first range and the last one given to `cache_only`."""
 
     def __init__(
         self, store: ObjectStore, item: ArchiveObject, first: tuple[int, bytes], on_error: Callable[[Exception], None]

@@ -24,7 +24,7 @@ _CACHE_S = 30.0
 
 @dataclass(slots=True)
 class Archive:
-    """One archive, read by a given index. If an object of this index is deleted, uses the newest index instead."""
+    """Reads one archive by a given index, or by the newest index once an object of the given one was deleted."""
 
     store: ObjectStore
     index: ArchiveIndex
@@ -88,7 +88,7 @@ class TopicArchives:
         return subtract((Extent(partition, first, end),), self.covered(partition))
 
     def covered_start(self, partition: int, first: int) -> int:
-        """Return the start of the covered range that contains or ends at `first`; `first` if none does."""
+        """Return the start of the covered range that contains `first` or ends at it; `first` if there is none."""
         return next((extent.first for extent in self.covered(partition) if extent.first < first <= extent.end), first)
 
     def rows(self, partition: int, first: int, end: int, columns: Sequence[str] = SCHEMA.names) -> Iterator[pa.Table]:
@@ -113,7 +113,10 @@ class TopicArchives:
         return otherwise
 
     def missing_error(self, extent: Extent, kafka_reason: str) -> Gone:
-        """Return the error for offsets that neither the archive nor, for the reason `kafka_reason`, Kafka has."""
+        """Return the error for offsets that neither the archives nor Kafka have.
+
+        `kafka_reason` states why Kafka lacks them.
+        """
         index = self.archives[0].index
         is_thinned = any(intersect((extent,), archive.index.thinned) for archive in self.archives)
         reason = "were deleted there by `input` in [retention]" if is_thinned else "were never archived"
@@ -139,8 +142,8 @@ class Archives:
     def for_topic(self, topic: str, topic_id: str = "") -> TopicArchives:
         """Return the archives of a topic: the app's own first, then those of the apps it was cloned from, in order.
 
-        Of a re-created topic, returns the archives with this id. Without an id, returns the newest incarnation, or the
-        newest one that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
+        For a re-created topic, `topic_id` selects the incarnation. Without it, each app's newest incarnation is
+        used, or the newest that was archived by `at_ms`. Costs a few requests for each app. Raises `Corruption`.
         """
         now_s, key = time.monotonic(), (topic, topic_id)
         at_s, archives = self._archives_by_topic.get(key, (0.0, None))

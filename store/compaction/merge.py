@@ -60,9 +60,10 @@ def run_compaction(
 ) -> CompactionResult:
     """Merge the inputs, and put the resulting SSTs, under new names, into the store and the cache.
 
-    Keeps the newest row of each key in the window, and all rows beyond the partition. Costs one put for each output;
-    inputs outside the cache cost a read of the footer and one for every few megabytes. A trivial move makes no request,
-    and the oldest inputs are not read if all their rows are expired. `should_stop` is called before each slice.
+    Keeps the newest row of each key in the compaction's hash range, and all rows outside the state partition. Costs one
+    put for each output; an uncached input costs one read of its footer and one for every few megabytes. A trivial move
+    makes no request, and the oldest inputs are not read if all their rows are expired. `should_stop` is called before
+    each part of a slice is written.
 
     Raises `MergeStopped` if `should_stop` returned True, `Refused` if the merge takes over half an hour, and
     `Corruption`.
@@ -142,9 +143,9 @@ def iter_visible_rows(
 ) -> Iterator[pa.Table]:
     """Yield the visible rows of a state partition, in SST order and with an SST's columns, in batches.
 
-    A row is visible if it is the newest of its key, is no tombstone and has not expired by `clock_ms`. `columns` limits
-    the table's columns to these and the key. `window` is the lowest and the highest hash to read; None for the whole
-    partition.
+    A row is visible if it is the newest of its key, is no tombstone and has not expired by `clock_ms`. `columns` are
+    the columns to read besides the key; None for all. `window` is the lowest and the highest hash to read; None for the
+    whole partition.
     """
     window = window or hash_bounds(partition, table.partitions)
     inputs = [sst for run in sorted_runs(overlapping(ssts, *window)) for sst in run]
@@ -181,9 +182,9 @@ def merge_rows(
 ) -> pa.Table:
     """Return the newest row of each key, in SST order.
 
-    Each part has the rows of one SST in one range of hashes, the newest SST first; keys are unique within a part.
-    `drop_tombstones` drops keys whose newest row is a tombstone or has expired by `clock_ms` (None if no row expires).
-    `names` are the columns of the parts; None for all columns of an SST.
+    Each part has rows of one SST, all from the same range of hashes. The part of the newest SST is first, and keys are
+    unique within a part. `drop_tombstones` drops keys whose newest row is a tombstone or has expired by `clock_ms`
+    (None if no row expires). `names` are the columns of the parts; None for all columns of an SST.
     """
     schema = sst_schema(table)
     if names is not None:
@@ -209,7 +210,7 @@ def _read_window(
     read_bytes: int,
     names: Collection[str] | None,
 ) -> Iterator[Block]:
-    """Yield blocks with an SST's rows in a window of hashes, on demand.
+    """Yield blocks that contain all rows of an SST in a window of hashes, reading on demand.
 
     A cached SST is memory-mapped. Otherwise about `read_bytes` of row groups are read at a time and not cached: merged
     SSTs are about to be replaced.
@@ -290,7 +291,8 @@ def _group_into_slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interva
 class _RollingWriter:
     """Writes rows, in SST order, to SSTs of about `target_file_bytes`.
 
-    The caller marks the ends of slots. An SST has whole slots, or a part of one slot.
+    The caller marks the ends of slots, which are equal ranges of hashes (`Compaction.slots`). Each SST has whole slots,
+    or a part of one slot.
     """
 
     def __init__(
@@ -315,12 +317,15 @@ class _RollingWriter:
             self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS or self._num_waiting)
 
     def may_cut(self) -> None:
-        """Mark a position within a slot. The SST ends here if it is large and has no whole slot."""
+        """Mark a position within a slot. The SST ends here if it has the target size and no whole slot yet."""
         if self._num_bytes >= self._target_file_bytes and not self._slots:
             self._cut(inside_a_slot=True)
 
     def end_slot(self, *, guard: bool) -> None:
-        """Mark the end of a slot. The SST ends here with `guard`, or if the next slot might not fit."""
+        """Mark the end of a slot. The SST ends here if it began within the slot, or the next slot might not fit.
+
+        With `guard`, it ends here in any case.
+        """
         size = self._num_bytes
         if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
             self._cut(inside_a_slot=False)
@@ -362,7 +367,7 @@ def encode_blocks(
     change: Callable[[pa.Table], pa.Table] = lambda rows: rows,
     removed: RowSelector | None = None,
 ) -> SstWriter:
-    """Encode a new SST with the rows of an SST's blocks, without the `removed` rows, after `change`.
+    """Encode a new SST from an SST's blocks: leaves out the rows that `removed` selects, and changes the others.
 
     `change` gets batches with the columns of `table`. The SST may have no rows. Stores and caches nothing. Raises the
     errors of `change`, and `Corruption`.
@@ -387,7 +392,7 @@ def read_blocks(store: ObjectStore, sst: Sst, table: Table) -> Iterable[Block]:
 
 
 def select_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> RowSelector:
-    """Return a selector of these keys' rows. `hashes` are ascending; `keys` are as for a look-up."""
+    """Return a function that selects the rows of these keys in a block. `hashes` are those of `keys`, ascending."""
 
     def chosen(block: Block) -> npt.NDArray[np.bool_]:
         mask = np.zeros(block.stored.num_rows, np.bool_)

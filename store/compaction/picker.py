@@ -28,7 +28,7 @@ _MAX_SLOTS = 1 << 30
 def pick_for_manifest(
     manifest: Manifest, *, full: bool = False, accepts: Callable[[int], bool] = lambda _partition: True
 ) -> tuple[Compaction, ...]:
-    """Return the compactions of a version by `pick`, or by `pick_all` with `full`; none if the stage has no table.
+    """Return a version's compactions, chosen by `pick` or, with `full`, by `pick_all`; none without a table.
 
     `accepts` selects state partitions for `pick_all`.
     """
@@ -44,12 +44,12 @@ def pick(
 ) -> tuple[Compaction, ...]:
     """Return the compactions that a table's policy requires, by ascending partition. No two share an input.
 
-    `ssts` are a manifest's SSTs in any order, and `clock_ms` is its clock; None if no row expires. The oldest runs are
-    merged first if expired rows have at least half of their bytes (`ttl.expired_suffix`).
+    `ssts` are a manifest's SSTs in any order, and `clock_ms` is its clock; None if no row expires. If expired rows have
+    at least half of the bytes of the oldest runs, these runs are merged before others (`ttl.expired_suffix`).
 
-    Repeating pick and merge terminates: with fewer than `l0_trigger` runs in each state partition (universal), or in
-    level 0, and every other level within its size (leveled). Raises `ValueError` for an `l0_trigger` below 2 or a
-    `fanout` of at most 1.
+    Repeated picking and merging ends. Each state partition then has fewer than `l0_trigger` runs (universal), or fewer
+    than that in level 0, and every other level within its size (leveled). Raises `ValueError` for an `l0_trigger` below
+    2 or a `fanout` of at most 1.
     """
     if policy.l0_trigger < 2 or policy.fanout <= 1:
         raise ValueError(
@@ -93,7 +93,7 @@ def pick_all(
 ) -> tuple[Compaction, ...]:
     """Return a compaction into one run for each state partition that `accepts` selects. No two share an input.
 
-    Skips partitions that already are one run within the partition, without tombstones and expired rows.
+    Skips a partition if it is one run already, and no SST has tombstones, expired rows or hashes of other partitions.
     """
 
     def is_settled(sst: Sst) -> bool:
@@ -129,15 +129,15 @@ def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy
     Universal compaction keeps few sorted runs, each about as large as all newer ones together: runs of similar size are
     merged into one, so each row is rewritten O(log(state / batch)) times, and the large oldest run only when the newer
     ones have grown to a good part of its size. The choice is RocksDB's (wiki page "Universal Compaction";
-    `db/compaction/compaction_picker_universal.cc`). Fewer than `l0_trigger` runs are left alone; a run that spans
-    former partitions counts as often as it can have a key. Otherwise the first of these rules that applies:
+    `db/compaction/compaction_picker_universal.cc`). Nothing is merged if there are fewer than `l0_trigger` runs. A run
+    whose SSTs overlap counts as often as SSTs of it can have one key. Otherwise the first of these rules that applies:
 
-    1. The runs but the oldest take more than `max_space_amplification` times the oldest's bytes: merge all.
-    2. From the newest possible run on, take the longest sequence of runs in which each has at most `1 + size_ratio`
-       times the bytes of those before it together: merge these, if they are at least `min_merge_width`.
-    3. Merge the newest runs, as many as bring the number of runs below `l0_trigger`.
+    1. If all other runs together have more than `max_space_amplification` times the bytes of the oldest, merge all.
+    2. Merge the longest sequence of runs in which each has at most `1 + size_ratio` times the bytes of the sequence's
+       newer runs together. It begins at the newest run for which it has at least `min_merge_width` runs.
+    3. Merge just enough of the newest runs to leave fewer than `l0_trigger`.
 
-    An SST that reaches beyond the partition counts with its share of the bytes.
+    Of an SST that reaches beyond the partition, only the estimated bytes within the partition count.
     """
     runs = sorted_runs(ssts)
     depths = [max_overlap(run) for run in runs]
@@ -178,7 +178,7 @@ def _pick_leveled(partition: int, partitions: int, ssts: Sequence[Sst], policy: 
 
 
 class _LeveledTree:
-    """The levels of one state partition, of growing size, each one sorted run of SSTs with disjoint hash ranges.
+    """Levels of one state partition; from level 1 on, each is a sorted run with a size limit that grows by level.
 
     Like RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
     `db/compaction/compaction_picker_level.cc`), for each state partition on its own. Batches write level 0. When
@@ -187,10 +187,10 @@ class _LeveledTree:
     (`kMinOverlappingRatio`).
 
     One difference keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs that overlap in `_hash` do
-    not overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as
-    make an SST of a full level about the target size), and a merge into the next level takes all SSTs that the
-    level has in a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by
-    key. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
+    not overlap in `_seq`. Level i is divided into 2^d_i slots, equal ranges of the partition's hashes, with d_i chosen
+    so that one slot of a full level is about one SST of the target size. A merge into the next level takes all SSTs
+    that the level has in a slot. So in each slot a level is newer than the levels below it as a whole, and not just
+    key by key. Spooky also cuts upper levels where the lower ones are cut (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
     Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the
     bounds are fixed. If a rescale or another policy left SSTs that cross slots, a compaction includes more inputs
     until the law holds for its result.
@@ -209,10 +209,10 @@ class _LeveledTree:
     def pick(self) -> Iterator[Compaction]:
         """Yield the compactions of the level that most needs compaction.
 
-        A level's score is its runs divided by `l0_trigger` for level 0, and its bytes divided by its size limit for
-        other levels. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough SSTs
-        to bring it within its limit. When the levels between 0 and the last take more than `max_space_amplification`
-        times the bytes of the last, the whole partition is merged into one level.
+        The score of level 0 is its number of runs divided by `l0_trigger`; that of another level is its bytes divided
+        by its size limit. The highest score of at least 1 wins. Level 0 is merged as a whole; of another level, enough
+        SSTs to bring it within its limit. When the levels between 0 and the last take more than
+        `max_space_amplification` times the bytes of the last, the whole partition is merged into one level.
         """
         sizes: dict[int, int] = {}
         for sst in self._ssts:
@@ -261,7 +261,10 @@ class _LeveledTree:
         return sorted((sst for sst in self._ssts if self._level[sst] == level), key=cost)
 
     def _complete(self, ssts: Iterable[Sst], into: int) -> Compaction:
-        """Return the smallest compaction into level `into` or deeper that has these inputs and keeps the law."""
+        """Return the smallest valid compaction into level `into` or deeper that includes these SSTs.
+
+        It is valid if SSTs that overlap in `_hash` do not overlap in `_seq` afterwards.
+        """
         inputs = set(ssts)
         while True:
             top = min(self._level[sst] for sst in inputs)
@@ -320,10 +323,10 @@ class _LeveledTree:
 
 
 def _effective_levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
-    """Return the effective level of each SST: its stored level if all older overlapping SSTs are deeper, or 0.
+    """Return the level that each SST counts for: its stored level if all older SSTs that it overlaps are deeper.
 
-    Universal compaction numbers levels differently: its oldest run becomes a level, and newer runs count as level 0.
-    `deepest` limits stored levels.
+    Otherwise it counts for level 0. Universal compaction numbers levels differently: its oldest run becomes a level,
+    and newer runs count for level 0. A stored level above `deepest` counts as `deepest`.
     """
     effective: dict[Sst, int] = {}
     overlapped: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}

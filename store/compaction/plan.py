@@ -25,7 +25,7 @@ from ..versions.manifest import Manifest, SideTable, Sst
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Adjacent runs over some hashes of one state partition, to be merged into one run."""
+    """Merge of adjacent runs of one state partition into one run, over a range of its hashes."""
 
     partition: int
     partitions: int
@@ -40,15 +40,15 @@ class Compaction:
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
     slots: int = 0
-    """Number of equal ranges (slots) of all hashes; an SST over several slots begins and ends at slot bounds.
+    """Number of slots, which are equal ranges of all hashes; 0 for the table's number of state partitions.
 
-    0 for the table's number of state partitions.
+    An SST that covers several slots begins and ends at slot bounds.
     """
     guards: frozenset[int] = frozenset()
     clock_ms: int | None = None
-    """Rows that expire at or before this time are dropped; None to drop none. The manifest's clock."""
+    """Clock of the manifest: rows that expire at this time or before are dropped. None drops none."""
     is_trivial_move: bool = False
-    """True for a trivial move: the inputs change their level, and nothing is read or written."""
+    """True if only the level of the inputs changes: nothing is read or written."""
 
     @property
     def hash_range(self) -> tuple[int, int]:
@@ -69,7 +69,7 @@ class CompactionResult:
 
     compaction: Compaction
     outputs: tuple[Sst, ...]
-    """SSTs of the merged run in hash order, then the parts of inputs beyond the partition. May be empty."""
+    """SSTs of the merged run in hash order, then the parts of inputs in other partitions. May be empty."""
 
     @property
     def output_bytes(self) -> int:
@@ -83,9 +83,9 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
 def apply_results(ssts: Sequence[Sst], results: Sequence[CompactionResult]) -> tuple[Sst, ...]:
     """Return a manifest's SSTs with each result in the place of its inputs.
 
-    `ssts` may be of a version newer than the compacted one: SSTs added since stay, before the result. A result is left
-    out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if it dropped tombstones
-    and an older SST exists now.
+    `ssts` may be of a newer version than the compacted one: SSTs that were added since are kept, before the result.
+    A result is left out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if the
+    merge dropped tombstones and an older SST exists now.
     """
     current = tuple(ssts)
     for merge in results:
@@ -109,14 +109,14 @@ def apply_to_manifest(manifest: Manifest, results: Sequence[CompactionResult]) -
 def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[CompactionResult] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
-    What the batch read, wrote and sent stays, and so does the `_seq` of its rows, which are stored already. That `_seq`
-    is above that of every row in `onto`, because a compaction only merges rows of versions before its own.
+    Inputs, outputs and rows of the batch stay, and so does the `_seq` of the rows, which are stored already. That
+    `_seq` is above that of every row in `onto`, because a compaction only merges rows of versions before its own.
 
     `manifest` is a batch's version, built on `base`; `onto` follows `base` by compactions alone (if `base` itself had
-    to be rebased, `onto` is the result). Of the `merges` that `manifest` contains, those whose inputs are gone, or that
-    do not fit any more, are left out with their outputs.
+    to be rebased, `onto` is the result). `merges` are the merges that `manifest` contains: those whose inputs are gone,
+    or that do not fit any more, are left out with their outputs.
 
-    Raises `ValueError` if `onto` is of another stage or epoch, or not newer.
+    Raises `ValueError` if `onto` is of another stage or epoch, or older than `base`.
     """
     same = (base.app, base.stage, base.epoch) == (onto.app, onto.stage, onto.epoch)
     if not same or onto.version < base.version:

@@ -79,7 +79,7 @@ class Prices(Struct, frozen=True):
     delete_per_1000: _Price = 0.0
     stored_per_gb_month: _Price = 0.023
     read_per_gb: _Price = 0.0
-    """Price of outbound traffic: 0.02 and more to another region, 0.09 and less to the internet."""
+    """Price of outbound traffic; on S3, at least 0.02 to another region, and up to 0.09 to the internet."""
     currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
 
 
@@ -96,7 +96,7 @@ class Cost(Struct, frozen=True):
 
 
 def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
-    """Return the cost of a month with `hourly` requests and traffic each hour and `stored_bytes` stored throughout."""
+    """Return a month's cost. `hourly` has each hour's requests and traffic; `stored_bytes` are stored all month."""
     thousands = hourly.gets * prices.get_per_1000 + hourly.puts * prices.put_per_1000
     thousands += hourly.lists * prices.list_per_1000 + hourly.deletes * prices.delete_per_1000
     return Cost(
@@ -115,10 +115,10 @@ class ReadCounters:
     bytes: int = 0
     row_groups: int = 0
     touched_bytes: int = 0
-    """Bytes of the row groups whose hash range has a searched key, even if a filter ruled them out."""
+    """Bytes of all row groups whose hash range contains a searched key, even of those that a filter ruled out."""
     keys: int = 0
     searched: int = 0
-    """Probes: pairs of a key and an SST that may have it by its hash range, up to the SST that has the key."""
+    """Probes: pairs of a key and an SST whose hash range contains it, up to the SST that has the key."""
     filtered: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -224,7 +224,7 @@ _SLOTS_BYTES = 8 * len(_SLOTS)
 
 
 class SharedCounts:
-    """Counters of this process in a memory-mapped file, which is created or continued. Thread-safe."""
+    """Counters of this process in a memory-mapped file; continues those of an existing file. Thread-safe."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

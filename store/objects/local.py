@@ -146,8 +146,8 @@ class LocalStore(BaseStore):
     def _entries(self, prefix: str, start_after: str = "") -> Sequence[tuple[str, os.DirEntry[str]]]:
         """Return the entries of one folder whose keys start with a prefix, in key order; folder keys end in '/'.
 
-        With this slash, entries sort like the keys of all objects below them. A folder is left out and not read
-        if all keys below it sort up to `start_after`.
+        The slash makes folders sort like the keys of the objects below them. A folder is skipped, without reading it,
+        if all keys below it sort at `start_after` or before.
         """
         folder = prefix[: prefix.rfind("/") + 1]
         matches = []

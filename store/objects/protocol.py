@@ -117,7 +117,7 @@ class HasUnfinishedWrites(Protocol):
     """A store in which interrupted writes leave data."""
 
     def unfinished_writes(self, prefix: str) -> Iterator[UnfinishedWrite]:
-        """Yield the unfinished writes of keys under `prefix`, or all of them if the store does not know keys."""
+        """Yield the unfinished writes of keys under `prefix`; all of them if the store does not know their keys."""
 
     def discard(self, leftover: UnfinishedWrite) -> None:
         """Abort an unfinished write and free its space; no error if the write has ended."""

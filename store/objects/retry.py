@@ -88,7 +88,7 @@ class Retry:
     _: KW_ONLY
     setting: str = ""
     silent_s: float = SILENCE_S
-    """Seconds without a first answer after which the server's silence is reported."""
+    """Seconds after which the silence of a server that has never answered is reported."""
     budget: RetryBudget | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -152,7 +152,7 @@ class Retry:
         """Sleep a random part of `delay_s`, then until the budget has a token, but no longer than `left_s`.
 
         Returns:
-            True if a token was taken, and the next delay. The last attempt before the deadline needs no token.
+            A flag, True if a token was taken, and the next delay. The last attempt before the deadline needs no token.
         """
         while True:
             wait_s = min(self._random.uniform(0, delay_s), left_s)

@@ -169,7 +169,7 @@ _credentials_by_config: dict[S3ClientConfig, _HandedOverCredentials] = {}
 
 
 def use_access(access: S3Access) -> S3ClientConfig:
-    """Sign requests with the credentials of another process, in existing clients too. Returns its configuration.
+    """Sign requests with another process's credentials, also in existing clients. Returns its client configuration.
 
     A long-lived worker thus keeps one client, however often the credentials change.
     """

@@ -56,7 +56,7 @@ _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.struct
 def load_s3_settings(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
     """Return the settings from environment variables, then a table, then defaults. Ignores empty variables.
 
-    `table` is `[s3]` of slackwater.toml. `where` precedes the names of its settings in errors: `slackwater.toml: s3.`.
+    `table` is `[s3]` of slackwater.toml. Errors name its settings with `where` in front: `slackwater.toml: s3.`.
     Raises `Usage` for an unknown setting or an invalid value.
     """
     variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
@@ -102,7 +102,7 @@ class S3ClientConfig:
     """Endpoint, region and settings of an S3 client, without secrets."""
 
     endpoint_url: str
-    """Endpoint; empty to take it from AWS's environment and files, or AWS's own endpoint of the region."""
+    """Endpoint; empty for the one in AWS's environment and files, or else AWS's own in the region."""
     region: str
     settings: S3Settings
     ca_bundle: str = ""

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BaseStore(ABC):
-    """Base class whose `at` opens each other root once, with `open_other` or, if None, with `open_store`."""
+    """Base class of stores. `at` opens each other root once, with `open_other`, or else with `open_store`."""
 
     open_root: ClassVar[Callable[..., ObjectStore]]
 
@@ -36,9 +36,10 @@ class BaseStore(ABC):
 
 
 class StoreWrapper(BaseStore):
-    """Base class that forwards all requests to an inner store. Its `at` wraps the inner store's other roots.
+    """Base class that forwards all requests to an inner store.
 
-    State of a subclass, such as counters, is kept in objects that copies share.
+    At another root, `at` returns a copy of the wrapper around the inner store at that root. So state of a subclass,
+    such as counters, belongs in objects that copies share.
     """
 
     def __init__(self, inner: ObjectStore) -> None:

@@ -1,4 +1,4 @@
-"""Local cache of SSTs: memory-mapped for look-ups, as Parquet files for DuckDB.
+"""Local cache of SSTs, memory-mapped for look-ups and as Parquet files for DuckDB.
 
 Correctness never depends on the cache: missing or damaged files are fetched again, and without a usable folder
 everything is read into memory. DuckDB reads the object itself if the store is local, else a copy on this machine.
@@ -250,7 +250,7 @@ class SstCache:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Cache the rows of an SST that was just written; they have its columns, field ids and order."""
+        """Cache the rows of an SST that was just written. `rows` has the SST's columns, field ids and order."""
         self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:

@@ -40,9 +40,9 @@ class CacheFolder:
     """Immutable files by name. Safe to use from many threads and processes."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """`path` is for cache files alone, and is created with the first file. Files may take `max_bytes`.
+        """`path` is a folder for cache files alone, created with the first file. `max_bytes` limits their total size.
 
-        Each further process that writes concurrently may exceed the limit by a tenth, and pinned files are not evicted.
+        The limit may be exceeded by pinned files, and by a tenth for each further process that writes concurrently.
         """
         self.path, self.max_bytes = path, max_bytes
         self._known_bytes = 0
@@ -107,7 +107,7 @@ class CacheFolder:
                     self.remove(item.name)
 
     def pin(self, name: str) -> int | None:
-        """Protect the file from eviction until the returned file descriptor is closed; None without a file."""
+        """Protect the file from eviction until the returned file descriptor is closed; None if there is no file."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -175,12 +175,12 @@ class MappedSst:
 
     @staticmethod
     def from_batches(rows: Sequence[pa.RecordBatch], sst: Sst, table: Table, memory_bytes: int = 0) -> "MappedSst":
-        """Build an SST's entry from its rows. Raises `Corruption` if the table never had their columns."""
+        """Return an SST's rows, ready for look-ups. Raises `Corruption` if the table never had their columns."""
         reading = check_columns(sst, table, rows[0].schema, sum(batch.num_rows for batch in rows)) if rows else None
         return MappedSst(tuple(Block.from_rows(batch, reading) for batch in rows), memory_bytes, table)
 
     def read_as(self, table: Table, sst: Sst) -> "MappedSst":
-        """Return the rows under another version's table definition. Raises `Corruption` if it lacks their columns."""
+        """Return the rows with the columns of another version's table. Raises `Corruption` if that is impossible."""
         if table == self.table or not self.blocks:
             return self
         reading = check_columns(sst, table, self.blocks[0].stored.schema, sst.rows)

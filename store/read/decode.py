@@ -86,8 +86,8 @@ class Block:
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
         """Find the keys at these `positions` of `keys`. `hashes` are those of all `keys`, ascending.
 
-        Yields four aligned values: positions of keys whose hash the block has, the index of a row with that hash for
-        each, `columns` of these rows, and a mask of the rows that have the searched key. After a hash collision, the
+        For keys whose hash the block has, yields four aligned values: positions of the keys, indices of rows with their
+        hashes, `columns` of these rows, and a mask of the rows that have the searched key. After a hash collision, the
         key is yielded again with the next row of that hash, if there is one.
         """
         if not self.hashes.size:

@@ -63,9 +63,10 @@ def register_table(
     """Create or replace a view `name` of the manifest's table in the connection.
 
     The view has the key and value columns; internal columns only with `internal`. Rows that expire at `clock_ms` or
-    before are hidden; None uses the manifest's own clock. The connection, to a database in memory, needs no DuckDB
-    extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is queried.
-    Returns the files that the view reads, each from `cache.sql_path`. Raises `Usage` if the stage has no table.
+    before are hidden; None uses the manifest's own clock. `con` is a connection to a database in memory, and needs no
+    DuckDB extension. The cache holds local copies of a remote store's SSTs, and must stay open while the view is
+    queried. Returns the files that the view reads, each from `cache.sql_path`. Raises `Usage` if the stage has no
+    table.
     """
     table = manifest.table
     if table is None:
@@ -217,7 +218,7 @@ def group_by_columns(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Tabl
 
 
 def from_clause(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
-    """Return a FROM clause over files. Use `by_name` if some may lack a column, `filename` to add the path."""
+    """Return a FROM clause over files. `by_name` permits missing columns; `filename` adds a column with the path."""
     files = ", ".join(quote_literal(str(path)) for path in paths)
     # A folder named a=b must not become a column.
     options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
@@ -233,12 +234,12 @@ def quote_literal(text: str) -> str:
 
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Row numbers, and the first and last position at which each row is visible; last < first for never."""
+"""Row numbers, and for each row the positions of the first and last version that show it; last < first for none."""
 
 
 @dataclass(slots=True)
 class _SstLifespan:
-    """Consecutive versions that have an SST, with the SSTs that may hide its rows. Versions are positions from 0."""
+    """Consecutive versions that have an SST, with the SSTs that may hide its rows. Versions are numbered from 0."""
 
     sst: Sst
     first: int
@@ -251,7 +252,7 @@ def register_versions(
 ) -> frozenset[Path]:
     """Create a temporary view `name` of the table at these versions, with `_version` and `_committed_at`.
 
-    The manifests are versions of one stage, ascending; at least one of them has an SST, and each is read by its own
+    `manifests` are versions of one stage, ascending; at least one has an SST. Rows expire in each version by its own
     clock. The connection needs no DuckDB extension. The cache holds local copies of a remote store's SSTs, and must
     stay open while the view is queried. Returns the files that the view reads, each from `cache.sql_path`. Raises
     `Usage` if the stage has no table.

@@ -1,4 +1,4 @@
-"""Fetches SSTs from the store: whole and verified, or by ranges, concurrently, joining nearby ranges."""
+"""Fetches SSTs from the store: whole and verified, or by ranges, of which nearby ones are joined."""
 
 import os
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from ..versions.manifest import Sst
 
 
 def file_name(sst: Sst) -> str:
-    """Return the file name of an SST's local copy: object name and checksum, as two roots may share an object name."""
+    """Return the file name of an SST's local copy: object name and checksum, as names repeat across roots."""
     # Without pathlib, because each look-up calls this for each SST.
     return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
@@ -52,9 +52,9 @@ def corruption_error(sst: Sst, reason: str) -> Corruption:
 _SMALL_GAP_BYTES = 4_096
 _MAX_GAP_BYTES = 65_536
 _MAX_GAP_SHARE = 16
-"""A gap between both sizes is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
+"""A gap above `_SMALL_GAP_BYTES` is read if it has at most 1 / `_MAX_GAP_SHARE` of the useful bytes before it."""
 _MAX_REQUEST_BYTES = 8 << 20
-"""Size above which ranges are split: one connection of an object store gives 50 to 100 MB/s."""
+"""Size above which a range is split into concurrent requests: one connection gives 50 to 100 MB/s."""
 _MAX_REQUESTS = 32
 
 

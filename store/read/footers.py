@@ -36,7 +36,7 @@ CHUNK_CHECKSUM_BYTES = 4
 _MAX_BYTES = 64 << 20
 _CHUNK_OBJECTS_BYTES = 1_000
 _INTERNAL_COLUMNS, _PAGE_ENTRY_BYTES = 5, 24
-"""Number of internal columns of an SST; estimated bytes of an index for a page of a column."""
+"""Number of internal columns of an SST; estimated bytes of a page's entry in the index of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,9 @@ class LoadedIndexes:
     chunks: dict[int, dict[int, bytes]] = field(default_factory=dict)
 
     def missing_ranges(self, required: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
-        """Return the ascending offset ranges to read for the required indexes and filter chunks.
+        """Return the offset ranges to read for the required indexes and filter chunks, ascending.
 
-        `required` has chunk numbers by row group. Parts that this process has cached are not read again.
+        `required` has the numbers of filter chunks by row group. Parts that this process has cached are not read again.
         """
         name, ranges = file_name(self.sst), []
         for group, numbers in required.items():
@@ -255,7 +255,7 @@ def _decode_index(parts: Sequence[bytes], group: RowGroup) -> PageIndex:
 def fetch_tails(
     store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: ReadCounters, max_index_bytes: int
 ) -> list[bytes]:
-    """Return the last bytes of each SST with its footer, in one round trip; empty if the footer is cached.
+    """Return the last bytes of each SST, which contain its footer, in one round trip; empty if the footer is cached.
 
     Includes the page index before the footer if it has at most `max_index_bytes`. Raises `Corruption`.
     """
@@ -271,7 +271,7 @@ def fetch_tails(
 def _index_bytes(sst: Sst, table: Table, max_index_bytes: int) -> int:
     """Return the estimated bytes of page indexes and checksums before the footer; 0 if over `max_index_bytes`.
 
-    An underestimated index, because of wide rows or nested columns, is completed by a later read.
+    If the estimate is too low, because of wide rows or nested columns, a later read gets the rest.
     """
     pages = sst.rows // page_rows(sst.rows) + 1 + sst.rows // ROW_GROUP_ROWS
     size = pages * (len(table.key) + len(table.values) + _INTERNAL_COLUMNS) * _PAGE_ENTRY_BYTES

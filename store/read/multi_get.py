@@ -51,10 +51,10 @@ def find_due_rows(
     span: tuple[int, int],
     hashes: tuple[int, int],
 ) -> tuple[pa.Table, int | None]:
-    """Return `_hash`, key and `_seq` of all rows that fall due in a period, including hidden rows.
+    """Return `_hash`, key and `_seq` of all rows that fall due in a period, even rows that newer SSTs hide.
 
-    Also returns the earliest later time at which a row may fall due, or None. `span` is the first and last millisecond
-    since 1970 UTC, and `hashes` are the lowest and highest hash of the rows to find; all bounds are inclusive.
+    Also returns the earliest time after the period at which a row may fall due, or None. `span` is the first and last
+    millisecond since 1970 UTC, and `hashes` are the lowest and highest hash to find; all bounds are inclusive.
     """
     key = arrow_schema(table.key)
     parts = [pa.schema([(HASH, pa.int64()), *key, (SEQ, pa.int64())]).empty_table()]
@@ -89,12 +89,12 @@ def _blocks(
 
 
 _MIN_SAVED_SHARE = 1 / 6
-"""Smallest share of an SST's bytes that range reads must save. A look-up then reads at most 1.2 times its needs."""
+"""Share of an SST's bytes that range reads must save. Otherwise it is read whole: at most 1.2 times the need."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """Limits of reading more than a look-up needs, to save round trips."""
+    """Limits within which a look-up reads more than it needs, to save round trips."""
 
     whole_bytes: int = SMALL_BYTES
     """Size up to which an SST is fetched whole, into the cache, in one round trip."""
@@ -167,8 +167,8 @@ def multi_get(
 
     Args:
         store: the store of the app.
-        cache: this machine's cache; None for a few keys: nothing is kept, so no SST is fetched whole.
-        ssts: the runs to search, of one or several state partitions, in any order.
+        cache: this machine's cache. None, for look-ups of few keys, keeps nothing and fetches no SST whole.
+        ssts: the SSTs to search, of one or several state partitions, in any order.
         table: the declared columns.
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; keys may repeat.
@@ -215,7 +215,7 @@ class _UncachedReader:
     ) -> None:
         """Fetches small SSTs, and footers, page indexes and filters of SSTs that are read by ranges.
 
-        Takes two round trips for all SSTs together, or one with `read_ahead.index_bytes`.
+        Takes two round trips for all SSTs together, or one if all indexes are within `read_ahead.index_bytes`.
         """
         self._store, self._cache, self._ssts, self._search, self._limits = store, cache, ssts, search, read_ahead
         absent = [(sst, positions) for sst, positions in search.iter_ssts(ssts) if cache is None or not cache.has(sst)]

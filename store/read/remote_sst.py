@@ -30,7 +30,7 @@ from .footers import LoadedIndexes, load_footer
 _MAX_KEYS_PER_PAGE = 16
 """Largest number of keys per page for which a row group's index and filter are read.
 
-A filter has 1/20 of the bytes, and rules out 16 absent keys together with probability 0.6.
+A filter has 1/20 of a row group's bytes, and rules out all of 16 absent keys with a probability of 0.6.
 """
 SMALL_BYTES = 128 << 10
 _WINDOW_BYTES = 32 << 20
@@ -38,7 +38,7 @@ _WINDOW_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PageSelection:
-    """Pages of a row group."""
+    """Selected pages of a row group; all its pages if `pages` is None."""
 
     group: int
     pages: npt.NDArray[np.int64] | None
@@ -128,7 +128,7 @@ class RangedSst:
         """Return the least and the largest value of an int64 column in each row group.
 
         Without statistics, the range has all values. If all values are null, or the SST is older than the column, the
-        range is empty: highest before lowest.
+        range is empty: its least value is above its largest.
         """
         metadata, ranges = self._footer.metadata, []
         index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
@@ -232,7 +232,7 @@ class RangedSst:
 
 
 def load_indexes(probes: Sequence[tuple[RangedSst, npt.NDArray[np.int64]]], *, filtered: bool = True) -> None:
-    """Load, in one round trip, the page indexes and filter chunks that finding the ascending hashes needs."""
+    """Load, in one round trip, the page indexes and filter chunks that `find_hashes` needs for ascending hashes."""
     required: list[tuple[RangedSst, dict[int, list[int]]]] = []
     for ranged, hashes in probes:
         first, end = ranged._positions_by_group(hashes)

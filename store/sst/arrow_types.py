@@ -1,4 +1,4 @@
-r"""Arrow types of manifest column types (`column_types`), and Arrow values as Python and SQL can show them.
+r"""Arrow types of manifests' column types, and conversion of Arrow values that Python or SQL cannot represent.
 
 Some Arrow values have no Python value: dates and times beyond the years 1 to 9999, nanoseconds, strings that are not
 UTF-8. Milliseconds taken for seconds make the year 55,840: such a fault must be visible, so these values become text.

@@ -268,7 +268,10 @@ def _fixed_width_values(column: pa.Array) -> np.ndarray:
 
 
 def _as_big_integers(halves: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Return bytes and offsets of integers as Java's `BigInteger.toByteArray`: shortest signed big-endian form."""
+    """Return the bytes of integers, and their offsets, as by Java's `BigInteger.toByteArray`.
+
+    Each integer has its shortest signed big-endian form.
+    """
     big_endian = halves[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
     sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
     # The first significant byte: it is not the sign's, or the next byte's top bit would change the sign.

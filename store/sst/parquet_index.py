@@ -189,8 +189,8 @@ def build_file_of_pages(
 
     Args:
         schema: schema of the other file.
-        parts: row groups, each with the row count of its pages, and for each leaf column, in chunk order, the offset
-            ranges of its pages, the dictionary page first; empty for a column that is not read.
+        parts: row groups, each with the number of rows in its pages, and the offset ranges of the pages by leaf column,
+            in chunk order: the dictionary page first; empty for a column that is not read.
         read: returns the bytes between two offsets of the other file.
         nested: for each leaf column, True if a row may have several values or none.
     """
@@ -245,7 +245,7 @@ def _footer_without_rows(schema: pa.Schema) -> tuple[bytes, bytes]:
 
 
 FALSE_POSITIVE_RATE = 0.05
-"""Rate requested from Arrow, which rounds the filter size up: 0.03 for a full row group."""
+"""Rate requested from Arrow, which rounds the filter's size up: a full row group then has a rate of 0.03."""
 
 _SALT = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32

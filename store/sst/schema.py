@@ -27,11 +27,11 @@ HASH = "_hash"
 SEQ = "_seq"
 OP = "_op"
 EXPIRES = "_expires_at"
-"""SST column of a table with a ttl, now or earlier: expiry time, ms since 1970 UTC; null for never."""
+"""SST column of a table that has or had a ttl: the row's expiry time, ms since 1970 UTC; null for never."""
 PREV = "_prev_seq"
 """SST column: `_seq` of the key's previous row, even a tombstone or expired row; 0 for none, null for unknown."""
 DUE = "_due_at"
-"""Internal value column of tables whose rows fall due: due time in milliseconds since 1970 UTC; null: never."""
+"""Internal value column of tables whose rows fall due: the due time in ms since 1970 UTC; null for never."""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
@@ -73,7 +73,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return `schema` with `_expires_at` added or removed, as `stored` has it."""
+    """Return `schema` with `_expires_at` if `stored` has that column, else without it."""
     at, has = schema.get_field_index(EXPIRES), EXPIRES in stored.names
     if has and at < 0:
         return schema.append(with_field_ids(pa.field(EXPIRES, pa.int64()), INTERNAL_FIELD_IDS[EXPIRES]))
@@ -123,7 +123,7 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Source of a table column in SSTs with different columns."""
+    """Source of a table column in an SST with different columns: column `name`, or `default` if that is None."""
 
     type: pa.DataType
     name: str | None
@@ -220,9 +220,9 @@ def default_text(value: object, kind: pa.DataType) -> str:
 
 
 def can_read_rows_of(was: pa.Schema, schema: pa.Schema) -> bool:
-    """Return True if rows of the schema `was` can be read with `schema`: columns were only added, removed or widened.
+    """Return True if rows of the schema `was` can be read with `schema`.
 
-    False if columns were both added and removed, because these may be renamed columns.
+    Types may be widened, and columns may be either added or removed. If both were, some may have been renamed.
     """
     had, has = set(was.names), set(schema.names)
     return not (had - has and has - had) and all(can_widen(was.field(n).type, schema.field(n).type) for n in had & has)
@@ -266,8 +266,8 @@ def expired_mask(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.N
 def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
     """Return the rows with `_expires_at` (ms since 1970 UTC), if the table has a time to live.
 
-    Null for tombstones, for rows without an event time, and while the time to live is off. `rows` has the value columns
-    and `_op`. `clock_ms` is the batch's clock, for expiry by write time.
+    `_expires_at` is null for tombstones, for rows without an event time, and while the time to live is off. `rows` has
+    the value columns and `_op`. `clock_ms` is the batch's clock, for expiry by write time.
     """
     ttl = table.ttl
     if ttl is None:
@@ -281,7 +281,10 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
-    """Return the largest event time of put rows; None without such rows, or without expiry by event time."""
+    """Return the largest event time of rows that are no tombstones.
+
+    Returns None without such rows, or if the table does not expire rows by event time.
+    """
     if ttl is None or not ttl.ms or not ttl.column:
         return None
     times = event_ms(rows.column(ttl.column)).filter(pc.equal(rows.column(OP), PUT))

@@ -65,10 +65,9 @@ def max_l0_files(ssts: Iterable[Sst], partitions: int) -> int:
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     """Return the sorted runs of one state partition's SSTs, newest run first, and in a run newest SST first.
 
-    Runs never overlap in `_seq`. A run is a single SST, or several SSTs of one of two kinds. SSTs of the first kind
-    overlap in `_seq`: they were written when several partitions covered these hashes, or are outputs of one merge. SSTs
-    of the second kind have one level, 1 or more, follow each other in `_seq` and do not overlap in `_hash`, so that at
-    most one of them has a given key.
+    Runs never overlap in `_seq`. SSTs of a run may overlap in `_seq` if they were written when several partitions
+    covered these hashes, or are outputs of one merge. Otherwise the SSTs of a run have one level, 1 or more, and do not
+    overlap in `_hash`, so that at most one of them has a given key.
     """
     # Smallest groups of SSTs such that groups do not overlap in `_seq`.
     groups: list[list[Sst]] = []

@@ -1,4 +1,4 @@
-"""Time to live: the clocks by which rows expire, and the expired rows that a manifest alone reveals.
+"""Time to live: the clocks by which rows expire, and checks for expired rows that need only a manifest.
 
 A row gets its expiry time (`_expires_at`) when it is written, and keeps it. The row is invisible to readers whose clock
 has reached that time. So the content of a version depends on its SSTs and on a clock, and the version stores the clock
@@ -50,7 +50,7 @@ def claim_clock_ms(previous: Table | None, table: Table | None, clock_ms: int) -
 
 
 def read_clock_ms(manifest: Manifest, at_ms: int) -> int:
-    """Return the clock for reading a version as it was visible at `at_ms`, while it was the newest.
+    """Return the clock for reading a version as readers saw it at `at_ms`, when it was the newest.
 
     With `at_ms` 0, returns the version's own clock, which gives the same rows at any time.
     """
@@ -101,7 +101,7 @@ def visible_rows_key(sst: Sst, clock_ms: int) -> tuple[str, int]:
 
 
 def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
-    """Return the smallest index from which on expired rows have most of the bytes, or None.
+    """Return the smallest index from which on expired rows have at least half of the bytes, or None.
 
     `runs` are newest first. The runs from this index to the oldest are worth a merge, whatever their number and sizes:
     only a merge that includes the oldest run drops expired rows.

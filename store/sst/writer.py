@@ -6,10 +6,10 @@ statistics for each page, and its offset. The pages of all columns begin at the 
 changes and queries for due rows read only the pages that they need. Pages carry a CRC, and the manifest has the
 checksum of the whole file.
 
-The end of a file has, in this order: the filters of all row groups, Parquet's page index, the xxh32 of each 512 bytes
-of a filter, the xxh3_64 over the index and these xxh32 of each row group (both big-endian), Parquet's footer. The
-checksums are our addition, in a place that Parquet readers ignore: Parquet does not protect filters and indexes, and a
-lost bit in either would hide a row.
+The end of a file has, in this order: the filters of all row groups; Parquet's page index; the xxh32 of each 512 bytes
+of a filter; for each row group, the xxh3_64 over its index and its xxh32 values; Parquet's footer. Checksums are
+big-endian. They are our addition, in a place that Parquet readers ignore: Parquet does not protect filters and indexes,
+and a lost bit in either would hide a row.
 """
 
 from functools import lru_cache, partial
@@ -142,7 +142,7 @@ class SstWriter:
         return sst
 
     def finish(self, *, app: str, stage: str, partition: int, level: int, ulid: str = "") -> tuple[Sst, bytes]:
-        """Return the SST's manifest entry, named `ulid` or a new name, and its bytes, which the caller puts.
+        """Return the SST's manifest entry and its bytes, which the caller puts. Without `ulid`, the name is new.
 
         Raises `ValueError` if no row was appended.
         """
@@ -304,7 +304,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
-    """Return the file with checksums before the footer, its `filter_bytes` and its `footer_bytes`."""
+    """Return the file with checksums added before the footer, and the SST's `filter_bytes` and `footer_bytes`."""
     # Parquet ends with the footer, its length in four bytes, and PAR1.
     footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
     end = data.size - footer_bytes

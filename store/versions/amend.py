@@ -31,17 +31,20 @@ class Amendment:
 
     kind: VersionKind
     update: Callable[[Manifest], Manifest] = lambda draft: draft
-    """Pure function that changes the content of a draft: the unchanged successor of the newest version.
+    """Pure function that changes the content of a draft, the successor of the newest version.
 
     If a claim or an init is the stage's first version, the draft is an empty version 1.
     """
     requires: Callable[[Manifest], bool] = lambda _head: True
-    """Condition on the version to follow, called before `update`; it may be slow.
+    """Condition on the newest version, called before `update`; it may be slow.
 
     Returns False if nothing is left to do. Raises if the change is not allowed.
     """
     epoch: int = 0
-    """Epoch of the stage's current writer if that writer makes the change, which a takeover must stop; else 0."""
+    """Epoch of the stage's current writer if that writer makes the change; else 0.
+
+    The change then fails if another writer has taken the stage over.
+    """
     cost: Stats = field(default_factory=Stats)
 
 
@@ -120,7 +123,7 @@ def amend(
 
 
 def commit_first(store: ObjectStore, first: Manifest) -> bool:
-    """Commit a stage's first version, unless one of that kind exists. Returns True if this call committed it.
+    """Commit a stage's first version, unless it exists with the same kind. Returns True if this call committed it.
 
     Raises the errors of `commit.commit`.
     """

@@ -101,20 +101,20 @@ def promoted_names(store: ObjectStore) -> dict[str, str]:
 
 
 def find_promoted_name(store: ObjectStore, folder: str) -> str:
-    """Return the other app's name that an app has by a promotion; empty if it has none."""
+    """Return the name that an app got from another app by a promotion; empty if it has none."""
     return promoted_name(promoted_names(store), folder)
 
 
 def promoted_name(names: Mapping[str, str], folder: str) -> str:
-    """Return a folder's name in the result of `promoted_names`, unless it is a lost name; empty if it has none."""
+    """Return the name that `promoted_names` has for a folder; empty if it has none, or only a lost name."""
     name = names.get(folder, "")
     return "" if "~" in name else name
 
 
 def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
-    """Return the folder of the app that now has the name which the given folder's app had at `time_ms`.
+    """Return the folder that now has the name which the app in `folder` had at `time_ms`.
 
-    Returns the given folder if its name was never moved, or was already lost by then. Reads all promotion outcomes.
+    Returns `folder` itself if its name was never moved, or was already lost by then. Reads all promotion outcomes.
     """
     for name in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, name)
@@ -124,12 +124,15 @@ def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def take_back_command(name: str, folder: str) -> str:
-    """Return the command that gives a name back to the app that lost it last."""
+    """Return the command that gives a name back to the app in `folder`, which lost it by a promotion."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 
 def check_name_free(store: ObjectStore, name: str) -> None:
-    """Raise `Refused` if a promotion moved a name, so that no new app can have it. Reads all promotion outcomes."""
+    """Raise `Refused` if a promotion moved a name or gave its app another one: no new app can have such a name.
+
+    Reads all promotion outcomes.
+    """
     for over in store.list_folders(f"{keys.NAMES}/"):
         done = promotions(store, over)
         if not done or name not in (over, owner := done[-1].folder):
@@ -151,7 +154,7 @@ def replace_name_by_folder(store: ObjectStore, text: str) -> str:
 
 
 def is_promotion_decided(store: ObjectStore, promotion: Promotion) -> bool | None:
-    """Return True if a promotion was decided, False if it was withdrawn, None while it is open. Costs one request."""
+    """Return True if a promotion took effect, False if it was withdrawn, None while it is open. One request."""
     note = PROMOTION_OUTCOMES.find(store, promotion.number, promotion.name)
     return None if note is None else note.folder == promotion.to
 
@@ -278,9 +281,10 @@ _MAX_PARENTS = 4
 
 
 def check_root(store: ObjectStore) -> None:
-    """Raise `Refused` if the store root lies inside an app's folder of another root: a removal would delete it.
+    """Raise `Refused` if the store root lies inside an app's folder of another root.
 
-    Costs one request for each parent folder, up to four, on S3 within the bucket.
+    Removing that app would delete the store. Costs one request for each parent folder, up to four, on S3 within the
+    bucket.
     """
     parent, _, folder = store.url.rpartition("/")
     for _ in range(_MAX_PARENTS):

@@ -1,4 +1,4 @@
-"""Violations of relations between the fields of a stored object, which `limits` cannot express.
+"""Checks of relations between the fields of a stored object, which `limits` cannot express.
 
 `codec` calls `find_violations` for each object that it reads or writes. Structs of higher layers register their checks
 beside their definitions.

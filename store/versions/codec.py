@@ -253,7 +253,7 @@ class JsonFolder(Generic[T]):
 
     kind: type[T]
     prefix_of: Callable[..., str]
-    """Function that returns the prefix of the keys, from an app or from a stage's sink."""
+    """Function that returns the prefix of the folder's keys for an app, or for a stage's sink."""
     name_of: Callable[[T], str | int]
     """Function that returns an object's name in the folder. Integer names sort numerically."""
     owner_of: Callable[[T], str] | None = None
@@ -298,7 +298,10 @@ class JsonFolder(Generic[T]):
         return tuple(self.read(store, (info for info in self.listed(store, *of) if info.modified_ms >= since_ms), *of))
 
     def newest(self, store: ObjectStore, *of: str, after: str | int = "") -> T | None:
-        """Return the object whose name sorts last, above `after`, or None. Costs a listing and at most one read."""
+        """Return the object whose name sorts last, if it sorts after `after`; else None.
+
+        Costs a listing and at most one read.
+        """
         while listed := self.listed(store, *of, after=after):
             for note in self.read(store, listed[-1:], *of):
                 return note

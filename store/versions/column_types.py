@@ -1,4 +1,4 @@
-"""Parser of column types in manifests, into one tree: Arrow's names in tables, Spark DDL in channels.
+"""Parser of manifests' column types: Arrow's names in tables, and Spark DDL in channels. Both become one kind of tree.
 
 Both write `struct<name: type, …>` and `map<type, type>`; a list is `list<type>` or `array<type>`. A plain type is a
 name (`int64` or `bigint`), optionally with numbers. A field's name is in backticks unless it is a word; Spark omits

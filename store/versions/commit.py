@@ -30,7 +30,7 @@ def successor(
 ) -> Manifest:
     """Return the version after `head` with nothing changed yet.
 
-    Carries on state, offsets, open snapshots and `totals`, without the fields about `head` alone. `time_ms` is
+    Carries on state, offsets, open snapshots and `totals`; resets the fields about `head` alone. `time_ms` is
     `now_ms`, or one more than `head`'s if that is later. Raises `Fenced` if `head` has a newer epoch, and `Refused` if
     the stage was renamed, or is retired and `kind` does not bring it back.
     """

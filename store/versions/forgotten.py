@@ -42,9 +42,9 @@ class RemainingRecords(Struct, frozen=True):
 
 
 class ForgottenIndex(Struct, frozen=True):
-    """Maps keys of an app's objects with forgotten keys to their replacements, or to None.
+    """Replacements of the app's objects from which keys were forgotten, by object key.
 
-    No replacement has a replacement itself.
+    No replacement is replaced itself.
     """
 
     app: limits.Name
@@ -73,7 +73,7 @@ class ForgottenIndex(Struct, frozen=True):
         return (*self.ssts, *self.records)
 
     def apply_to(self, manifest: Manifest) -> Manifest:
-        """Return a version with replaced SSTs; the given object if none was replaced."""
+        """Return the manifest with its current SSTs; the given object if no SST was replaced."""
         if not self.ssts or not any(sst.object in self.ssts for sst in all_ssts(manifest)):
             return manifest
         return map_ssts(manifest, self.current_sst)
@@ -89,7 +89,7 @@ class ForgottenIndex(Struct, frozen=True):
         records: dict[str, RemainingRecords],
         snapshots: dict[str, int],
     ) -> "ForgottenIndex":
-        """Return the index with further replacements. Entries for an object replaced now are updated."""
+        """Return the index with more replacements. Entries whose replacement is replaced now get the new one."""
 
         def sst_now(sst: Sst | None) -> Sst | None:
             return ssts.get(sst.object, sst) if sst is not None else None
@@ -128,7 +128,7 @@ def empty_index(app: str) -> ForgottenIndex:
 
 
 _indexes: WeakKeyDictionary[ObjectStore, dict[str, tuple[ForgottenIndex, int]]] = WeakKeyDictionary()
-"""By store, like the manifests in `history`, and app: the newest index read, and the number that was looked for."""
+"""By store, and then by app: the newest index read, and the largest number that a reader required."""
 _lock = Lock()
 
 

@@ -34,9 +34,9 @@ _lock = Lock()
 def head(store: ObjectStore, app: str, stage: str, *, hint: int = 0) -> Manifest | None:
     """Return the newest version, or None. Raises `Corruption`.
 
-    `hint` is a version that the caller has seen within the last half hour. With it, this costs one request, and one for
-    each version since (one more if that manifest is not cached). Without it, or after many versions: a listing and a
-    read, and at 100,000 versions two more listings and about 13 requests of a byte each.
+    `hint` is a version that the caller has seen within the last half hour. With a hint, costs one request, one for each
+    newer version, and one if the hinted manifest is needed and not cached. Without it, or with many newer versions,
+    costs a listing and a read; at 100,000 versions, also two more listings and about 13 requests of a byte each.
     """
     low = 0
     if hint:
@@ -192,7 +192,7 @@ def first_where(
     newest: Manifest,
     holds: Callable[[Manifest], bool],
 ) -> int:
-    """Return the number of the oldest version for which `holds` returns True. It must be True for `newest`.
+    """Return the number of the oldest version for which `holds` returns True; `holds(newest)` must be True.
 
     A binary search (`newest_where`): `holds` must be False up to some version and True after it.
     """

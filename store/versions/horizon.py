@@ -29,11 +29,12 @@ MIN_AGE_MS = HOUR_MS
 """Age, by storage's clock, below which no version is collected."""
 
 _UNCHECKED_S = 30.0
-"""Time after seeing a free number in which no other process can have used and deleted it."""
+"""Time, after a number was seen free, within which no other process can have both used and deleted it."""
 
 SETTLED_MS = 45_000
-"""Minimum age at which the version that begins a stage's removal is deleted. Exceeds `_UNCHECKED_S`,
-because two clocks that measure intervals differ by less than half.
+"""Minimum age at which the version that begins a stage's removal is deleted.
+
+1.5 times `_UNCHECKED_S`, because two clocks that measure an interval differ by less than half.
 """
 
 
@@ -50,7 +51,7 @@ class KeptCut(Struct, frozen=True):
 
 
 class Boundary(Struct, frozen=True):
-    """Versions of an app that may exist."""
+    """Versions of an app that garbage collection leaves."""
 
     number: limits.Version
     final: bool
@@ -69,7 +70,7 @@ class Boundary(Struct, frozen=True):
         return index < len(versions) and versions[index] == version
 
     def previous_version(self, stage: str, version: int) -> int:
-        """Return the largest version below `version` that may exist; 0 if none."""
+        """Return the largest version below `version` that garbage collection leaves; 0 if there is none."""
         if version > self.first.get(stage, 1):
             return version - 1
         versions = self.kept.get(stage, ())
@@ -163,7 +164,6 @@ class Freshness:
         self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
     def record_free(self, app: str, stage: str, version: int, at: float) -> None:
-        """Record that a version number was free at the time `at`."""
         self._free[app, stage] = (version, at)
 
     def is_fresh(self, app: str, stage: str, version: int) -> bool:

@@ -24,7 +24,7 @@ TOKENS = "_serve/tokens/"
 INSTANCES = "_serve/instances/"
 NAMING = "_serve/naming/"
 REMOVING = "_removing"
-"""Folder among an app's stages that shows an unfinished removal. No stage can have this name."""
+"""Folder among an app's stages that exists while a removal is unfinished. No stage can have this name."""
 CLONING = "_cloning"
 
 
@@ -133,7 +133,7 @@ def sst(app: str, stage: str, ulid: str) -> str:
 
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
-    """Return the pattern of a stage's SST keys, each followed by a newline, in this app's or another app's folder.
+    """Return a pattern of SST keys of a stage, each followed by a newline, in the folder of this or another app.
 
     `names` are the stage's present and former names: SSTs keep their keys. Possessive (`+`) to avoid backtracking, as
     this is the slowest check when a manifest is read.

@@ -28,9 +28,9 @@ class Traits:
     fences: bool = True
     """True if the version takes the stage over with the next epoch, so that the current writer's commits fail."""
     beside_batches: bool = False
-    """True if others commit the version between two batches, in the epoch of the writer, who continues."""
+    """True if another process commits the version between two batches, under the epoch of the writer, which goes on."""
     fate: str = "taken over"
-    """Past participle for the fenced writer's error: the stage was `fate`."""
+    """Past participle that ends "the stage was …" in the fenced writer's error."""
     next_step: str = CONTINUE_HINT
     """Hint for the operator of the fenced writer; `{name}` and `{back}` come from the promotion."""
 

@@ -21,14 +21,14 @@ MAX_OBJECT_VALUES = 1 << 21
 """Largest number of JSON values in an object, which bounds memory. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16
 MAX_TASKS = 1 << 12
-"""Most state partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+"""Largest number of tasks that a table can set for a batch."""
 MAX_KAFKA_PARTITIONS = 1 << 18
 MAX_SHORT_TEXT = 1 << 12
 MAX_MERGE_RUNS = 1 << 20
 MIN_FILE_BYTES = 1 << 8
-"""Smallest value of policy options for the size of SSTs and levels; less would make an SST for each row."""
+"""Smallest size that a policy can set for SSTs and levels; with less, each row would be an SST."""
 MAX_FILE_BYTES = 1 << 45
-"""Largest SST or level; the sum over a manifest's SSTs still fits into 64 bits."""
+"""Largest size of an SST or a level; the sum over a manifest's SSTs still fits into 64 bits."""
 MAX_TTL_MS = 1_000_000 * DAY_MS
 """Longest time to live; added to any time in a column, it still fits into 64 bits."""
 MIN_FANOUT, MAX_FANOUT = 1.1, 1e6

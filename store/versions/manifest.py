@@ -28,7 +28,7 @@ class Column(Struct, frozen=True):
     name: limits.ColumnName
     type: limits.TypeName
     id: limits.Seq = 0
-    """Permanent id in SSTs; 0, in a table that was never migrated, for the position from 1."""
+    """Permanent id in SSTs. 0 in a table that was never migrated: the id is then the column's position, from 1."""
     default: limits.Text | None = None
     """Value in rows older than the column, as text that Arrow casts to the type; None for null."""
     since: limits.Seq = 0
@@ -42,13 +42,13 @@ class Policy(Struct, frozen=True):
     l0_trigger: limits.MergeRuns = 8
     """`level0_file_num_compaction_trigger`: number of runs (leveled: of level 0) that starts a merge."""
     size_ratio: limits.Ratio = 0.1
-    """Universal: a run that exceeds all newer runs together by at most this share is merged with them."""
+    """Universal: a run is merged with all newer runs if it exceeds their total size by at most this share."""
     min_merge_width: limits.MergeRuns = 2
     max_merge_width: limits.MergeRuns = 64
     max_space_amplification: limits.Ratio = 1.0
-    """Largest size of all other runs, as a multiple of the oldest run's.
+    """Largest total size of the newer runs, as a multiple of the oldest run's size.
 
-    Leveled: largest size of the levels between 0 and the last, as a multiple of the last level's.
+    Leveled: largest total size of the levels between 0 and the last, as a multiple of the last level's size.
     """
     level_base_bytes: limits.FileBytes = 64 << 20
     fanout: limits.Fanout = 10.0
@@ -88,7 +88,7 @@ class Table(Struct, frozen=True):
 
     @property
     def ranges(self) -> int:
-        """Number of equal ranges of `_hash` that batches write and compaction merges, each range for itself.
+        """Number of equal ranges of `_hash`. A batch writes, and compaction merges, each range on its own.
 
         A batch puts one SST for each range that it changes, however many state partitions the range covers.
         """
@@ -100,7 +100,7 @@ class Table(Struct, frozen=True):
 
     @property
     def added_columns(self) -> dict[str, int]:
-        """Version that added each added column, except internal columns."""
+        """For each column that was added later, the version that added it. Without internal columns."""
         return {column.name: column.since for column in self.values if column.since and not is_internal(column.name)}
 
     @property
@@ -125,10 +125,10 @@ class Sst(Struct, frozen=True):
     seq_max: limits.Version
     """Largest `_seq` of the rows. Of two rows of a key, the one with the larger `_seq` is newer."""
     footer_bytes: limits.Bytes
-    """Bytes at the object's end: checksums of filters and page indexes, then the Parquet footer."""
+    """Length of the object's end: one checksum for each row group, then the Parquet footer."""
     footer_checksum: limits.Checksum
     filter_bytes: limits.Bytes
-    """Bytes of all filters and page indexes, directly before those of `footer_bytes`."""
+    """Length of the part before `footer_bytes`: filters, page indexes, and checksums of the filters."""
     tombstones: limits.Bytes = 0
     root: limits.ShortText = ""
     """Store root of the object if it is not the manifest's, as in a clone across roots; else empty."""
@@ -164,11 +164,11 @@ class Input(Struct, frozen=True):
     consumed: limits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition."""
     lost: limits.Counts = ()
-    """Rows (of a user's topic: offsets) lost in Kafka and skipped by claims, by Kafka partition."""
+    """Number of rows (of a user's topic: offsets) that Kafka lost and claims skipped, by Kafka partition."""
     watermark_ms: limits.EventMs | None = None
     """Largest event time read, minus the allowed delay, ms since 1970 UTC. Never decreases; None if unknown.
 
-    For a channel without a watermark of this stage, the watermark of the upstream version.
+    If the stage has no watermark of its own for a channel, the watermark of the upstream version.
     """
     resets: Annotated[tuple[Reset, ...], limits.AT_MOST_1000] = ()
     topic_id: limits.ShortText = ""
@@ -189,7 +189,7 @@ class LostRecords(Struct, frozen=True):
     """Offsets before the gap, by Kafka partition; `ends` has those after the gap."""
     ends: limits.Offsets
     rows: limits.Counts = ()
-    """For a channel: rows sent in the gap, by Kafka partition; empty for a user's topic.
+    """For a channel: number of rows sent in the gap, by Kafka partition; empty for a user's topic.
 
     Includes rows that Kafka still has, because a reader gets all rows of an upstream version or none.
     """
@@ -205,7 +205,7 @@ class Output(Struct, frozen=True):
     ends: limits.Offsets
     """Next offset after this version's last message, in each Kafka partition."""
     sent: limits.Counts
-    """Rows written since the channel began, by Kafka partition; readers must find as many."""
+    """Number of rows written since the channel began, by Kafka partition; readers must find as many."""
     attempts: limits.OneVersion[tuple[limits.Attempt, ...]] = ()
     rows: limits.OneVersion[limits.Count] = 0
     schema: limits.Text = ""
@@ -247,13 +247,13 @@ class EventTime(Struct, frozen=True):
     watermark_ms: limits.EventMs | None = None
     """Smallest watermark of the inputs, ms since 1970 UTC: no earlier rows are expected. Never decreases."""
     ahead: limits.OneVersion[limits.Count] = 0
-    """Rows of this version too far ahead of the wall clock, which did not advance the watermark."""
+    """Number of this version's rows that were too far ahead of the wall clock to advance the watermark."""
     ahead_total: limits.Count = 0
     late: limits.OneVersion[limits.Count] = 0
-    """Rows of this version left out of the table: too late, or too far ahead of the wall clock."""
+    """Number of this version's rows left out of the table: too late, or too far ahead of the wall clock."""
     late_total: limits.Count = 0
     bound_ms: limits.OneVersion[limits.EventMs | None] = None
-    """Time beyond which rows of this version were too far ahead of the wall clock. None if it read no rows."""
+    """Event time above which rows of this version were too far ahead of the wall clock. None if it read none."""
     due_ms: limits.AnyTimeMs | None = None
     """Time up to which rows of the table have fallen due; None if no row can have fallen due yet."""
     next_due_ms: limits.AnyTimeMs | None = None
@@ -273,7 +273,7 @@ class EventTime(Struct, frozen=True):
 
 
 class VersionSpan(Struct, frozen=True):
-    """Range of upstream versions, `after` + 1 to `up_to`, whose rows on a channel are meant."""
+    """Rows of a channel, as the range of upstream versions that sent them: `after` + 1 to `up_to`."""
 
     after: limits.Seq
     up_to: limits.Seq
@@ -294,7 +294,7 @@ class FormerName(Struct, frozen=True):
 
     stage: limits.Name
     version: limits.Version
-    """Last version under this name, which retires it, and first version under the next name."""
+    """Last version under this name, by which the name is retired; also the first version under the next name."""
 
 
 class Rewind(Struct, frozen=True):
@@ -302,9 +302,9 @@ class Rewind(Struct, frozen=True):
 
     version: limits.Version
     to: limits.Seq
-    """Version whose content was restored; 0 if the stage did not exist yet: it is retired, and begins anew."""
+    """Version whose content was restored. 0 if the stage did not exist: it is retired until a claim begins it anew."""
     table_only: bool = False
-    """True if only the table was restored, and not the offsets read and sent."""
+    """True if only the table was restored, and not the offsets of inputs and outputs."""
 
 
 class Edit(Struct, frozen=True):
@@ -329,7 +329,7 @@ class Promotion(Struct, frozen=True):
     at: dict[limits.Topic, limits.Offsets]
     """Offsets of both apps at the switchover, by user topic; the new app publishes the output of later records."""
     clock_ms: limits.AnyTimeMs | None
-    """Time up to which rows have fallen due by the clock in both apps; None if rows never do."""
+    """Wall-clock time up to which rows had fallen due in both apps; None if no row falls due by it."""
     sinks: dict[limits.Topic, limits.Topic] | None
     """Sinks that this app publishes after the switchover, with their topics; None for all, as declared."""
     before: dict[limits.Topic, limits.Topic] | None
@@ -337,12 +337,12 @@ class Promotion(Struct, frozen=True):
 
 
 class FollowedQuery(Struct, frozen=True):
-    """Progress in a Spark query whose state the stage's tables are."""
+    """Progress of a stage that follows a Spark query: its tables have the state of the query."""
 
     query: limits.ShortText
     next_batch: limits.Seq
     batches: limits.OneVersion[limits.Count] = 0
-    """Number of batches in this version; above 1 if state was deleted before each batch could be read."""
+    """Number of the query's batches in this version; above 1 to catch up, or if state was deleted unread."""
     checkpoint: limits.ShortText = ""
     others: tuple[limits.ShortText, ...] = ()
     """Inputs that are no Kafka topics; they cannot be read again."""
@@ -371,11 +371,11 @@ class Manifest(Struct, frozen=True):
     """
     ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
     recorded: dict[limits.Id, limits.Version] = {}
-    """Open snapshots by id, with this stage's version in their cut."""
+    """This stage's version in the cut of each open snapshot, by snapshot id."""
     awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
     """Channels whose marker has not arrived, by recorded snapshot; snapshots without any are left out."""
     captured: dict[limits.Id, dict[limits.Topic, VersionSpan]] = {}
-    """Versions consumed after the recorded version and before the marker, by recorded snapshot and channel."""
+    """Upstream versions consumed after the recorded version and before the marker, by recorded snapshot and channel."""
     lost: limits.OneVersion[dict[limits.Topic, LostRecords]] = {}
     """Lost records that this claim skipped, by input."""
     duration_ms: limits.OneVersion[limits.Count] = 0
@@ -384,7 +384,8 @@ class Manifest(Struct, frozen=True):
     seq: limits.OneVersion[limits.Seq] = 0
     """`_seq` of the rows that this version wrote; 0 for the version's own number.
 
-    They differ if a batch lost its number to a compaction: it is committed under a later number, with stored SSTs.
+    It is below that number if a compaction took the batch's number first: the batch is then committed under a later
+    one, with SSTs that are stored already.
     """
     stats: limits.OneVersion[Stats | None] = None
     totals: Stats | None = None
@@ -400,7 +401,7 @@ class Manifest(Struct, frozen=True):
     """Former names of the stage, oldest first. Keys of its SSTs may contain them."""
     event_time: EventTime | None = None
     lineage: dict[limits.ShortText, Lineage] = {}
-    """Sources of the table's key (under `""`) and of channels (by name), over all programs of the stage."""
+    """Column sources of the table's key (under `""`) and of each channel (by name), over all programs of the stage."""
     rewinds: Annotated[tuple[Rewind, ...], limits.AT_MOST_1000] = ()
     edited: limits.OneVersion[Edit | None] = None
     silent: dict[limits.Topic, SinkKind] = {}
@@ -413,7 +414,7 @@ class Manifest(Struct, frozen=True):
     """
     attached: FollowedQuery | None = None
     adopted: FollowedQuery | None = None
-    """Progress of the adopted query, for versions from before the adoption; else None."""
+    """Progress in the adopted query, in versions from before the adoption; else None."""
 
     @property
     def watermark_ms(self) -> int | None:
@@ -430,7 +431,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def row_seq(self) -> int:
-        """`_seq` of the rows that this version wrote: increases from batch to batch, at most the version."""
+        """`_seq` of the rows that this version wrote. Increases from batch to batch, and is at most the version."""
         return self.seq or self.version
 
     @property

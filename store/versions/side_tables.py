@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from .manifest import Column, Manifest, Sst, Table
 
 REJECTED = "rejected"
-"""Records that the stage rejected, each with its error."""
+"""Name of the side table with the records that the stage rejected, each with its error."""
 
 
 def table_name(stage: str, name: str) -> str:
@@ -75,7 +75,7 @@ def side_manifests(manifest: Manifest) -> tuple[Manifest, ...]:
 
 
 def as_main_table(manifest: Manifest, table: str) -> Manifest:
-    """Return the version with this table as its main table; with no table if it does not have the table."""
+    """Return the version with this table as its main table; without a table if it does not have this one."""
     if table == manifest.stage:
         return manifest
     side = next((candidate for candidate in side_manifests(manifest) if candidate.stage == table), None)
@@ -88,7 +88,7 @@ class RejectedCounts(NamedTuple):
     rows: int
     total: int
     waiting: int
-    """Rejected records that were not retried."""
+    """Number of rejected records that were not retried."""
 
 
 def rejected_counts(manifest: Manifest) -> RejectedCounts:

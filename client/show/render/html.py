@@ -33,7 +33,7 @@ def render(page: Page) -> str:
 
 
 def notebook(blocks: Iterable[Block]) -> str:
-    """Return blocks as HTML for a notebook, which brings its own style."""
+    """Return blocks as HTML for a notebook, without a style sheet: a notebook has its own."""
     return f"<div>{''.join(map(_block, blocks))}</div>"
 
 

@@ -31,7 +31,7 @@ from .mapping import map_tables
 
 @dataclass(frozen=True, slots=True)
 class AdoptionRequest:
-    """Adoption request: the query's checkpoint, and the stage that the query becomes."""
+    """Parameters of an adoption: the query's checkpoint, and the stage that the query becomes."""
 
     checkpoint: str
     path: str
@@ -40,7 +40,7 @@ class AdoptionRequest:
     offsets: Sequence[str] = ()
     last_batch: int | None = None
     attached: str = ""
-    """App, or `APP/STAGE`, that followed the query, and has history that the checkpoint has lost."""
+    """App, or `APP/STAGE`, attached to the query. Its versions supply batches that the checkpoint has lost."""
     master: str | None = None
     """Master of the Spark that reads the checkpoint; by default all cores of this machine."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def prepare_adoption(
     """Open a checkpoint with a new Spark session, and check that its query can become the stage. Writes nothing.
 
     Raises `NotFound` if the checkpoint, program, stage or topic is missing, `Refused` for state that the stage cannot
-    store, and the errors of `first_version`.
+    store, and the errors of `plan_first_version`.
     """
     program = load_app(query.path, name=query.app or None, store=store)
     (declared,) = program.select_stages((query.stage,))
@@ -189,7 +189,7 @@ def batches_to_adopt(checkpoint: ReadableCheckpoint, last: int | None) -> range:
 
 
 def first_offset_options(stage: Stage, last: ReadableBatch, query: AdoptionRequest) -> list[str]:
-    """Return the stage's first offsets as command-line options. Raises `Refused` if a topic's offsets are unknown."""
+    """Return the stage's first offsets as `TOPIC=OFFSETS` options. Raises `Refused` if some are unknown."""
     if channels := [name for name, source in stage.inputs.items() if not isinstance(source, Topic)]:
         raise Refused(
             f"stage {stage.name!r} reads {channels[0]!r} of another stage, but an adopted query can only read topics",

@@ -1,4 +1,4 @@
-"""Conversion of a query's checkpoint to a stage: a version with the oldest state, then one for each batch.
+"""Conversion of a query's checkpoint to a stage: the oldest state becomes a version, then each batch becomes one.
 
 A journal (`apps.CloneJournal`) marks the app as incomplete until the last batch is committed and its rows are verified
 against Spark's. Then the app gets its identity, and the journal is deleted. A repeated call resumes after the last
@@ -66,7 +66,10 @@ class AdoptionResult:
 
 @dataclass(slots=True)
 class Adoption:
-    """Creates the stage's versions. All methods raise `Unavailable`; a repeated call resumes."""
+    """Commits a version of the stage for each batch of the query. All methods may raise `Unavailable`.
+
+    After that error, a repeated call resumes.
+    """
 
     store: ObjectStore
     cache: SstCache
@@ -80,9 +83,9 @@ class Adoption:
     time_rules: TimeRules
     info: AppInfo
     create_channels: Callable[[], Mapping[str, Output]] = dict
-    """Function that creates missing channels that the stage writes, and returns their end offsets."""
+    """Function that returns the end offsets of channels that the stage writes. It creates those that are missing."""
     constant_offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Offsets by topic, equal in all versions, for topics that are missing in the query's offsets."""
+    """Offsets given by the user, by topic. They are equal in all versions, and replace those of the query."""
     on_step: Callable[[AdoptedBatch], None] = lambda _step: None
     _mapping: StateMapping | None = field(default=None, init=False)
 
@@ -197,7 +200,7 @@ class Adoption:
         return manifest
 
     def _run_merges(self, head: Manifest) -> Manifest:
-        """Run all merges that are due. Returns the newest version. A merge gets the time right after its batch."""
+        """Run all merges that are due, each with a commit time right after its batch's. Returns the newest version."""
         compactor = StageCompactor(
             self.store, self.cache, head, by=self.first.by, threads=1, now_ms=lambda: 0, stop=threading.Event()
         )
@@ -239,7 +242,7 @@ class Adoption:
         return replace(previous, offsets=tuple(offsets), rows=rows, watermark_ms=watermark_ms)
 
     def _event_time(self, batch: ReadableBatch) -> EventTime | None:
-        """Return the event times for a batch's version. As in Spark, the previous batch's watermark makes rows due."""
+        """Return the event times for a batch's version. As in Spark, rows are due by the watermark before the batch."""
         due_by = self.time_rules.due_by
         if due_by is None and not self.time_rules.timed:
             return None
@@ -265,7 +268,7 @@ class Adoption:
         self.store.delete(keys.clone_journal(self.info.name))
 
     def _undo_versions(self) -> None:
-        """Delete the stage's versions, newest first, so that a crash leaves no gaps."""
+        """Delete the stage's versions, newest first, so that a crash leaves no gaps; then delete its SSTs."""
         app, stage = self.info.name, self.first.stage
         for version, _ in reversed(list(history.list_manifests(self.store, app, stage))):
             self.store.delete(keys.manifest(app, stage, version))
@@ -315,7 +318,7 @@ def _identity(draft: Manifest) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Checksum of rows over all columns of a table, internal ones included."""
+    """Number of rows, and the sum of their hashes over all columns of a table, including internal ones."""
 
     rows: int = 0
     sum: int = 0

@@ -1,6 +1,6 @@
-"""Checkpoint interface over the versions of an attached app, continued by the batches of the query's checkpoint.
+"""Reader of a query's batches: early ones from the versions of an attached app, later ones from the checkpoint.
 
-An attached app has a version for each batch that it followed. Its history begins after its last gap.
+An attached app has a version for each batch that it followed. Versions before its last gap are not used.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from ..checkpoint.protocol import DELETED, ReadableBatch, ReadableCheckpoint, Re
 
 @dataclass(slots=True)
 class AttachedHistory:
-    """Checkpoint whose early batches are versions of an attached stage; later ones are read from the query.
+    """Checkpoint whose early batches are versions of an attached stage; the query's own checkpoint has the later ones.
 
     Raises `Refused` if the stage is attached to another query, or has tables with other columns.
     """
@@ -67,7 +67,7 @@ class AttachedHistory:
         return range(first, max([*self._versions, *in_checkpoint[-1:]], default=-1) + 1)
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the app's batches, extended by the checkpoint's if no batch between them is missing."""
+        """Return the app's and the checkpoint's batches; if some between them are missing, only the checkpoint's."""
         own, in_checkpoint = sorted(self._versions), self.checkpoint.readable_batches(up_to)
         last = up_to if up_to is not None else max(self.committed_batches(), default=-1)
         if not own or own[0] > last:

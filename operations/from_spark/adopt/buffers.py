@@ -46,7 +46,7 @@ def concat_changes(put: pa.Table, deleted: pa.Table, table: Table) -> pa.Table:
 
 @dataclass(slots=True)
 class ColumnMapper:
-    """Mapped columns so far, and problems of columns that cannot be mapped."""
+    """Collects the mapped columns, and the problems of columns that cannot be mapped."""
 
     columns: list[MappedColumn] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ColumnMapper:
         return {name for mapped in self.columns for name in mapped.sources}
 
     def copy_column(self, column: str, source: pa.Field, kind: pa.DataType, how: str = "") -> None:
-        """Map a column to a state column if its type can store the values; otherwise add a problem."""
+        """Map a table column to the state column `source`; add a problem if the values do not convert to `kind`."""
         if is_convertible(source.type, kind):
             self.columns.append(MappedColumn(column, (source.name,), lambda rows: rows[source.name], how))
         else:
@@ -64,7 +64,7 @@ class ColumnMapper:
 
 
 def map_by_name_or_position(columns: Sequence[Column], state: pa.Schema, search: ColumnMapper, label: str) -> None:
-    """Map columns by name, and the rest by position if the table and the state have equally many left."""
+    """Map columns by name. The others are mapped by position if the table and the state have equally many of them."""
     unmatched = {state_field.name.casefold(): state_field for state_field in state}
     sources = {
         declared.name: unmatched.pop(declared.name.casefold())
@@ -104,7 +104,7 @@ def _cast(name: str, kind: pa.DataType, rows: pa.Table) -> Array:
 
 _NUMBERED = re.compile(r"(.*?)(?:_\d+)?")
 _Make = Callable[[str, Mapping[str, pa.DataType], Sequence[str]], list[MappedColumn]]
-"""Function that maps a buffer's fields to columns; gets the aggregate's column, the table's types, and the fields."""
+"""Function that maps a buffer's fields to columns. Parameters: aggregate's column, types of the table, fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class _Buffer:
     fields: tuple[str, ...]
     make: _Make
     spark_name: str = ""
-    """Spark's name of the aggregate if slackwater has a different name."""
+    """Spark's name of the aggregate, if it differs from slackwater's."""
 
 
 def _map_value(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
@@ -123,7 +123,7 @@ def _map_value(name: str, _types: Mapping[str, pa.DataType], fields: Sequence[st
 
 
 def _map_minimum(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
-    """Map a minimum, with NaN as null.
+    """Map a minimum. NaN becomes null.
 
     In Spark, NaN is the largest number, so a minimum of NaN means that there was no other value.
     """
@@ -206,7 +206,7 @@ def _mean(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) ->
 
 
 def _by_arrival(*, first: bool) -> _Make:
-    """Return the function that maps Spark's first or last value, which is chosen by arrival instead of an ordering."""
+    """Return the function that maps Spark's `first` or `last`, which select by arrival and have no ordering column."""
 
     def make(name: str, types: Mapping[str, pa.DataType], fields: Sequence[str]) -> list[MappedColumn]:
         value, is_set = fields
@@ -313,9 +313,9 @@ def map_aggregates(
 
 
 def guess_aggregates(state: pa.Schema) -> tuple[list[tuple[str, str, pa.DataType]], list[str]]:
-    """Guess a buffer's aggregates. Returns function, first field's name and type of each, and unknown fields.
+    """Guess a buffer's aggregates. Returns them with the name and type of their first field, and unknown fields.
 
-    An ambiguous buffer becomes the longest match: `sum, count` is a mean.
+    If several aggregates match, the one with the most fields is chosen: `sum, count` is a mean.
     """
     fields, declarations, unknown, at = list(state), [], [], 0
     all_buffers = sorted(

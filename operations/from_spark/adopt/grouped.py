@@ -31,7 +31,7 @@ _BATCH_ROWS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Mapping of one of the query's tables to its part of a key's row."""
+    """Mapping of one table of the query to the part of a key's row that it supplies."""
 
     state: ReadableTable
     columns: tuple[MappedColumn, ...]
@@ -48,7 +48,7 @@ class KeyPart:
 
 @dataclass(slots=True)
 class GroupedMapping:
-    """Mapping of all of the query's rows of a key to one row of the stage's table.
+    """Mapping of all query rows with the same key to one row of the stage's table.
 
     `values` are the table's value columns as DuckDB expressions over the columns in `KeyPart.per_key`.
     """
@@ -76,7 +76,7 @@ class GroupedMapping:
         yield from self._rows("")
 
     def load_state(self, states: Sequence[Iterable[pa.RecordBatch]]) -> None:
-        """Load the state before the first call of `map_changes`: all rows of `states` at the end of a batch."""
+        """Load all rows of `states` at the end of a batch, before the first call of `map_changes`."""
         # Imported here: reporting the mapping needs no database.
         from ....snapshot.query.sql import empty_database
 
@@ -213,7 +213,7 @@ def map_sessions(
 def map_join(
     kind: Kind, states: Sequence[ReadableTable], table: Table, bound: BoundState | None, search: ColumnMapper
 ) -> GroupedMapping | None:
-    """Map the waiting rows of both sides of a join to lists. In Spark, the rows of a key are numbered."""
+    """Map the waiting rows of both sides of a join to lists. Spark stores each row under its key and a number."""
     assert isinstance(kind, Join)  # noqa: S101  selected by its tag
     if len(states) != 2 or not isinstance(bound, BoundJoin) or {state.kind for state in states} != {"join"}:
         search.problems.append(

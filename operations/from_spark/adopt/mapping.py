@@ -67,7 +67,7 @@ class RowMapping:
 
 
 StateMapping = RowMapping | GroupedMapping
-"""Mapping from a query's rows to rows of a stage's table. Stateful: one instance for one pass over the history."""
+"""Mapping from a query's rows to rows of a stage's table. Each pass over the batches needs a new instance."""
 
 
 def map_tables(
@@ -149,7 +149,7 @@ def _map_distinct(state: ReadableTable, table: Table, search: ColumnMapper) -> N
 
 
 def _pandas(kind: Kind, state: ReadableTable, table: Table, search: ColumnMapper) -> None:
-    """Map the fields of a pandas function's state; with a timeout, two more columns follow the fields."""
+    """Map the fields of a pandas function's state. If the function has a timeout, the state has two more columns."""
     assert isinstance(kind, PandasState)  # noqa: S101  selected by its tag
     timed = kind.timeout != "NoTimeout"
     if timed and not has_timeout(state.values):

@@ -45,7 +45,7 @@ class ShadowBatch:
 
 @dataclass(slots=True)
 class ShadowRun:
-    """Follows a query and compares its batches. All methods raise the errors of an adoption and of a replay."""
+    """Follows a query, and compares each batch. All methods raise the errors of an adoption and of a replay."""
 
     adoption: Adoption
     program: LoadedProgram
@@ -85,7 +85,7 @@ class ShadowRun:
 
 
 def _without_evicted(different: KeyChanges, version: Manifest) -> KeyChanges:
-    """Remove differences in windows that the query's watermark has evicted and the stage still keeps."""
+    """Leave out rows that only the stage has, in windows that the query's watermark has evicted."""
     window = window_of(arrow_schema(version.table.key)) if version.table is not None else None
     times = version.event_time
     if window is None or times is None or times.watermark_ms is None:

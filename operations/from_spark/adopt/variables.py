@@ -18,7 +18,7 @@ from .buffers import Array, ColumnMapper, MappedColumn, map_by_name_or_position
 from .grouped import GroupedMapping, KeyPart
 
 _EXPIRY_FIELD = "ttlExpirationMs"
-"""Field of a list element that has the element's expiry."""
+"""Name of the field with the expiry of a list element."""
 _NEXT_EXPIRY = "_at"
 
 

@@ -26,7 +26,7 @@ OnVersion = Callable[[FollowedVersion], None]
 
 @dataclass(slots=True)
 class Follower:
-    """Follows one query with a `Tail`, which holds the claim of the stage meanwhile."""
+    """Claims the stage of one query, and follows the query with a `Tail`."""
 
     tail: Tail
     store: ObjectStore

@@ -1,4 +1,4 @@
-"""Writer of SSTs for a batch: from its changes, or by comparing a whole state with the stored rows.
+"""Writer of a batch's SSTs, from its changes, or from the differences between a whole state and the stored rows.
 
 Memory is bounded by the changed rows and a few SSTs: DuckDB sorts a whole state, on disk if it is large, and the state
 is compared with the stored rows one hash range at a time.
@@ -38,14 +38,14 @@ _MAX_NAME_LENGTH = 63
 
 
 def valid_name(text: str, default: str) -> str:
-    """Convert any text to a similar, valid name of a stage or table; `default` if no valid character remains."""
+    """Convert text to a valid name of a stage or table. Returns `default` if no valid character remains."""
     return _NOT_IN_NAMES.sub("-", text.lower()).strip("-_")[:_MAX_NAME_LENGTH] or default
 
 
 def declare_tables(tables: Sequence[ReadableTable], partitions: int) -> dict[str, Table]:
     """Return the query's tables by side-table name; the stage's own table has the empty name.
 
-    Raises `Refused` for columns that stages' tables cannot have.
+    Raises `Refused` for columns that a stage's table cannot have.
     """
     tables_by_name: dict[str, Table] = {}
     for number, table in enumerate(tables):
@@ -68,7 +68,7 @@ def _columns(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def reconcile_tables(stored: Mapping[str, Table], current: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the query's current tables, each as stored if it was stored before.
+    """Return the query's current tables. Tables that are already stored keep their stored declaration.
 
     Raises `Refused` if a stored table is now missing, or has different columns.
     """
@@ -139,8 +139,8 @@ class RowWriter:
     def write_changes(self, table: Table, rows: pa.Table, seq: int, ssts: Sequence[Sst] = ()) -> tuple[Sst, ...]:
         """Write a batch's changes (key, values, `DELETED`) as one SST for each changed state partition.
 
-        A row with `APPENDED` has only the elements appended to a list; its list is completed from `ssts`, the table's
-        SSTs.
+        A row with `APPENDED` has only the elements that were appended to a list. The elements before them are read from
+        `ssts`, the table's SSTs.
         """
         if not rows.num_rows:
             return ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ....errors import Refused
 
 MAX_BATCHES = 16
-"""Maximum number of batches in one read: few enough to commit the first before the query removes the last."""
+"""Maximum number of batches in one read: so few that the query removes none of them during the read."""
 SMALL_BACKLOG = 2
 """Maximum number of waiting batches at which the number of batches per version is halved."""
 
@@ -28,7 +28,7 @@ class ReadChanges:
 
 @dataclass(frozen=True, slots=True)
 class ReadWholeState:
-    """Step that compares the whole state at the end of a batch with the stored rows, as one version."""
+    """Step that commits the differences between a batch's whole state and the stored rows as one version."""
 
     batch: int
 
@@ -39,9 +39,9 @@ Step = ReadChanges | ReadWholeState
 def adapt_batches_per_version(waiting: int, last_read: int, arrived: int, current: int) -> int:
     """Return the number of batches for each of the next versions.
 
-    With a small backlog the number is halved. It is doubled if as many batches `arrived` during the last read as that
-    read had (`last_read`, 0 for none), because reading several batches costs little more than reading one. Otherwise
-    the backlog shrinks, and the number does not change.
+    If few batches are `waiting`, the number is halved. If at least as many batches `arrived` as the last read had
+    (`last_read`, 0 for none), it is doubled, because reading several batches costs little more than reading one.
+    Otherwise the backlog shrinks, and the number does not change.
     """
     if waiting <= SMALL_BACKLOG:
         return max(1, current // 2)
@@ -60,9 +60,9 @@ def next_step(
     """Return the next step; None if no batch is new.
 
     `next_batch` is the first batch without a version. `committed` and `available` are batches of the checkpoint;
-    `available` lists all files, so it is only called if changes cannot be read. `misses` counts reads since the last
-    version that failed because files were deleted: each tries a later state, up to the newest. A whole state is
-    required for the first version, and for a new table.
+    `available` lists all files, so it is only called if changes cannot be read. `misses` is the number of consecutive
+    reads that failed because files were deleted: after each, a later state is read, at last the newest. A whole state
+    is required for the first version, and for a new table.
 
     Raises `Refused` if versions have batches that the checkpoint lacks, because the query was rolled back.
     """

@@ -58,7 +58,7 @@ class FollowedVersion:
     manifest: Manifest
     rows: int
     behind_ms: int
-    """Milliseconds between the query's commit and this version's, by the wall clock."""
+    """Delay in milliseconds from the query's commit to this version's, by the wall clock."""
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ class Tail:
         return instants.now_ms()
 
     def _check_app(self) -> None:
-        """Check that the app can get a new stage for a query. Raises `Refused` for a program's app."""
+        """Check that a query's stage can be added to the app. Raises `Refused` if the app belongs to a program."""
         apps.check_name_free(self._store, self.app)
         heads = heads_of(self._store, self.app, history.list_stages(self._store, self.app)).values()
         for head in (head for head in heads if head.attached is None and not head.retired):
@@ -334,7 +334,7 @@ class Tail:
         return reconcile_tables(tables_by_side(head), current)
 
     def _check_not_rolled_back(self, head: Manifest) -> None:
-        """Raise `Refused` if the query has redone the newest version's last batch."""
+        """Raise `Refused` if the newest version's last batch has different offsets now: the query ran it again."""
         last = head.attached.next_batch - 1 if head.attached is not None else -1
         if last < 0 or last not in self.checkpoint.committed_batches():
             return

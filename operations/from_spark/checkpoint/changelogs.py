@@ -20,7 +20,7 @@ from .unsafe_rows import Bytes, Positions, UnknownLayout, decode_rows, gather, i
 PUT, DELETE, MERGE = 0x01, 0x10, 0x11
 _END = 0x00
 _VERSIONS = (b"v2", b"v4")
-"""Versions of changelogs with column families. The second line of a v4 file lists earlier versions of the state."""
+"""Versions of changelogs with column families. The header of a v4 file also lists earlier versions of the state."""
 FAMILY_BYTES = 2
 _SETTINGS = "spark.sql.streaming.stateStore"
 
@@ -57,7 +57,7 @@ class Changelog:
         return replace(self, families=numbers[self.families])
 
     def key_codes(self) -> Positions:
-        """Return an integer for each record. Records with equal keys have equal integers."""
+        """Return an integer for each record, equal for records with equal keys."""
         ends = np.concatenate([[0], np.cumsum(self.key_sizes)])
         key_bytes = self.data[np.repeat(self.keys - ends[:-1], self.key_sizes) + np.arange(ends[-1])]
         keys = pa.Array.from_buffers(
@@ -120,9 +120,9 @@ def _text(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 def split_lists(records: Changelog, delimiter: int) -> tuple[Positions, Positions]:
-    """Split lists into elements. Returns each element's record index, and each element's offset.
+    """Split lists into elements. Returns the index of each element's record, and each element's offset.
 
-    A list's value has the length and bytes of each element; `delimiter` is the number of bytes between two elements.
+    A list is stored as the length and bytes of each element; `delimiter` is the number of bytes between two elements.
     Raises `UnknownLayout`.
     """
     owners, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -143,7 +143,7 @@ def split_lists(records: Changelog, delimiter: int) -> tuple[Positions, Position
 
 
 def has_plain_rows(conf: Mapping[str, str]) -> bool:
-    """Return True if batches with these settings write plain rows to RocksDB: not encoded, without checksums."""
+    """Return True if batches with these settings write rows in RocksDB as plain `UnsafeRow`s without checksums."""
     return (
         "RocksDB" in conf.get(f"{_SETTINGS}.providerClass", "")
         and conf.get(f"{_SETTINGS}.encodingFormat", "unsaferow") == "unsaferow"

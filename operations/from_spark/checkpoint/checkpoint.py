@@ -103,7 +103,7 @@ class Checkpoint:
         self.tables = self._tables(files.committed_batches()[-1])
 
     def committed_batches(self) -> range:
-        """Return the committed batches, up to the newest without gaps; none if all commits were removed."""
+        """Return the range of committed batches up to the newest, without gaps; empty if all commits were removed."""
         try:
             return self.files.committed_batches()
         except NotFound:
@@ -142,9 +142,8 @@ class Checkpoint:
         """Yield the changes of batches `after` + 1 to `up_to`, one table for each `at_once` batches.
 
         A table has one row for each changed key, and the column `DELETED`. Changelogs of state variables are parsed
-        without Spark; those of lists only with `appended`, by which the caller accepts appended elements. Spark reads
-        all other changes. If the checkpoint has only whole states, two of them are compared. Raises `Gone` if files
-        were removed.
+        without Spark; those of lists only if the caller accepts appended elements (`appended`). Spark reads all other
+        changes. If the checkpoint has only whole states, two of them are compared. Raises `Gone` if files were removed.
         """
         assert isinstance(table, StateTable)  # noqa: S101  it is from `tables`
         is_parsed_here = is_parsable(table) and (appended or not is_list_state(table))
@@ -299,7 +298,7 @@ class Checkpoint:
         return self.files.stores(table.operator, table.store)
 
     def _read(self, table: StateTable, folder: Path, batch: int, **options: object) -> DataFrame:
-        """Load a table with one task for each core, because a task for each state partition would be too small."""
+        """Load a table with one task for each core; tasks for single state partitions would be too small."""
         all_options = dict(table.options) | options
         cores = self._spark.sparkContext.defaultParallelism
         return self._load(folder, table.operator, table.store, batch, **all_options).coalesce(cores)
@@ -342,14 +341,14 @@ def _with_deleted(table: StateTable) -> pa.Schema:
 
 
 def _last_row_of_keys(rows: pa.Table, key: list[str]) -> pa.Table:
-    """Return the last row of each key. All changes of a key are in one partition, in write order."""
+    """Return the last row of each key. Rows of one key must be in write order."""
     keys = normalise_keys(rows.select(key), key)
     order, repeats = sort_keys(hash_keys(keys, key), keys)
     return rows.take(order[~np.append(repeats[1:], False)[: len(order)]])
 
 
 def _columns_equal(columns: Iterable[str], types: StructType) -> Column:
-    """Return the condition that `old` and `new` are equal in these columns. Maps are compared by entries."""
+    """Return the condition that these columns are equal in `old` and `new`. Maps are compared by entries."""
 
     def of(side: str, name: str) -> Column:
         column, kind = F.col(f"{side}.{quote_for_spark(name)}"), types[name].dataType

@@ -101,10 +101,10 @@ class CheckpointFiles:
             )
 
     def committed_batches(self) -> range:
-        """Return the committed batches, up to the newest without gaps.
+        """Return the range of committed batches that ends with the newest and has no gaps.
 
-        Raises `NotFound` if there is none, and `Refused` if a batch was committed again since the previous call, since
-        data that was read of that batch is outdated.
+        Raises `NotFound` if there is none, and `Refused` if the query was rolled back since the previous call, because
+        data that was read of its batches is outdated.
         """
         previous, self._commits = self._commits, self.commit_times()
         if not self._commits:
@@ -134,7 +134,7 @@ class CheckpointFiles:
         }
 
     def readable_batches(self, up_to: int | None = None) -> range:
-        """Return the batches, up to `up_to` or the newest, whose whole state is available in all stores."""
+        """Return the batches whose whole state is available in all stores, up to `up_to` or the newest."""
         batches = self.committed_batches()
         if up_to is not None:
             batches = range(batches[0], min(up_to, batches[-1]) + 1)
@@ -147,7 +147,7 @@ class CheckpointFiles:
         return range(first, batches.stop)
 
     def check_variables(self) -> None:
-        """Check that no state variable has changed since the checkpoint was opened. Raises `Refused`."""
+        """Check that the query has the same state variables as when it was opened. Raises `Refused`."""
         prefixes = [
             f"state/{operator.id}/{name}/"
             for operator in self.operators
@@ -208,7 +208,7 @@ class CheckpointFiles:
         return previous is None or self.format_of(batch) == self.format_of(batch - 1)
 
     def stores(self, operator: int | None = None, store: str | None = None) -> Sequence[StoreFolder]:
-        """Return the stores of all state partitions, restricted to an operator or to one store name."""
+        """Return the stores of all state partitions; optionally only those of one operator or with one name."""
         return [
             StoreFolder(operator_with_stores.id, partition, name)
             for operator_with_stores in self.operators
@@ -275,10 +275,10 @@ class CheckpointFiles:
         return self._offset_log(batch).conf
 
     def column_families(self, store: StoreFolder) -> Mapping[str, int]:
-        """Return the numbers of a RocksDB store's column families; empty without a snapshot.
+        """Return the numbers of a RocksDB store's column families by name; empty without a snapshot.
 
-        The result is cached. A query that adds a family writes a snapshot, which `check_variables` detects, and does
-        not renumber the existing families.
+        The numbers are cached, because a query does not renumber its families. Before reads, `check_variables` detects
+        new families.
         """
         if store not in self._families:
             files = [file for file in self._state_files(store.path).get(store.path, ()) if file.key.endswith(".zip")]
@@ -348,7 +348,7 @@ class CheckpointFiles:
 
 
 def _with_partitions(operator: Operator, keys: Iterable[str]) -> Operator:
-    """Limit the operator's number of state partitions to its folders, because its metadata may say more."""
+    """Limit the operator's number of state partitions to that of its folders; the metadata may state more."""
     folder = f"state/{operator.id}/"
     names = {key.removeprefix(folder).partition("/")[0] for key in keys if key.startswith(folder)}
     return replace(operator, partitions=min(operator.partitions, sum(name.isdecimal() for name in names)))

@@ -25,7 +25,7 @@ class SourceOffsets(Struct, frozen=True):
 
 
 class OffsetLog(Struct, frozen=True):
-    """Content of a file in `offsets/`, which describes a planned batch."""
+    """Content of a file in `offsets/`, which Spark writes before it runs a batch."""
 
     sources: tuple[SourceOffsets, ...]
     time_ms: int

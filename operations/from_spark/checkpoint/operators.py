@@ -28,7 +28,7 @@ _KINDS = {
     **dict.fromkeys(_TRANSFORM, "transform"),
 }
 _ROWS_OF_A_SIDE = "-keyWithIndexToValue"
-"""Suffix of a join's store with the rows of one side. The side's other stores count rows."""
+"""Suffix of the name of a join's store with the rows of one side. The side's other stores count rows."""
 _LIST = "ListState"
 _VARIABLE_KINDS = ("ValueState", "MapState", _LIST, "TimerState")
 _TIMERS = ("$procTimers_keyToTimestamp", "$eventTimers_keyToTimestamp")
@@ -42,7 +42,7 @@ class OperatorTable:
     store: str
     options: tuple[tuple[str, str], ...] = ()
     has_change_feed: bool = True
-    """True if changes of the table's rows can be read. Changes of a list have only the new elements."""
+    """False if changes of the rows cannot be read: changes of a list have only the appended elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Operator:
 
 
 def is_metadata(key: str) -> bool:
-    """Return True if a checkpoint file has metadata of the state, False if it has state."""
+    """Return True if a file of a checkpoint has metadata of the state, such as schemas."""
     return key.startswith("state/") and any(f"/{folder}/" in key for folder in METADATA_FOLDERS) and "/." not in key
 
 
@@ -138,7 +138,7 @@ _SESSION = "sessionStartTime"
 
 
 def derive_metadata(metadata: Mapping[str, bytes], keys: Iterable[str]) -> dict[str, bytes]:
-    """Derive the metadata files of Spark 4, one for each operator, by key.
+    """Return the metadata files that Spark 4 would have written, by key, one for each operator.
 
     `metadata` has the schema files by key; `keys` are all keys of `state/`.
     """

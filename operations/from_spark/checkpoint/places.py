@@ -18,7 +18,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class ReadableFiles(Protocol):
-    """Read-only half of `ObjectStore`, because a checkpoint is never changed."""
+    """Read-only part of `ObjectStore`. A checkpoint is never changed."""
 
     @property
     def url(self) -> str: ...

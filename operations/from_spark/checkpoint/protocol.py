@@ -80,7 +80,7 @@ class ReadableCheckpoint(Protocol):
         """Return the known committed batches, without gaps; empty before the first commit."""
 
     def readable_batches(self, up_to: int | None = None, /) -> range:
-        """Return the batches, up to `up_to` or the newest, whose whole state is available."""
+        """Return the batches whose whole state is available, up to `up_to`, by default up to the newest."""
 
     def read_batch(self, batch: int, /) -> ReadableBatch:
         """Return a committed batch. Raises `Gone`."""

@@ -73,10 +73,10 @@ def damaged_file_error(key: str, why: str) -> Corruption:
 def find_needed_files(
     version: int, files: Iterable[StateFile], ids: Mapping[int, str]
 ) -> tuple[Sequence[StateFile], int]:
-    """Return the files that make up a version, and 0; if a file is missing, an incomplete list, and the file's version.
+    """Return the files from which a version is read, and 0; or an incomplete list, and the version that lacks a file.
 
-    `ids` has the valid id of each version for which it is known. For other versions, the files of all tasks are
-    returned: each file names its predecessor, and Spark follows these names.
+    `ids` has the id in the names of a version's valid files, as far as it is known. For other versions, the files of
+    all tasks are returned: each file names its predecessor, and Spark follows these names.
     """
     by_version = _by_version(files, ids)
     needed: list[StateFile] = []
@@ -163,7 +163,7 @@ def check_checksum(copy: Path, source: Path, key: str) -> None:
 def check_state_files(folder: Path, unpack: Callable[[Path, int], object]) -> None:
     """Raise `Corruption` for the first state file in a folder that cannot be decompressed.
 
-    `unpack` gets a file and its batch. A file counts as damaged if `unpack` raises any error.
+    `unpack` gets a file and its batch. If it raises any error, the file is damaged.
     """
     files = (
         (file, path) for path in folder.glob("state/**/*") if (file := parse_state_file(str(path.relative_to(folder))))

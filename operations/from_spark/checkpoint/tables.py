@@ -40,7 +40,7 @@ _INSTANT = pa.timestamp("us", "UTC")
 _WINDOW = [("start", TimestampType()), ("end", TimestampType())]
 _KEYS = ("key", "user_map_key", "expiration_timestamp_ms")
 _VALUES = ("value", "user_map_value", "list_value")
-"""Columns of Spark's state reader. A table has some of them."""
+"""Names of value columns in Spark's state reader."""
 _TIMES = {
     ("transform", ("expiration_timestamp_ms",)): (DUE_AT, F.timestamp_millis),
     ("transform", ("value", "ttlExpirationMs")): ("expires_at", F.timestamp_millis),
@@ -49,7 +49,7 @@ _TIMES = {
     ("map-groups", ("value", "timeoutTimestamp")): (DUE_AT, F.timestamp_millis),
     ("distinct-within-watermark", ("value", "expiresAtMicros")): ("expires_at", F.timestamp_micros),
 }
-"""Numeric columns that are times, by kind and path: new name and unit. A negative number means no time."""
+"""Numeric columns that are times, by kind and path, with their new name and unit. Negative numbers mean no time."""
 _WRAPPERS = {
     "pandas": (("groupState",), ("groupState", "timeoutTimestamp")),
     "map-groups": (("groupState",), ("groupState", "timeoutTimestamp")),
@@ -67,10 +67,10 @@ class ReaderColumn:
     name: str
     reader_column: str
     field_indices: tuple[int, ...]
-    """Field index at each level, outermost first. Names are ambiguous, since a buffer may repeat them."""
+    """Field index at each level, outermost first. Names would be ambiguous, since a buffer may repeat them."""
     type: pa.DataType
     path: tuple[str, ...]
-    """Names of the fields, starting with the reader's column. Empty for the key of a table without a key."""
+    """Names of the fields, starting with the reader's column. Empty for `SINGLE_ROW_KEY`, which is not stored."""
     is_existence_flag: bool = False
 
 
@@ -84,7 +84,7 @@ class StateTable:
         kind: Kind of the operator.
         store: Name of the store with the table.
         options: Options of Spark's state reader that select the table in the store.
-        has_feed: True if changes of a batch can be read; otherwise two whole states are compared.
+        has_change_feed: True if changes of a batch can be read; otherwise two whole states are compared.
         key: Columns that identify a row.
         values: Other columns; all names are unique.
     """
@@ -119,14 +119,14 @@ class StateTable:
 
     @property
     def is_in_shared_store(self) -> bool:
-        """True if the store has several tables, for which Spark opens a whole state before it reads changes."""
+        """True if the store has several tables. Spark then opens a whole state before it reads changes."""
         return bool(self.options)
 
     def select_columns(self) -> Sequence[Column]:
         return [_select(part, self.spark_types, self.kind) for part in self.reader_columns]
 
     def from_reader_arrays(self, columns: Mapping[str, pa.Array]) -> pa.Table:
-        """Convert the arrays that Spark's state reader would return, by name, to the table's columns."""
+        """Convert arrays, named and typed as by Spark's state reader, to the table's columns."""
         return pa.table([_select_array(part, columns, self.kind) for part in self.reader_columns], self.schema)
 
 
@@ -258,7 +258,7 @@ def _stored_type(kind: DataType) -> DataType:
 
 
 def map_nested(column: Column, kind: DataType, leaf: Callable[[Column, DataType], Column | None]) -> Column:
-    """Replace nested values by the results of `leaf`. A result of None leaves a value unchanged."""
+    """Replace a column by the result of `leaf`. If it is None, the values nested in the column are replaced instead."""
     if (replaced := leaf(column, kind)) is not None:
         return replaced
     inner = partial(map_nested, leaf=leaf)

@@ -1,8 +1,8 @@
 """Decoder of Spark's `UnsafeRow`s into Arrow arrays: all rows of a buffer at once, one column at a time.
 
 The layout is that of Spark's `UnsafeRow`, `UnsafeArrayData` and `UnsafeMapData`: little-endian words of eight bytes.
-The null bits of the fields come first, then one word for each field with its value, or with the offset (upper half) and
-size (lower half) of a longer value, then the longer values. Array elements have the width of their type.
+A row begins with the null bits of its fields. Then each field has a word: its value, or the offset (upper half) and
+size (lower half) of a longer value. The longer values come last. Array elements have the width of their type.
 """
 
 from typing import Any
@@ -50,9 +50,9 @@ _WIDTHS: dict[type[DataType], type[np.generic]] = {
     TimestampNTZType: np.int64,
     DayTimeIntervalType: np.int64,
 }
-"""Types whose values are stored in the word itself, with the width of their values."""
+"""NumPy types of the Spark types whose values are stored in a field's eight-byte word."""
 _MAX_WORD_PRECISION = 18
-"""Maximum precision of a decimal that is stored in the word itself."""
+"""Maximum precision of a decimal that is stored in a field's eight-byte word."""
 
 
 class UnknownLayout(Exception):
@@ -82,7 +82,7 @@ def decode_rows(data: Bytes, at: Positions, kind: StructType) -> pa.StructArray:
 
 
 def gather(data: Bytes, at: Positions, stored: type[np.generic]) -> npt.NDArray[Any]:
-    """Return the numbers stored at these offsets. Raises `UnknownLayout` if a number would exceed the buffer."""
+    """Return the numbers of type `stored` at these offsets. Raises `UnknownLayout` for offsets outside the buffer."""
     kind = np.dtype(stored)
     if len(at) and (at.min() < 0 or at.max() + kind.itemsize > len(data)):
         raise UnknownLayout
@@ -133,7 +133,7 @@ def _variable_length(
 
 
 def _elements(data: Bytes, at: Positions, kind: DataType) -> tuple[pa.Array, pa.Array]:
-    """Decode the arrays at these offsets. Returns the end of each array, and the elements of all arrays."""
+    """Decode the arrays at these offsets. Returns Arrow's list offsets, and the elements of all arrays."""
     counts = gather(data, at, np.int64)
     if (counts < 0).any() or (at + counts > len(data)).any():
         raise UnknownLayout
