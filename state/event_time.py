@@ -28,18 +28,18 @@ from .kinds.kind import BatchMoment, DueBy
 from .multi_input import INPUT_COLUMN
 
 MAX_EVENT_TIME, AHEAD_COUNT = "_slackwater_at", "_slackwater_ahead"
-"""Columns of pre-aggregated rows: their largest event time within the bound, and how many are beyond it."""
+"""Columns of pre-aggregated rows: largest plausible event time, and count of later times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Declared watermark, as a batch computes it."""
+    """Watermark of some inputs, as declared: its event time columns and its delay."""
 
     columns: tuple[str, ...]
     delay_ms: int
     inputs: tuple[str, ...]
     part: int | None = None
-    """Index of the DataFrame with the watermark, if several have its column; else None."""
+    """Index of the DataFrame that has the watermark, if several DataFrames have its column; else None."""
 
 
 class SeenTimes(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ class Due(BatchMoment):
 
     @property
     def span(self) -> tuple[int, int]:
-        """First and last millisecond in which rows fall due. Requires `pending`."""
+        """First and last due time, in ms, of the rows that fall due. Requires `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
         return BEFORE_FIRST_EVENT_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
@@ -155,7 +155,7 @@ class BatchTimes:
     clock_ms: int
     bound_ms: int = 0
     due: Due | None = None
-    """Due rows of the batch; None for a table whose rows never fall due."""
+    """Time span in which rows fall due with the batch; None for a table whose rows never fall due."""
 
     @property
     def pending(self) -> bool:
@@ -170,7 +170,7 @@ class TimeRules:
     timed: Collection[str] = ()
     due_by: DueBy | None = None
     behind_ms: int = 0
-    """Largest lag of the event times of emitted rows behind the watermark."""
+    """Milliseconds by which the event time of an emitted row may be behind the watermark."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ Fails = Callable[[Sequence[Items]], Sequence[bool]]
 
 
 class TooManyFailing(Exception):
-    """More items fail than allowed. `items` has the last item of each failing group found so far, ascending."""
+    """More items fail than allowed. `items` has one item of each failing group found so far, ascending."""
 
     def __init__(self, failing: Sequence[int]) -> None:
         super().__init__(f"at least {len(failing)} items fail")
@@ -85,9 +85,9 @@ def find_early_turning_point(
 ) -> int:
     """Return the index of an early item at which a sequence turns bad; see `find_turning_point`.
 
-    Works for predicates that are not monotonic. Up to `scan` items, the item returned is the first one. Beyond that, it
-    is no later than the first of the `suspects` (ascending, at least one) at which the sequence is bad. At most
-    `max_suspects` suspects are tested.
+    Works for predicates that are not monotonic. If `count` is at most `scan`, this is the first item that turns the
+    sequence bad. Otherwise it is no later than the first of the `suspects` (ascending) up to which the sequence is bad;
+    only the first `max_suspects` of them are tested.
     """
     if count <= scan:
         return next((size - 1 for size in range(1, count) if is_bad(size)), count - 1)
@@ -295,7 +295,7 @@ def merge_reporting_failures(
 
 
 class _FailedMerge:
-    """Failed merge, parts of which are merged again. A failing part raises the error of the user's function."""
+    """Merge that failed, of which parts are tried again. A failing part raises the error of the user's function."""
 
     def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
         self._state, self._rows, self._groups, self._keys, self._old = state, rows, groups, keys, old

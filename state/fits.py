@@ -1,6 +1,6 @@
 """Compare a program's stage with its stored history: unchanged, changed or incompatible. Pure functions.
 
-A run compares before it claims a stage, and accepts only the same; a migration carries out the changes.
+`run` compares before it claims a stage, and accepts an unchanged stage only; `migrate` carries out changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -95,7 +95,10 @@ class InputsFit(NamedTuple):
 
 
 def fit_inputs(head: Manifest, declared: Mapping[str, str]) -> InputsFit:
-    """Compare a stage's stored inputs with `declared`: upstream stage by input, empty for a user's topic."""
+    """Compare the inputs of a stage's newest version with the declared inputs.
+
+    `declared` maps each input to its upstream stage; empty for a user's topic.
+    """
     stored = {name: source.upstream for name, source in head.inputs.items()}
     new, gone = (tuple(sorted(names)) for names in (declared.keys() - stored, stored.keys() - declared))
     both = {name: (stored[name], writer) for name, writer in declared.items() if name in stored}
@@ -259,7 +262,7 @@ def _carry_over(stage: str, column: Column, stored: Column, old_kind: Kind, new_
 
 
 def likely_renames(changes: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Return probable renames: pairs of a removed and an added column, each the only one of its type and meaning."""
+    """Return probable renames: pairs of a removed and an added column, the only ones of their type and meaning."""
     removed, added = (
         [(change.type, change.meaning, change.column) for change in changes if change.kind == kind]
         for kind in ("removed", "added")

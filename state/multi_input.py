@@ -33,9 +33,9 @@ def split_with_keys(
     ids: npt.NDArray[np.int32],
     order_by: Sequence[str] = (),
 ) -> tuple[pa.Table, ...]:
-    """Split rows by input, each with its own columns, and with `ids`, the rows' key numbers, as column `_key`.
+    """Split rows by input, each part with its input's columns and the rows' key numbers as column `_key`.
 
-    With `order_by`, the rows of each input are sorted by key number and by these columns.
+    `ids` has the key number of each row. With `order_by`, each part is sorted by key number and by these columns.
     """
     if len(schemas) == 1:
         tables = [rows.append_column("_key", pa.array(ids))]

@@ -52,7 +52,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     late: int = 0
     next_due_ms: int | None = None
     partials: int = 0
-    """Rows that were shuffled to this task after pre-aggregation; see `pre_aggregation`."""
+    """Number of pre-aggregated rows that were shuffled to this task; see `pre_aggregation`."""
     unsent: tuple[OversizedRecord, ...] = ()
     failed: StateFailure | None = None
     """Keys or records for which the state's function failed, if the stage may leave records out.
@@ -101,8 +101,8 @@ def next_version(
     """Return the manifest that follows `base`, on which the batch was computed.
 
     `positions` has the end of the batch by declared input; empty if nothing was read. Finished `merges` replace their
-    inputs; merges that do not fit are dropped. Tasks used `times`; `with_rows` is True if they read rows. `now_ms` is
-    the wall clock in ms since 1970, `duration_ms` the time since the batch began.
+    input SSTs; merges that no longer fit are dropped. `times` are those that the tasks used; `with_rows` is True if the
+    tasks read rows. `now_ms` is the wall clock in ms since 1970, `duration_ms` the time since the batch began.
 
     Raises `Refused` if the stage is retired, and `AnotherTopic` if rows were written at offsets below those sent
     earlier.
@@ -175,10 +175,11 @@ def has_rows(start: Input, end: Position) -> bool:
 
 
 def _input_after(start: Input, end: Position, count: int | None, *, own: bool) -> Input:
-    """Return the input after a batch that ended at `end`. With `own`, upstream's watermark is ignored.
+    """Return the input after a batch that ended at `end`.
 
-    `count` is the number of records read from a user's topic. It may be less than the number of offsets, because
-    transaction markers and aborted or compacted records have offsets too.
+    With `own`, the input has its own watermark, and that of the upstream stage is ignored. `count` is the number of
+    records read from a user's topic. It may be less than the number of offsets, because transaction markers and aborted
+    or compacted records have offsets too.
     """
     if not start.upstream:
         # New partitions begin at 0.

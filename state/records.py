@@ -66,7 +66,7 @@ class Position:
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
     woken: int = 0
-    """Newest version after which a batch was requested, with or without input; see `pipeline.source.wake`."""
+    """Newest version whose scheduled wake-up started a batch; see `pipeline.source.wake`."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, object]) -> "Position":
@@ -106,8 +106,8 @@ def read_spans(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield the (start, end) offsets read from an input after `previous` (None for its beginning) up to `after`.
 
-    Each reset in between adds a stretch. Offsets in two stretches were read twice; offsets in no stretch were skipped.
-    Without `with_former_topics`, stretches in earlier topics of the same name are left out.
+    Each reset in between begins another span. Offsets in two spans were read twice; offsets in no span were skipped.
+    Without `with_former_topics`, spans in earlier topics of the same name are left out.
     """
     at, num_resets = (previous.offsets, len(previous.resets)) if previous is not None else ((), 0)
     read = []
@@ -169,7 +169,7 @@ def id_to_store(stored: str, current: str) -> str:
 
 
 def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], current: TopicState) -> str:
-    """Return a sentence with the former and the current topic; empty without evidence that the topic was recreated."""
+    """Return a sentence about a topic that was recreated; empty without evidence that it was."""
     count, positions = len(current.ends), tuple(offsets) + (0,) * (len(current.ends) - len(offsets))
     short = count < len(offsets) or any(at > end for at, end in zip(positions, current.ends, strict=False))
     if not is_other_topic(stored, current.id) and (not short or (is_kafka_id(stored) and stored == current.id)):
@@ -180,11 +180,11 @@ def explain_recreated_topic(topic: str, stored: str, offsets: Sequence[int], cur
 def was_recreated_since_read(
     offsets: Sequence[int], current: TopicState, since_read: Sequence[int], since_now: Sequence[int]
 ) -> bool:
-    """Return True if, by timestamps, all records now below `offsets` were written after the app had read that far.
+    """Return True if, by timestamp, all records of a topic below `offsets` are newer than the app's read.
 
-    For topics without known ids: the topic was then re-created. `since_read` has, by partition, the first
-    offset of a record newer than the app's read, `since_now` of one newer than now; -1 for none. Records
-    newer than now prove nothing about when they arrived.
+    Then the topic was recreated; this test is for topics without known ids. By partition, `since_read` has the offset
+    of the first record newer than the app's read, and `since_now` that of the first one with a time in the future; -1
+    for none. A time in the future proves nothing about when the record arrived.
     """
     overlapping = [
         partition for partition, at in enumerate(offsets[: len(current.ends)]) if at > current.earliest[partition]

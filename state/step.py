@@ -30,9 +30,9 @@ class StepResult:
     """Rows to write and to emit, for a table or a part of it."""
 
     new: pa.Table
-    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key, by `_hash`, due rows first.
+    """`_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each changed key; empty table if nothing changed.
 
-    Without columns if nothing changed.
+    Due rows come first, then rows of the batch; each part is sorted by `_hash`.
     """
     emitted: tuple[pa.Table, ...] = ()
     next_ms: int | None = None
@@ -59,8 +59,9 @@ class Step:
     def apply(self, rows: pa.Table, stored: TableLookUps, hashes: tuple[int, int] | None = EVERY_HASH) -> StepResult:
         """Merge the rows that are in time, if any; then let other rows of the table fall due.
 
-        A key of the batch never falls due with the batch: its row is written with a time after `due.until_ms`, so the
-        key falls due in the next. A row that falls due and keeps a time in the past does not fall due again.
+        A key of the batch never falls due in the same batch: its row is written with a due time after `due.until_ms`,
+        so the key falls due in a later batch. A row that falls due and keeps a due time in the past does not fall due
+        again.
 
         `rows` has `_hash`, the key and the columns that the state needs, in any order; `hashes` is the lowest and the
         highest hash of the rows that may fall due, None for no rows. Raises `StateFailed` (see `max_reported`), and
@@ -89,7 +90,10 @@ class Step:
         return StepResult(new, tuple(map(pa.concat_tables, zip(*parts, strict=True))), next_ms)
 
     def with_expiry(self, new: pa.Table) -> tuple[pa.Table, int | None]:
-        """Return new rows as SSTs store them, and their largest event time; None unless rows expire by event time."""
+        """Return new rows with their times of expiry, and the rows' largest event time.
+
+        The event time is None unless rows expire by event time.
+        """
         new = schema.with_expiry(new, self.table, self.clock_ms)
         return new, schema.latest_event_ms(new, self.table.ttl)
 
@@ -157,7 +161,10 @@ class Step:
 
 
 def group_by_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
-    """Sort rows by (`_hash`, key) and number their groups. Normalises keys: -0.0 becomes 0.0, all NaNs are equal."""
+    """Sort rows by (`_hash`, key) and return them with their groups by key.
+
+    Normalises keys: -0.0 becomes 0.0, all NaNs are equal.
+    """
     rows = normalise_keys(rows, key)
     hashes = rows[HASH].to_numpy()
     order = np.argsort(hashes, kind="stable")
@@ -194,7 +201,10 @@ def _keys_without_rows(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.
 
 
 def _postpone_due(rows: pa.Table, until_ms: int | None, *, due_again: bool) -> pa.Table:
-    """Move due times up to `until_ms` to right after it; without `due_again`, to null. Deleted rows get null."""
+    """Replace due times up to `until_ms` by the next millisecond; without `due_again`, by null.
+
+    Due times of deleted rows become null.
+    """
     never = pa.scalar(None, pa.int64())
     due = pc.if_else(pc.equal(rows[OP], PUT), rows[DUE], never)
     if until_ms is not None:

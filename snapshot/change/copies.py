@@ -131,8 +131,8 @@ class Masks:
 def check_masks(cut: Cut, masks: Masks) -> None:
     """Check that the masked columns exist at a cut, and that they may be masked.
 
-    Raises `NotFound` for a table or column, and `Refused` for a column of the key, for a column whose stored value
-    later records need, and for a type that the mask does not support.
+    Raises `NotFound` for a missing table or column. Raises `Refused` for a key column, for a column whose
+    stored value is needed to process later records, and for a column type that the mask does not support.
     """
     tables = cut.tables
     for mask in masks.column_masks:

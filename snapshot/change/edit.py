@@ -69,8 +69,8 @@ def edit(
 
     `description` is one line for logs. If a runner has the stage, `on_wait` is called with the runner's name, and the
     runner makes the edit between two batches, within `timeout_s`. Repeating an interrupted call completes the edit: a
-    statement of one user is executed once within ten minutes, unless `again` is set. Raises the errors of
-    `StoredApp.edit`.
+    statement that the same user repeats within ten minutes is not executed again, unless `again` is set. Raises the
+    errors of `StoredApp.edit`.
     """
     if bool(sql) == (source is not None):
         raise Usage("an edit needs either an SQL statement or rows", hint="give --sql TEXT or --rows FILE")
@@ -112,7 +112,7 @@ def _put_request(store: ObjectStore, app: str, request: EditRequest, rows: bytes
 
 
 def _find_recent_edit(store: ObjectStore, app: str, request: EditRequest) -> int:
-    """Return the version in which the requester committed an equal edit in the last ten minutes; 0 for none."""
+    """Return the version with an equal edit that the same user made in the last ten minutes; 0 for none."""
     since_ms, suffix, stage = request.created_ms - RETRY_WINDOW_MS, f": {request.edit.what}", request.stage
     entry = find_operation(
         store, app, "edit", lambda text: text.startswith(f"{stage} v") and text.endswith(suffix), since_ms=since_ms

@@ -40,7 +40,7 @@ DELETED = "_deleted"
 """Column of an edit: True for rows to delete."""
 _CHANGING = ("UPDATE", "DELETE", "INSERT", "MERGE_INTO")
 _ANOTHER_TABLE = re.compile(r"Can only (?:update|delete from|merge into) base table|is not an table")
-"""Pattern of DuckDB's error for a statement that changes a view: only the edited table is not a view."""
+"""Pattern of DuckDB's error for a statement that changes a view: all tables but the edited one are views."""
 _BEFORE = "the table before"
 _MEMORY = "1 GiB"
 """Memory limit of DuckDB for the copy of the table; DuckDB spills to disk beyond this limit."""
@@ -175,8 +175,8 @@ def compute_edit(
     """Compute the effect of an edit on a stage's version in `cut`; None if no row changes.
 
     Writes one SST for each state partition with changed rows, unless `writes` is False. Raises the errors of
-    `Change.compute_rows` and `bind_replacement`, and `Refused` if a value changes without the internal columns that it
-    is derived from.
+    `Change.compute_rows` and `bind_replacement`. Raises `Refused` if the edit changes a value but not the
+    internal columns from which the next record would recompute it.
     """
     head = cut.stages[stage]
     table, clock_ms = require_table(head), cut.clock_ms(stage)
@@ -206,7 +206,7 @@ def compute_edit(
 
 @dataclass(frozen=True, slots=True)
 class BoundReplacement(BoundState):
-    """State that takes one row for each key, with all value columns and `DELETED`, as the new row."""
+    """State for edits: a key's new row, with all value columns and `DELETED`, replaces the stored row."""
 
     values: pa.Schema
 
@@ -225,8 +225,8 @@ class BoundReplacement(BoundState):
 def bind_replacement(table: Table, name: str) -> BoundState:
     """Return the state that applies an edit to a table. Edited rows fall due as written rows do.
 
-    Raises `Refused` if no program writes the rows, if rows wait for other rows, or if only the program knows when they
-    fall due.
+    Raises `Refused` if the rows belong to a Spark query outside of slackwater, if rows or sessions wait in lists, or if
+    only the program knows when rows fall due.
     """
     kind, values = kind_of(table.state), arrow_schema(table.values)
     if kind.external_owner:
@@ -280,7 +280,8 @@ def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
 def read_rows(source: RowSource, head: Manifest) -> pa.Table:
     """Read the rows of a source, one per key, with the columns of the stage's table.
 
-    Raises `Refused`, and the errors of `check` and `fit`.
+    Raises `Refused` if there are no rows or several rows of one key, and the errors of `check_schema` and
+    `convert_rows`.
     """
     table = require_table(head)
     shown = replace(table, values=tuple(column for column in table.values if column.name != DUE))

@@ -65,15 +65,19 @@ def topics_of_unfinished(store: ObjectStore, note: CloneJournal) -> tuple[str, .
 
 
 InFlightReader = Callable[[Channel, Channel | None], tuple[InFlight, Iterator[pa.Table] | None, tuple[int, ...]]]
-"""Function that reads a channel's in-flight records for one reader, up to the position of a second reader.
+"""Function that reads in-flight records of a channel, from one reader's position to the next reader's.
 
-The second reader is None for the fastest reader. Returns the state of the channel; the records, or None if they must be
-read from Kafka; and the original number of records by Kafka partition if records were forgotten, else an empty tuple.
+The next reader is None for the fastest one: then the records up to the cut are read. Returns the state of the channel;
+the records, or None if they must be read from Kafka; and the number of records by Kafka partition before some were
+forgotten, empty if none were.
 """
 
 
 def in_flight_reader(store: ObjectStore, cut: Cut, keeper: Snapshot | None) -> InFlightReader:
-    """Return a function that reads in-flight records from the snapshot `keeper`; without one, Kafka has to be read."""
+    """Return a function that reads in-flight records from the snapshot `keeper`, if it has them.
+
+    For records that `keeper` does not have, the function returns None: they must be read from Kafka.
+    """
 
     def records(
         reader: Channel, following: Channel | None
@@ -207,7 +211,10 @@ def has_run(store: ObjectStore, info: AppInfo) -> bool:
 
 
 def users_inputs_by_name(cut: Cut) -> Iterator[tuple[str, Input]]:
-    """Yield the declared name and input of each user's topic that the app reads, without attached Spark queries."""
+    """Yield the declared name and input of each user's topic that the app's stages read.
+
+    Inputs of attached Spark queries are left out.
+    """
     for stage in topological_order(cut.stages):
         if cut.stages[stage].attached is None:
             yield from ((name, read) for name, read in sorted(cut.stages[stage].inputs.items()) if not read.upstream)

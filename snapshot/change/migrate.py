@@ -43,10 +43,10 @@ class Migrated:
 def find_plan(
     store: ObjectStore, declared: Declared, renames: Mapping[str, str], *, stages: Mapping[str, str] | None = None
 ) -> Plan:
-    """Return the changes that a program makes to the stored app; `renames` and `stages` map old to new names.
+    """Return the changes that a program makes to the stored app.
 
-    Raises the errors of `plan_changes`, `NotFound` if the app does not exist, and `Refused` if an earlier migration is
-    incomplete.
+    `renames` maps old to new names of columns, `stages` old to new names of stages. Raises the errors of
+    `plan_changes`, `NotFound` if the app does not exist, and `Refused` if an earlier migration is incomplete.
     """
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
     after = check_migration_complete(store, declared.app, heads, Intent.MIGRATE)
@@ -59,7 +59,7 @@ def find_plan(
 
 
 def check_migration_complete(store: ObjectStore, app: str, heads: Mapping[str, Manifest], intent: Intent) -> int:
-    """Return the number of the newest migration; 0 for none. Raises `Refused` if some stage has not applied it."""
+    """Return the number of the newest migration; 0 for none. Raises `Refused` if a stage lacks it."""
     last = MIGRATIONS.newest(store, app)
     if last is not None and (missing := last.missing_stages(heads)):
         raise refusal_error(intent, evidence_of_incomplete(last, missing))
@@ -97,8 +97,9 @@ def migrate(
     `starts` has the start positions of new inputs, by stage and declared name (`Plan.unread`); `by` is user@host. With
     a `reader`, the snapshot keeps in-flight records; otherwise Kafka keeps them until its retention ends.
 
-    Raises `Refused` if another migration won, or if an open snapshot request could not be answered by stages with other
-    inputs or names; nothing changed then. Raises `Unavailable`; the next call finishes the migration.
+    Raises `Refused` if another migration was decided first, or if a snapshot request is open that stages could not
+    answer with their new inputs or names; nothing changed then. After `Unavailable`, the next call finishes the
+    migration.
     """
     if not decided_plan.changes:
         return Migrated(decided_plan, 0, "", {})

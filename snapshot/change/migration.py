@@ -41,15 +41,15 @@ Heads = Mapping[str, Manifest]  # by stage
 def finish_migration(store: ObjectStore, migration: Migration, *, now_ms: int) -> dict[str, int]:
     """Commit the version of each stage that has not applied a migration yet. Idempotent.
 
-    Renamed stages come first, so that readers find them under the new name, then receivers before senders: so no
-    active stage reads a retired one. In a rewind senders come first, since readers name the senders' new versions.
-    Last, snapshot requests from before the migration that stages can no longer answer are withdrawn.
+    Renamed stages come first, so that readers find them under the new name. Then come receivers before senders, so that
+    no active stage reads a retired one; in a rewind senders before receivers, since readers name the senders' new
+    versions. Last, earlier snapshot requests are withdrawn if stages can no longer answer them.
 
     The call that completes it also records it in the audit log under the original author, and unpins the target of a
     rewind.
 
-    Returns the version of each stage that this call committed, without versions that existed. Raises `CommitConflict`
-    if other writers kept winning the race for a stage's next version, and `Unavailable`; calling again continues.
+    Returns the version of each stage that this call committed. Raises `CommitConflict` if other writers kept winning
+    the race for a stage's next version, and `Unavailable`; calling again continues.
     """
     # Includes stages that started meanwhile: they only get the migration's number.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
@@ -143,7 +143,7 @@ def finish_newest_migration(store: ObjectStore, app: str, *, now_ms: int) -> int
 def rewind_version(
     draft: Manifest, step: MigratedStage, number: int, target_heads: Heads, newest_heads: Heads
 ) -> Manifest:
-    """Return the version that rewinds a stage to its version in `target_heads`, or to an empty table without one.
+    """Return the version that rewinds a stage to its version in `target_heads`, or else to an empty table.
 
     A pure function. `draft` is the successor of the stage's newest version; `newest_heads` has the senders' newest
     versions, which are rewound already. Unpublished rows of sinks are dropped: a sink starts empty.
@@ -173,7 +173,7 @@ def rewind_version(
         )
 
     def source(name: str, old: Input) -> Input:
-        """Return an input of the rewind's target with the version numbers of the rewound sender."""
+        """Return an input of the rewind's target, with its version and offsets adapted to the rewound sender."""
         sender, old_sender = newest_heads.get(old.upstream), target_heads.get(old.upstream)
         moved = step.inputs.get(name, old)
         if sender is None or old_sender is None or name not in old_sender.outputs:

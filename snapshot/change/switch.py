@@ -64,7 +64,7 @@ def highest_offsets(heads: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
 
 
 def max_lag(heads: Iterable[Manifest], at: Offsets) -> int:
-    """Return the largest number of offsets that one input of these stages has still to read up to `at`."""
+    """Return the largest lag of an input of these stages: the number of offsets still to read up to `at`."""
     return max((input_lag(source, at) for source in users_inputs(heads)), default=0)
 
 
@@ -73,11 +73,11 @@ def input_lag(source: Input, at: Offsets) -> int:
 
 
 def why_not_reached(store: ObjectStore, head: Manifest, at: SwitchoverPosition) -> str:
-    """Return the reason why a stage has not reached a position, as a sentence; empty if the stage has reached it.
+    """Return the reason why a stage has not reached a position, as a sentence; empty if it has.
 
     A stage has reached the position if its offsets match, its channels are read, no row is due by its watermark or
     by the clock, and its sinks are published. Costs a request for each unread version of its senders, and the
-    requests of `published.places`.
+    requests of `published.read_positions`.
     """
     if head.retired:
         return ""
@@ -150,10 +150,10 @@ class Switchover:
     def prepare(
         self, store: ObjectStore, kafka: KafkaTopics, heads: Iterable[Mapping[str, Manifest]], now_ms: int
     ) -> None:
-        """Commit the missing versions of both apps. `heads` has the newest versions of the old app and of the new app.
+        """Commit those versions of the switchover that the two apps still lack.
 
-        Raises `SwitchoverFailed` if a stage is not at the required position, `Refused` if all stages are retired, and
-        the errors of `amend`.
+        `heads` has the newest versions of the old app, then those of the new app. Raises `SwitchoverFailed` if a stage
+        is not at the required position, `Refused` if all stages are retired, and the errors of `amend`.
         """
         old, new = heads
         if all(head.retired for head in new.values()):
@@ -240,10 +240,10 @@ def withdraw_promotion(store: ObjectStore, promotion: Promotion, old_folder: str
 def settle_promotion(
     store: ObjectStore, heads: Iterable[Manifest], *, by: str, now_ms: int, claims: Collection[str] = ()
 ) -> Promotion | None:
-    """Return an app's newest promotion, decided or not, before stages of the app are run.
+    """Return an app's newest promotion; withdraw it if it is undecided and stages cannot run under it.
 
-    An undecided promotion over this app is withdrawn. So is an undecided promotion of this app if a stage in `claims`
-    is not prepared: the claim would give the stage its sinks without asking if it may publish. Costs no request for an
+    An undecided promotion of another app over this one is withdrawn. So is one of this app if a stage in `claims` is
+    not prepared: the claim would give the stage its sinks without a check that it may publish. Costs no request for an
     app without promotions.
     """
     manifests = tuple(heads)

@@ -19,7 +19,7 @@ from ...store.versions.side_tables import tables_of
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """Requested time and answered time of a moment whose versions were collected."""
+    """Requested time of a moment whose versions were collected, and the time of the cut that is returned instead."""
 
     asked_ms: int
     answered_ms: int
@@ -33,7 +33,7 @@ class Cut:
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     seen_ms: int = 0
-    """Time at which rows with a time to live by write time expire; 0 for the commit time of each version."""
+    """Time as of which rows with a time to live by write time expire; 0 for each version's own clock."""
     thinned: Thinned | None = None
 
     @property
@@ -119,7 +119,7 @@ def downstream_stages(stages: Mapping[str, Manifest], stage: str) -> frozenset[s
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Return one channel for each sender, name and receiver, upstream senders first."""
+    """Return the channels of a cut, upstream senders first: a channel once per receiver, or once if it has none."""
     result: list[Channel] = []
     stages = topological_order(cut.stages)
     for sender in stages:
@@ -171,10 +171,10 @@ def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Man
 def lower_receivers(
     stages: Mapping[str, Manifest], pinned: str, read: Callable[[str, int], Manifest], first: Callable[[str], int]
 ) -> dict[str, Manifest]:
-    """Return a consistent cut that contains the version `pinned`, with earlier versions of stages downstream of it.
+    """Return a consistent cut with the version `pinned`, and with earlier versions of stages downstream of it.
 
-    This is needed for versions chosen by time if clocks differ. The result is consistent and has `pinned` unchanged.
-    `first` returns the lowest version of a stage to go back to; a stage that would have to go further back is left out.
+    Needed for versions chosen by time, if clocks differ. `first` returns the lowest version to which a stage may go
+    back; a stage that would have to go further back is left out.
     """
     lowered = dict(stages)
     receivers = downstream_stages(stages, pinned)

@@ -73,10 +73,10 @@ def rows_of_sink(store: ObjectStore, head: Manifest, name: str, start: int, afte
 
 
 def channel_state(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """Return a receiver's unread records of a channel, up to the cut or to the position `until` of a second receiver.
+    """Return a receiver's unread records of a channel, up to the cut or to another receiver's position `until`.
 
-    Without attempts if there are none. For a channel that no stage has read yet, returns all kept records; if its
-    reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
+    `attempts` of the result is empty if nothing is unread. For a channel that no stage has read yet, returns all kept
+    records; if its reader was retired, none. Raises `NotFound` if a manifest of the sender is gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
@@ -141,7 +141,7 @@ class Gap:
     ends: tuple[int, ...]
     missing_ranges: tuple[tuple[int, int, int], ...]
     sent: tuple[int, ...]
-    """Number of rows by Kafka partition that the sender wrote up to version `up_to`, since the channel began."""
+    """Number of rows, by Kafka partition, that the sender wrote from the channel's beginning to version `up_to`."""
     markers: frozenset[str]
 
 
@@ -191,8 +191,8 @@ def skip_gap(at: Input, gap: Gap) -> tuple[Input, LostRecords]:
 def snapshots_broken_by_gap(head: Manifest | None, channel: str, gap: Gap) -> frozenset[str]:
     """Return the snapshots that the reader cannot complete if it skips the gap.
 
-    Either the snapshot's marker is in the gap and not recorded by the reader yet, or the reader awaits the marker
-    and the records to capture before it are lost.
+    The snapshot's marker is in the gap, and the reader has not recorded the snapshot; or the reader awaits the marker,
+    and loses records that it had to capture before the marker.
     """
     if head is None:
         return gap.markers

@@ -30,7 +30,7 @@ class KafkaTopics(Protocol):
         """Return the end offset by partition; None if the topic does not exist."""
 
     def since(self, topic: str, time_ms: int, /) -> tuple[int, ...]:
-        """Return, by partition, the first offset of a record from `time_ms` on; the end offset if there is none."""
+        """Return, by partition, the offset of the first record at or after `time_ms`; else the end offset."""
 
     def retention_ms(self, topic: str, /) -> int | None:
         """Return the retention of a topic in milliseconds: -1 for unlimited, None if unknown."""
@@ -83,14 +83,14 @@ class KafkaTopics(Protocol):
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """Copy in-flight records to the end of `topic`, created with as many partitions if it is missing.
+        """Copy in-flight records to the end of `topic`; creates a missing topic with as many partitions.
 
         Records are read from Kafka, or taken from `kept` (tables as from `capture.read_captured`). The copies are
-        messages of `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`, nothing is
-        copied.
+        messages of `app`, version `in_flight.up_to`, under one new attempt. Without attempts in `in_flight`,
+        nothing is copied.
 
         Returns the end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
-        from which the copied records are read.
+        at which the copied records begin.
         """
 
 

@@ -35,7 +35,7 @@ class KeptMoment:
 class Line:
     """Line of an app up to a consistent cut.
 
-    If garbage collection deleted versions, the line starts with the single moments that were kept, by their times.
+    If garbage collection deleted versions, the line starts with the individual moments that it kept, in order of time.
     """
 
     store: ObjectStore
@@ -85,9 +85,9 @@ class Line:
         return self.limit.has_complete_history(cut.versions)
 
     def _kept_range(self, cut: Cut) -> tuple[int, int]:
-        """Return the range of indices of the kept moment with this cut; an empty range if there is none.
+        """Return the range of indices, (start, end), of the kept moment that equals a cut.
 
-        An empty range is at the index of the first kept moment after the cut.
+        If no kept moment does, the range is empty, at the index of the first kept moment after the cut.
         """
         if self.is_whole(cut):
             return len(self.kept_moments), len(self.kept_moments)
@@ -126,7 +126,7 @@ class Line:
     def last_commit(self, prefix: Cut) -> Manifest | None:
         """Return the last commit of a prefix; None for the empty prefix.
 
-        Of a kept moment, return the commit that names it.
+        For a kept moment, returns the commit whose ref names the moment.
         """
         start, end = self._kept_range(prefix)
         if start < end:
@@ -152,9 +152,9 @@ class Line:
         return self.prefix_up_to(last) if last else self._consistent_cut({})
 
     def beginning(self) -> Cut:
-        """Return the shortest prefix with the app's initial rows, from a clone, an `init`, or the first kept versions.
+        """Return the shortest prefix with the app's initial rows: those of a clone, of `init`, or the oldest kept.
 
-        If there are no initial rows, returns the first commit if it has no rows, else the empty cut.
+        Without initial rows, returns a cut of the first commit if that has no rows, else the empty cut.
         """
         firsts = [self.read(stage, self.first_version(stage)) for stage in self.heads.stages]
         initial = [

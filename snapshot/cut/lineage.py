@@ -124,8 +124,9 @@ def sender_version_read(
 ) -> Manifest | None:
     """Return the sender's version up to which a reader has read a channel; None if no version was read.
 
-    If the reader was rewound and has not read since, this is the version that it had read at the restored moment,
-    which precedes the sender's own rewind. If the version is gone, `read` raises `NotFound` or returns None.
+    If the reader was rewound and has read nothing since, returns the version that it had read at the rewind's target:
+    one that the sender committed before its own rewind. If the version is gone, `read` raises `NotFound` or returns
+    None.
     """
     source = reader.inputs[name]
     following = history.find(store, reader.app, source.upstream, source.version + 1) if reader.rewinds else None
@@ -200,9 +201,9 @@ def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Wi
 
 
 def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
-    """Return the newest version of a channel's sender whose rows a reader has read completely; else the first version.
+    """Return a sender's newest version under its former name of which a reader at `read` has read all rows.
 
-    The sender's former name is searched as well. If there is no such version, returns the sender's first version.
+    If there is no such version or no former name, returns the sender's first version.
     """
     first = _first(store, sent)
     if not first.former_name or read is None:

@@ -23,8 +23,7 @@ from .migrations import MIGRATIONS
 def stages_of(store: ObjectStore, app: str, *required: str) -> tuple[str, ...]:
     """Return the names of the app's stages; empty for an app that never ran.
 
-    `required` are required stages; empty names are ignored. Raises `NotFound` if the app or a required stage does not
-    exist.
+    Raises `NotFound` if the app, or a stage in `required`, does not exist. Empty names in `required` are ignored.
     """
     stages = history.list_stages(store, app)
     if not stages:
@@ -127,9 +126,9 @@ def with_retired(line: Line, cut: Cut) -> Cut:
 
 
 def retired_version_at(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
-    """Return a stage's version at the time of the cut if the stage was retired by then; None if it had not started.
+    """Return a stage's version at the time of the cut if that version, or the newest one, is retired.
 
-    `head` is the stage's newest version, to detect a clock that was ahead when the stage started.
+    None otherwise, or if the stage had not started. `head` is the stage's newest version.
     """
     then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
     return then if then is not None and (then.retired or head.retired) else None
@@ -169,7 +168,10 @@ def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Ma
 def without_retired(
     store: ObjectStore, app: str, versions: Mapping[str, Manifest], exempt: Manifest | None = None
 ) -> Cut:
-    """Return a consistent cut of these versions without retired stages, except the version `exempt`."""
+    """Return a consistent cut of these versions, without retired stages.
+
+    A retired stage stays if its version is `exempt`.
+    """
     active = {stage: manifest for stage, manifest in versions.items() if not manifest.retired or manifest == exempt}
     # If clocks differ, a receiver may still be active when its sender is retired.
     return Cut(app, raise_senders(active, partial(history.read, store, app)))
@@ -228,7 +230,7 @@ def stage_of_table(store: ObjectStore, app: str, table: str) -> str:
 
 
 def hint_of_missing(store: ObjectStore, app: str, table: str) -> str:
-    """Return a hint to the last moment of a renamed or retired stage's table; empty for other tables."""
+    """Return a hint with the last moment of a renamed or retired stage's table; empty for other tables."""
     head = history.head(store, app, table) if table in history.list_stages(store, app) else None
     if head is None or not head.retired:
         return ""

@@ -136,7 +136,7 @@ class NamedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """One version of a stage, with the other stages as of its commit."""
+    """One version of a stage, with the other stages as they were at its commit."""
 
     version: int
 
@@ -146,7 +146,7 @@ RefMoment = Latest | CommitsBack | AtTime | NamedSnapshot | AtVersion
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names one; `text` is the ref as typed."""
+    """Parsed ref: a moment of `app`. `stage` is empty unless the ref names one; `text` is the unparsed ref."""
 
     text: str
     app: str

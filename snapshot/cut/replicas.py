@@ -27,7 +27,7 @@ class Replica(Struct, frozen=True):
     app: limits.Name
     root: limits.ShortText
     created_ms: limits.TimeMs
-    """Creation time of the app; distinguishes apps of one name."""
+    """Creation time of the app; distinguishes apps of the same name."""
     state: ReplicaState = "copy"
     """`copy`: only `replicate` writes here. `recovered`: the app runs here. `left`: the app runs under `root`."""
     topics: dict[limits.Topic, limits.Topic] = {}

@@ -62,7 +62,7 @@ def resolve_despite_damage(store: ObjectStore, text: str, *, now_ms: int) -> tup
 
 
 def _with_expiry(cut: Cut, ref: Ref, now_ms: int) -> Cut:
-    """Return the cut with rows expired as of the ref's moment, at most as of now."""
+    """Return the cut with rows expired as of the ref's moment, or as of now if that is earlier."""
     match ref.moment:
         case Latest():
             return replace(cut, seen_ms=now_ms)

@@ -31,7 +31,7 @@ class SnapshotRequest(Struct, frozen=True):
     migration: limits.Seq = 0
     """Number of the newest migration that all stages had applied when the snapshot was requested.
 
-    Completing a later migration that changes the answers of stages withdraws the request.
+    The request is withdrawn when a later migration is completed that changes the answers of stages.
     """
 
 
@@ -135,7 +135,7 @@ class Snapshot(Struct, frozen=True):
     by: limits.ShortText
     clone: limits.NameOrNone = ""
     clone_root: limits.ShortText = ""
-    """Store root of that clone; empty for the root of the snapshot's app."""
+    """Store root of the clone for which the snapshot was pinned; empty if both apps have the same root."""
     channels: tuple[Captured, ...] = ()
     edited_ms: limits.TimeMs = 0
     """Time of the last forget that changed rows or in-flight records of the snapshot; 0 for never. Not stored."""

@@ -39,7 +39,7 @@ class ArchivePlan:
 
     head: ArchiveIndex
     before_ms: int
-    """Read time before which records expire, in ms since 1970 UTC; 0 to delete no records."""
+    """Records that were read before this time are expired; ms since 1970 UTC, 0 if none are."""
     remaining_index: ArchiveIndex
 
     @property

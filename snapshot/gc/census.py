@@ -22,17 +22,23 @@ class ObjectKind:
     named_by: str = ""
     """Kind of the object that names this one; empty if the object is found by listing."""
     gc: Literal["", "unreachable", "unnamed", "replaced"] = ""
-    """Collects unreachable versions, objects that no object names, or all but the highest number; empty for none."""
+    """Objects that are collected: unreachable versions, objects that no object names, or replaced ones.
+
+    Of replaced objects, the one with the highest number stays. Empty if none are collected.
+    """
     forget: Literal["", "rewrites", "masks", "refuses"] = ""
     """`rewrites`: stored again without the key; `masks`: text is masked; `refuses`: `forget` fails if one exists."""
     replicate: Literal["", "rules", "versions", "along", "snapshots", "identity"] = ""
-    """Step of the copy: before all versions, with versions, alongside versions, with snapshots, or at the end."""
+    """Step of the copy, in this order: before versions, with them, after them, with snapshots, or at the end."""
     remove: Literal["then", "first", "last", "note", "stays"] = "then"
-    """Step of an app's removal: `last` is for each stage's newest version, `note` for the removal's journal."""
+    """Step of an app's removal in which the objects are deleted; `note` and `stays` have no step.
+
+    `last` deletes only the newest version of each stage; `then` deletes older ones. `note` is the removal's journal.
+    """
     verify: Literal["", "cut", "app", "read"] = ""
-    """Checks objects of the cut, or all objects; `read`: verification fails if the object cannot be read."""
+    """Objects that are checked: those of the verified cut, or all of the app; `read`: they must be readable."""
     export: Literal["", "document", "rows", "read"] = ""
-    """File of the export with the content; `read`: export fails if the object cannot be read."""
+    """File of an export that gets the object's content; `read`: export fails if the object is unreadable."""
 
 
 _row, _json = ObjectKind, keys.json_object
@@ -141,7 +147,7 @@ def object_kind_of(key: str) -> ObjectKind | None:
 
 
 def prefixes_copied_alongside(app: str) -> tuple[str, ...]:
-    """Return the key prefixes, or keys, of all objects that are copied `along`, without repeats."""
+    """Return the key prefixes or keys of all kinds of objects with `replicate="along"`, each once."""
     prefixes = (
         kind.key_pattern.replace(_A, app).partition("<")[0] for kind in OBJECT_KINDS if kind.replicate == "along"
     )

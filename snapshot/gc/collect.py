@@ -60,7 +60,7 @@ class StageCollected:
     waiting_ssts: int
     rules: dict[str, int]
     held_up_by: tuple[str, ...] = ()
-    """Stages without a commit in the last hour whose unread versions cannot be deleted."""
+    """Readers without a commit in the last hour: versions that they have not read are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _unreachable(
 
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
-    """Add the SSTs named by a plan's versions to `names`, without the versions that the plan `previous` has."""
+    """Add to `names` the SSTs of the plan's versions, except versions that `previous` also has."""
     for stage in plan.gapless_starts:
         done = set(previous.versions(stage)) if previous is not None else set()
         for _, objects in named_ssts(

@@ -31,7 +31,7 @@ from . import census
 from .reachable import AppState, StageState
 
 _BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
-"""Contents of the collection note at the start and at the end. The object's time says when, and its size which."""
+"""Contents of the collection note at the start and at the end; a listing tells them apart by size."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Inventory:
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """Return a cached version, without SSTs and table, which are most of its size. Raises `Corruption`."""
+        """Return a version without SSTs and table, which are most of its size; cached. Raises `Corruption`."""
         if (stage, version) not in self._read:
             self._read[stage, version] = _read_existing(self.store, self.app, stage, version)
         return self._read[stage, version]
@@ -89,9 +89,9 @@ def note_end(store: ObjectStore, app: str) -> None:
 
 
 def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
-    """Return the time of storage's clock at the last collection's begin or end, 0 for never, and if it has ended.
+    """Return the time at which the last collection began or ended, and True if it has ended.
 
-    One list request.
+    The time is of storage's clock; 0 if there was no collection. One list request.
     """
     key = keys.collection(app)
     notes = [info for info in store.list(key) if info.key == key]

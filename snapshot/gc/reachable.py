@@ -10,10 +10,10 @@ the start of its hour (or day), or a later one. For every stage `find_reachable`
 - before that, single versions: those of snapshots (including the pin of a clone) and of moments that a thinned history
   keeps.
 
-A retired stage has the same history, but does not hold up its senders, as it will never read their versions.
+A retired stage has the same history. Versions of its senders are not kept for it, as it will never read them.
 
 A kept cut includes the versions that its channels need for in-flight records, clones and lineage: the sender's versions
-between the consumed and the sent ones, and, up through all channels, the versions up to which each was read.
+between the consumed and the sent ones, and for each channel upstream of these, the version up to which it was read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ class Retention:
     hourly_ms: int | None = None
     daily_ms: int | None = None
     input_ms: int | None = None
-    """Age in milliseconds up to which read records are kept in the archive; None for no archive."""
+    """Milliseconds for which records stay in the archive after the app read them; None for no archive."""
     input_topics: Mapping[str, int] = field(default_factory=dict)
     """Values of `input_ms` by Kafka topic; all other topics have `input_ms`."""
 
@@ -69,10 +69,10 @@ class Retention:
         return self.input_ms is not None or bool(self.input_topics)
 
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
-        """Return the ends of the hours and days to keep, up to `until_ms`, oldest first, each with its rule.
+        """Return the ends of hours and days whose state is kept, up to `until_ms`, oldest first, each with its rule.
 
-        An end is the last millisecond of its hour or day. The hour or day in which a rule's window begins is included,
-        since it answers for the first moments of the window.
+        An end is the last millisecond of an hour or day. A rule's first end is the one right before the hour or day in
+        which its window begins: that state answers for the first moments of the window.
         """
         ends: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
@@ -101,7 +101,7 @@ class AppState:
     stages: Mapping[str, StageState]
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary = NOTHING_COLLECTED
-    """Last final boundary; versions outside the boundary count as deleted."""
+    """Last final boundary; versions that it does not allow count as deleted."""
 
     def exists(self, stage: str, version: int) -> bool:
         if stage not in self.stages or version > self.stages[stage].head.version:
@@ -120,7 +120,7 @@ class Reason:
     """Reason why a version is kept."""
 
     rule: str
-    """Head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
+    """Rule: head, retention, versions, hourly, daily, young, unread, unpublished, request, snapshot or clone."""
     detail: str
     reader: str = ""
 
@@ -185,7 +185,7 @@ class Reachable:
         return counts
 
     def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
-        """Return the readers that delay the deletion of versions and have not committed for `silent_ms`."""
+        """Return the readers that keep a stage's versions from deletion and have not committed for `silent_ms`."""
         stages = self.state.stages
         otherwise_kept = min(version for version, reason in self.gapless_starts[stage] if reason.rule != "unread")
         names = {
@@ -238,7 +238,7 @@ def find_reachable(state: AppState, retention: Retention, read: VersionReader) -
 def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionReader) -> None:
     """Add the start of each stage's gapless history to the plan, with the reason.
 
-    Receivers come before senders, whose versions they hold up.
+    Each receiver is processed before its senders, whose versions are kept until the receiver has read them.
     """
     stages = plan.state.stages
     heads = {stage: stage_state.head for stage, stage_state in stages.items()}
@@ -272,7 +272,10 @@ def _find_whole_histories(plan: Reachable, retention: Retention, read: VersionRe
 def _start_rules(
     state: AppState, stage: str, retention: Retention, read: VersionReader
 ) -> Iterator[tuple[int, Reason]]:
-    """Yield the versions from which on a stage's history is kept, with the reasons, except for unread versions."""
+    """Yield the version from which each rule keeps a stage's history, with the reason.
+
+    Versions kept for a reader of the stage are left out: `_find_whole_histories` adds them.
+    """
     stage_state = state.stages[stage]
     yield stage_state.head.version, Reason("head", "it is the newest version of its stage")
     if retention.keeps_everything:

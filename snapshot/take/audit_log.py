@@ -111,7 +111,7 @@ def record_operation(
 ) -> Operation:
     """Add an operation to the app's audit log. One request.
 
-    Idempotent if `id_`, a ULID, is given, with a `message` that was fixed when the operation was decided.
+    Idempotent if `id_`, a ULID, and `message` are given, with equal values in each call.
     """
     ulid, changed = ULID.from_str(id_) if id_ else ULID(), versions or {}
     done = Operation(

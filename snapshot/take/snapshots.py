@@ -58,11 +58,13 @@ def pin_cut(
     """Pin a cut under a name. Idempotent for equal versions and an equal purpose.
 
     With a `reader`, in-flight records are captured. Otherwise the snapshot shares the records of `keeper`, another
-    snapshot of the same cut; records that neither has stay in Kafka until its retention ends. Raises `Usage` (invalid
-    name), `NotFound` (a version of the cut was collected, or is about to be; `keeper` was removed),
-    `Refused` (the name is requested or taken by other versions, or by a snapshot with fewer records; the cut is empty
-    or inconsistent; in-flight records are gone; keys are being forgotten, and the snapshot has records or is for a
-    clone), and `Corruption` (there are fewer or more in-flight records than the senders' manifests declare).
+    snapshot of the same cut. Records that are neither captured nor shared stay in Kafka until its retention ends.
+
+    Raises `Usage` (invalid name), `NotFound` (a version of the cut was collected, or is about to be; `keeper` was
+    removed), `Corruption` (there are fewer or more in-flight records than the senders' manifests declare), and
+    `Refused` (the name is requested; a snapshot of this name has other versions or fewer records; the cut is empty or
+    inconsistent; in-flight records are gone; or keys are being forgotten, and the snapshot has records or is for a
+    clone).
     """
     check_new_name("snapshot", name)
     problems = violations(cut.stages)
@@ -105,7 +107,7 @@ def pin_cut(
 
 
 def move_snapshot(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
-    """Make an instant snapshot name a second cut, with one put: the name exists at all times.
+    """Move the name of an instant snapshot to another cut, with one put: the name exists at all times.
 
     The moved snapshot has no in-flight records. If two processes move it at the same time, the later put wins.
     Raises `NotFound` if a version of the cut was collected, or is about to be: then the snapshot is restored, or
@@ -133,8 +135,8 @@ def _new_snapshot(cut: Cut, name: str, by: str, kind: SnapshotKind = "instant") 
 def _check_complete(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """Return a written snapshot if all of its versions exist and will not be collected. Raises `NotFound`.
 
-    Runs after the snapshot is written. A removal of `keeper` looks for snapshots that share its records after
-    deleting it; garbage collection lists snapshots after announcing what it will delete. So each side sees the
+    Runs after the snapshot is written. A removal of `keeper` deletes it first, and then looks for snapshots that share
+    its records. Garbage collection announces first what it will delete, and then lists snapshots. So each side sees the
     other.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
@@ -226,7 +228,7 @@ def remove_records(store: ObjectStore, app: str, name: str) -> None:
 
 
 def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
-    """Delete pins that were made for a clone of this name, but that no app uses.
+    """Delete the pins of an app that were made for a clone of this name, and that no clone uses.
 
     Requires that an app of that name exists, so that no other pin can still become a clone. Such pins are
     left by interrupted calls, or by calls that lost a race for the name.

@@ -42,9 +42,9 @@ from .capture import capture_in_flight, delete_captured
 from .snapshots import name_is_taken, pin_cut
 
 RETRY_WINDOW_MS = 600_000
-"""Milliseconds after completion in which an equal request is a retry and returns this snapshot.
+"""Milliseconds after completion in which an equal request is a retry and returns the same snapshot.
 
-Later it counts as a new request, whose name is taken.
+A later request fails, since the name is taken.
 """
 
 
@@ -57,7 +57,7 @@ class StageAnswer:
     """Channels whose marker has not arrived; empty before the stage recorded a version."""
     head_ms: int
     asked: bool = True
-    """True if the request must have reached the stage: it reads users' topics only, or a sender has recorded.
+    """True if the request must have reached the stage: it reads users' topics only, or a sender recorded a version.
 
     A stage that was asked and does not answer is not running.
     """
@@ -141,11 +141,12 @@ def try_complete(
 ) -> Snapshot | None:
     """Write the snapshot if every stage has finished; returns None while a stage has not finished.
 
-    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a
-    process that has one. Raises `Refused` (another snapshot took the name; a stage reads a channel that no stage
-    has ever written, so that no marker can reach it; or in-flight records are gone from Kafka; the request is
-    deleted if it can never be answered), `Corruption` (the stages captured other records than the cut has in
-    flight) and `Unavailable` (storage or Kafka did not answer).
+    Any process may call this, repeatedly. Without a `reader`, a snapshot with in-flight records is left to a process
+    that has one. A request that can never be answered is deleted.
+
+    Raises `Refused` (another snapshot took the name; in-flight records are gone from Kafka; or a stage reads a channel
+    that no stage has ever written, so that no marker can reach it), `Corruption` (the stages captured other records
+    than the cut has in flight) and `Unavailable` (storage or Kafka did not answer).
     """
     heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
@@ -265,8 +266,8 @@ def take_snapshot(
 
     Returns the snapshot, and True if an earlier attempt had taken it. Raises `Usage` (invalid name), `NotFound` (the
     app does not exist, or has no version yet), `Refused` (the name is taken, the app could not complete the snapshot,
-    or in-flight records are gone), `Corruption` (in-flight records are damaged) and `Unavailable` (a named stage did
-    not answer in time; or storage or Kafka did not).
+    or in-flight records are gone), `Corruption` (in-flight records are damaged) and `Unavailable` (a stage, storage or
+    Kafka did not answer in time).
     """
     now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"

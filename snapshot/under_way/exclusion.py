@@ -1,13 +1,13 @@
-"""Exclusion of operations: a rule for each operation and each condition that an app may be in.
+"""Exclusion of operations: a rule for each pair of an operation and a condition of its app.
 
 Each condition has a detector (of an object, a version, a heartbeat), which also gives the message. A verb calls
 `check_exclusion` before it changes anything. If other verbs must see the verb's own object, it calls again after
-writing it: if two verbs start at once, the later one sees the other. `check_exclusion` detects the conditions that
-exclude the operation, and raises the error of that cell of the table. Verbs implement the other rules themselves.
+writing it: if two verbs start at once, the later one sees the other. `check_exclusion` raises an error for the
+conditions under which the operation is refused. Verbs implement the other rules themselves.
 
-A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions name
-SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional SSTs of
-other apps, so reading the oldest remaining version suffices.
+A clone's pin in its source names the clone. A clone of a clone pins only its direct source, but its first versions
+name SSTs of the first app as well, so the manifests themselves are read. A stage's later versions name no additional
+SSTs of other apps, so reading the oldest remaining version suffices.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ def root_suffix(root: str) -> str:
 
 
 class AppCondition(Enum):
-    """Condition of an app that may exclude operations: an operation, a running process, or a lasting state."""
+    """Something about an app that can block an operation: another operation, a running process, or a lasting state."""
 
     REMOVAL = "it is being removed"
     MAKING = "it is a clone, or an adoption, that is not whole yet"
@@ -278,9 +278,9 @@ class Intent(Enum):
 
 
 class ExclusionRule(Enum):
-    """Rule for an operation under a condition.
+    """Rule for starting an operation while its app is in a condition.
 
-    A dry run is refused where the operation would first finish a condition.
+    A dry run is refused under `FINISHES` only, since it cannot finish the other operation first.
     """
 
     BESIDE = "goes beside it"
@@ -366,10 +366,11 @@ RUNS_ELSEWHERE: Final = (AppCondition.COPY, AppCondition.LEFT)
 def check_exclusion(
     store: ObjectStore, app: str, intent: Intent, *columns: AppCondition, dry_run: bool = False
 ) -> None:
-    """Raise `Refused` if a condition of the app excludes an operation. With `columns`, checks only these conditions.
+    """Raise `Refused` if a condition of the app excludes an operation.
 
-    A dry run is refused only by what the operation would have to finish first. Costs one or two requests for each
-    column. Removal and creation of the app are reported by `history.list_stages`.
+    Checks the conditions in `columns`, or all if there are none. A dry run is refused only for operations that would
+    have to be finished first. Costs one or two requests for each checked condition. `history.list_stages` detects the
+    removal and creation of the app.
     """
     blocking = ExclusionRule.FINISHES if dry_run else ExclusionRule.REFUSED
     blockers = [column for column in columns or DETECTORS if RULES[intent][column] is blocking]

@@ -107,7 +107,10 @@ def wait_reason(head: Manifest, alive: Iterable[Heartbeat]) -> str:
 
 
 def delete_old_heartbeats(store: ObjectStore, app: str, writer: str) -> None:
-    """Delete heartbeats of runners that died an hour ago, by storage's clock at the heartbeat of `writer`."""
+    """Delete heartbeats of runners that died more than an hour ago.
+
+    Storage's timestamp of the heartbeat of `writer` is taken as the current time.
+    """
     listed, own = HEARTBEATS.listed(store, app), keys.json_object(keys.runners(app), writer)
     now_ms = next((info.modified_ms for info in listed if info.key == own), 0)
     HEARTBEATS.sweep(store, listed, lambda info: info.modified_ms < now_ms - _FORGOTTEN_MS)

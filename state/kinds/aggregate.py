@@ -30,7 +30,7 @@ Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray
 
 
 class Aggregate(Struct, frozen=True, omit_defaults=True):
-    """Aggregate of one column; `by` orders the functions `first` and `last`."""
+    """Aggregate of one column; `by` is the column that orders rows for `first` and `last`."""
 
     function: Function
     column: str | None = None
@@ -48,10 +48,10 @@ ROWS_COLUMN = "_slackwater_rows"
 
 
 def partial_column(content: str, name: str) -> str:
-    """Return the name of the column with a part of the aggregate `name` in a pre-aggregated row.
+    """Return the name of the column in pre-aggregated rows that has a part of the aggregate `name`.
 
-    `content` is `count`, `sum` (for 64-bit integers the sum of the upper halves; `low` is the sum of the lower halves),
-    `value` (of min, max, first and last) or `by` (of first and last).
+    `content` is the part: `count`; `sum`; `value` of min, max, first and last; `by` of first and last. For 64-bit
+    integers, `sum` is the sum of the upper halves, and `low` that of the lower halves.
     """
     return f"_{content}:{name}"
 
@@ -351,7 +351,7 @@ class BoundAggregates(BoundState):
         return self._table(old, lambda name, aggregate: batch.stored_columns(name, aggregate, self.values))
 
     def combine(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
-        """Combine two tables of value columns of equal keys, from earlier and later records. Raises `SumOverflow`."""
+        """Combine value columns of equal keys from earlier and later records. Raises `SumOverflow`."""
         return self._table(earlier, lambda _name, _aggregate: later)
 
     def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
@@ -362,10 +362,10 @@ class BoundAggregates(BoundState):
 
 
 def combine_aggregates(function: str, name: str, earlier: Columns, later: Columns) -> dict[str, Array]:
-    """Combine the stored columns of the aggregate `name` over two parts; a null stands for a part without records.
+    """Combine the stored columns of the aggregate `name` over earlier and later records of equal keys.
 
-    Both parts have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
-    last `_name_by`. Raises `SumOverflow`.
+    Both sides have all columns of the aggregate: `name`; for a mean also `_name_sum` and `_name_count`; for first and
+    last `_name_by`. Null stands for no records. Raises `SumOverflow`.
     """
     old, new = earlier[name], later[name]
     match function:

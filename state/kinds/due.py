@@ -64,7 +64,7 @@ class FinalKind(Kind, frozen=True, tag="final"):
         return Sessions(self, column)
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """Fix the columns.
+        """Bind the state to the columns of its rows.
 
         Raises `Usage` if the key has no window, or if a function decides what to emit; see `Kind.bind`.
         """
@@ -80,7 +80,7 @@ class FinalKind(Kind, frozen=True, tag="final"):
 
 @dataclass(frozen=True, slots=True)
 class BoundDue(BoundState):
-    """State that stores each row's due time in `_due_at`; a call without records gets the due rows."""
+    """State that stores each row's due time in `_due_at`; a `merge` without records gets the rows that fall due."""
 
     inner: BoundState
     column: str

@@ -235,7 +235,7 @@ def find_pairs(left: WaitingRows, right: WaitingRows, within_us: int) -> tuple[N
 def _find_pairs(
     left: WaitingRows, lefts: Numbers, right: WaitingRows, rights: Numbers, within_us: int
 ) -> tuple[Numbers, Numbers]:
-    """Return the pairs among the given rows of each side."""
+    """Return the matching pairs of the left rows at `lefts` and the right rows at `rights`, as positions."""
     # With times replaced by their ranks, (key, time) becomes one ascending number.
     times = np.unique(right.times_us[rights])
     ranks = len(times) + 1

@@ -69,7 +69,7 @@ class BoundState:
 
     __slots__ = ()
     due_by: DueBy | None = None
-    """Clock or watermark, by which rows fall due at the time in `_due_at`; None if they never fall due."""
+    """Clock or watermark that must pass a row's `_due_at` for it to fall due; None if rows never do."""
     if TYPE_CHECKING:  # fields in some subclasses, properties in others
 
         @property
@@ -128,17 +128,17 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
     migrates: ClassVar[bool] = True
     """True if a migration may change the declaration, as far as the columns allow."""
     key_column: ClassVar[bool] = False
-    """True if one key column of the stage is stored among the values, as session windows are, since they grow."""
+    """True if one key column of the stage is stored as a value, as session windows are, since they grow."""
     waiting_rows: ClassVar[str] = ""
-    """Description of rows that wait in lists for matching rows; empty if no rows wait."""
+    """Description of rows or open sessions that wait in lists; empty if none wait."""
     emission: ClassVar[Literal["table", "rows", "function"]] = "function"
-    """Emitted rows: changed rows of the table, rows independent of batch boundaries, or rows of a function."""
+    """Emitted rows: changed rows of the table, rows that do not depend on batch boundaries, or a function's rows."""
     external_owner: ClassVar[str] = ""
     in_any_order: ClassVar[bool] = False
     not_final: ClassVar[tuple[str, str]] = ("", "")
-    """Reason why rows cannot be emitted once, and an alternative; empty if rows can."""
+    """Reason why rows cannot be emitted only once, and an alternative; both empty if rows can."""
     no_late_table: ClassVar[str] = ""
-    """Content that a table of late rows would have, if such a table is unsupported; empty if supported."""
+    """Content of a table of late rows, to explain why it is unsupported; empty if it is supported."""
     no_ttl: ClassVar[tuple[str, str]] = ("", "")
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
@@ -162,7 +162,10 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
         return self
 
     def declaration_over(self, stored: Kind) -> Kind:
-        """Return the declaration without Spark: columns that only Spark could parse are those of `stored`."""
+        """Return the declaration, without using Spark.
+
+        Columns that only Spark could parse are taken from `stored`.
+        """
         return self.declaration
 
     @property
@@ -231,14 +234,14 @@ class Kind(Struct, frozen=True, tag_field="kind", omit_defaults=True):
             yield from (f"{sign} {text}" for sign, text in (("-", self.due_text), ("+", now.due_text)) if text)
 
     def why_not_maskable(self, _column: str) -> str:
-        """Return the reason why later records need the stored value of this column, so that masking would falsify them.
+        """Return the reason why this column must not be masked: later records need its stored value.
 
         Empty if later records only replace the value, or if only the user's function knows.
         """
         return f"it holds {self.waiting_rows}" if self.waiting_rows else ""
 
     def source_columns(self, _column: str) -> tuple[str, ...]:
-        """Return the input columns from which a table column is computed, if their names differ."""
+        """Return the input columns from which an aggregate is computed; empty for other table columns."""
         return ()
 
 

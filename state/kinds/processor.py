@@ -90,7 +90,10 @@ class Processor(SparkCode, frozen=True, tag="processor"):
         return "rows fall due by it" if column == TIMERS else ""
 
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
-        """Fix the columns. Raises `Refused` for a reserved name or an unsupported variable; see `Kind.bind`."""
+        """Bind the class to its columns. Raises `Refused` for a reserved name or an unsupported variable.
+
+        Also raises the errors of `Kind.bind`.
+        """
         columns, emits = self.code.columns(), self.code.emits()
         names = [column.name for column in columns]
         check_value_names(names, key)

@@ -83,8 +83,9 @@ class _Spans:
 class BoundSessions(BoundState):
     """Sessions over rows of a fixed schema.
 
-    Value columns of the table: a list of sessions with their visible aggregates, named as the key column; `_partials`,
-    a list of the same length with the internal fields, if there are any; and `_due_at`, the end of the first session.
+    Value columns of the table: a list of sessions with their visible aggregates, which has the key column's name;
+    `_partials`, a list of the same length with the internal fields, if there are any; and `_due_at`, the earliest end
+    of a session.
     """
 
     due_by = "watermark"
@@ -178,9 +179,10 @@ class BoundSessions(BoundState):
         return _Spans(ids[order][first], start[order][first], np.maximum.reduceat(end[order], first), parts)
 
     def _parts(self, rows: pa.Table, number: Numbers, stored: _Spans) -> pa.Table:
-        """Return the aggregates of each session; `number` has the session of each stored span, then of each row.
+        """Return the aggregates of each session.
 
-        Raises `SumOverflow`, whose `row` is the number of the session.
+        `number` has a session number for each stored span, followed by one for each row. Raises `SumOverflow`, whose
+        `row` is the session number.
         """
         old_numbers, old = _combine_parts(number[: len(stored.ids)], stored.parts, self.inner)
         # Aggregates take rows sorted by group, here by session, with the stored row of each group.

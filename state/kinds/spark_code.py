@@ -36,7 +36,10 @@ class PythonRows(Protocol):
         """Return each key as a tuple."""
 
     def groups(self, rows: pa.Table, ids: npt.NDArray[np.int32], num: int) -> Callable[[int], Iterator[Any] | None]:
-        """Return a function from a key's index to its rows, or None; `ids` has each row's key, ascending."""
+        """Return a function that returns the rows of the key with a given index, or None if there are none.
+
+        `ids` has the key index of each row, ascending.
+        """
 
     def nothing(self, rows: pa.Schema) -> Iterator[Any]:
         """Return the rows to pass for a key without rows."""
@@ -88,7 +91,7 @@ class BoundCode(BoundState):
         return self.late
 
     def rows_by_key(self, rows: pa.Table, groups: Groups) -> list[Callable[[int], Iterator[Any] | None]]:
-        """Return for each input a function from a key's index to its rows, or None; see `PythonRows.groups`."""
+        """Return a function for each input, from a key's index to the key's rows; see `PythonRows.groups`."""
         tables = multi_input.split_with_keys(rows, self.inputs, self.key, groups.ids, self.order_by)
         return [
             self.python.groups(table.select(schema.names), table["_key"].to_numpy(), groups.num)

@@ -109,7 +109,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
         broken = typer.Typer()
         broken.command()(verb)
-        monkeypatch.setattr(status, "status_result", broken)
+        monkeypatch.setattr(status, "status", broken)
 
     return fail_with
 
