@@ -44,13 +44,13 @@ class NewBook:
 
     sink = Sink("", 0, since=1, kind="topic")
 
-    def began(self) -> PublishedPosition:
+    def first_position(self) -> PublishedPosition:
         return START
 
-    def read(self) -> None:
+    def read_position(self) -> None:
         return None
 
-    def note(self, place: PublishedPosition) -> None:
+    def store_position(self, place: PublishedPosition) -> None:
         pass
 
 
