@@ -52,7 +52,8 @@ class SparkSource(DataSource):
         place, path = StoreLocation(settings.store_root(), settings.s3), options.get("path", "")
         at, version = options.get("at", ""), options.get("version", "").removeprefix("v")
         if version and (at or not version.isdecimal()):
-            raise Usage(f"version {version!r} is not a version number, or is given together with at")
+            problem = "and at exclude each other: give one of them" if at else "is not a version number"
+            raise Usage(f"version {version!r} {problem}")
         if version:
             self._table = VersionedTable.from_version(place, path, int(version), int(options.get("clock_ms", "0")))
         else:

@@ -185,9 +185,8 @@ def _note_forgotten(client: Backends, chosen: Iterable[Manifest]) -> None:
         index = forgotten.newest(client.store, app)
         if index.number > at:
             client.note(
-                f"note: keys of {app} were forgotten since then, last {format_with_age(index.time_ms)}: their "
-                f"archived records "
-                "are not replayed, and rows that only the replay has may belong to them"
+                f"note: keys of {app} were forgotten since then, last {format_with_age(index.time_ms)}: their archived "
+                "records are not replayed, and a row that only the replay has may be of a forgotten key"
             )
 
 

@@ -209,7 +209,7 @@ def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[
             raise NotFound(f"column of table {stage!r}", old, stored_names, hint=hint)
         if new not in declared_names:
             hint = "in --rename OLD=NEW, NEW is a column that the program declares"
-            raise NotFound(f"column that the program declares of table {stage!r}", new, declared_names, hint=hint)
+            raise NotFound(f"column in the program's table {stage!r}", new, declared_names, hint=hint)
         if new in stored_names and new not in renames:
             raise Refused(
                 f"table {stage!r} already has a column {new!r}, so {old!r} cannot be renamed to it",

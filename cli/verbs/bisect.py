@@ -80,9 +80,11 @@ def bisect(
         hint = f"write `slackwater bisect {app_name}`, and --good {ref} if that is where it was good"
         raise Usage(f"bisect takes APP or APP/TABLE, found the ref {ref!r}; --good and --bad take refs", hint=hint)
     if every and no_replay:
-        raise Usage("--all lists records that replays find, and --no-replay stops before them", hint="leave one out")
+        raise Usage(
+            "--all lists the records that replays find, but --no-replay skips the replays", hint="leave one of them out"
+        )
     if first and last:
-        raise Usage("--first and --last name two changes; give one of them")
+        raise Usage("--first and --last exclude each other: give one of them")
     if out is not None:
         values.check_ending(out)
     reports = Reports(report, md, show_values)

@@ -47,7 +47,8 @@ def replay(
     existing_bundle = Path(ref) if ref.endswith(_ZIP) else None
     if existing_bundle is not None and (bundle is not None or key):
         raise Usage(
-            f"{existing_bundle} is a bundle, which has its keys already", hint="give a ref, as APP/STAGE@VERSION"
+            f"{existing_bundle} is a bundle, which takes neither KEY nor --bundle",
+            hint="leave them out, or give a ref instead, as APP/STAGE@VERSION",
         )
     written = _bundle_to_write(ref, bundle, pytest)
     with ExitStack() as until_done:

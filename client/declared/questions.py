@@ -126,6 +126,7 @@ class CheckOptions(TypedDict, total=False):
 
     stages: Annotated[Sequence[str], Param("Check only this stage. Default: all.", "NAME")]
     versions: Annotated[
-        int, Param("Newest versions to replay per stage, of those that read records.", "N", default=3, limits={"ge": 1})
+        int,
+        Param("Versions to replay per stage: the newest that read records.", "N", default=3, limits={"ge": 1}),
     ]
     show_values: Annotated[bool, Param("Show the differing keys and rows, not only types and lengths.")]

@@ -211,7 +211,7 @@ def rewind_result(done: Rewound, *, dry_run: bool) -> BlockGenerator:
     yield from _effects(done)
     if plan.others:
         had = " and ".join(plan.others)
-        yield f"{had} had the name since then (promotion): rows that it published are not undone either"
+        yield f"{had} had this name meanwhile, by a promotion: rows that it published are not undone either"
     if done.snapshot and not dry_run:
         was = f"{app}@{done.snapshot}"
         yield f"undone state: {was}; to return to it: ", NextCommand(f"slackwater rewind {was}")
@@ -466,8 +466,8 @@ def _unread(unread: Sequence[HeldObject]) -> Iterator[Block]:
     for topic in unread:
         count = plural(sum(topic.fields.values()), "record")
         yield (
-            f"{topic.object} has {count} of a key that no stage has read yet ({', '.join(topic.fields)}), which bring "
-            "it back: forget it again once they are read"
+            f"{topic.object} has {count} of a forgotten key, not read by any stage yet ({', '.join(topic.fields)}): "
+            "reading them brings the key back; forget it again afterwards"
         )
 
 

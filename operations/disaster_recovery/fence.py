@@ -35,7 +35,7 @@ class RecoveredElsewhere(Refused):
     def __init__(self, app: str, root: str, runs: str) -> None:
         super().__init__(
             f"{app} of {root} was already recovered and runs under {runs}: recovering it again would run it twice",
-            hint=f"slackwater status {app} --store {runs}; to be able to recover it, replicate it to another root",
+            hint=f"slackwater status {app} --store {runs}; to recover it again later, replicate it to another root",
         )
 
 

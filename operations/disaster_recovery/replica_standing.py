@@ -49,8 +49,8 @@ class ReplicaPair:
             return None
         if replica.created_ms != info.created_ms:
             raise Refused(
-                f"{where} is a replica of another app {app!r}, of {replica.root}, created "
-                f"{instants.format_with_age(replica.created_ms)}; that of {source_url} was "
+                f"{where} is a replica of another app {app!r}: the one in {replica.root}, created "
+                f"{instants.format_with_age(replica.created_ms)}; the one in {source_url} was created "
                 f"{instants.format_with_age(info.created_ms)}",
                 hint="choose another root",
             )

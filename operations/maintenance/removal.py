@@ -110,7 +110,7 @@ def _served_name(store: ObjectStore, app: str) -> str:
     apps.read_app(store, app)
     if (has := apps.folder_of(store, app)) != app:
         raise Refused(
-            f"the name {app} was promoted from this app to the one in folder {has}; protecting a name covers both apps",
+            f"since a promotion, the app in folder {has} has the name {app}; protecting a name covers both apps",
             hint=f"protect {app}: destructive commands on either app then ask for that name",
         )
     return apps.find_promoted_name(store, app) or app

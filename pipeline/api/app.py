@@ -224,7 +224,8 @@ class App:
             shown = ", ".join(f"{name!r} by ({', '.join(key)})" for name, key in keys.items())
             raise Usage(
                 f"stage {stage.name!r} keeps state over inputs that are keyed differently: {shown}",
-                hint="key these repartition topics by the same columns, or add key=[...] with columns that all have",
+                hint="key these repartition topics by the same columns, or add key=[...] with columns that "
+                "all inputs have",
             )
         return next(iter(keys.values()))
 
@@ -252,14 +253,16 @@ class App:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
         for channel in stage.repartitions:
             if channel.name in self._written():
-                raise Usage(f"repartition topic {channel.name!r} has two writers; one stage writes a topic")
+                raise Usage(f"repartition topic {channel.name!r} has two writers; only one stage may write it")
         for sink in stage.sinks:
             internal_topic(self.name, stage.name, sink.name)
         together = replace(self, stages={**self.stages, stage.name: stage})
         for other in together.stages.values():
             rejected = table_name(other.name, REJECTED)
             if other.can_reject and rejected in together.stages:
-                raise Usage(f"stage {rejected!r} has the name of the table of records that {other.name!r} rejects")
+                raise Usage(
+                    f"stage {rejected!r} has the name of a table: that of the rejected records of {other.name!r}"
+                )
             if other.rejects in together.topics:
                 raise Usage(
                     f"topic {other.rejects!r} is for rejected records, and app {self.name!r} reads it",

@@ -61,9 +61,7 @@ def event_time(*, ahead: str = "1 day", late: LateHandling = "drop", emits: Emit
     if emits not in ("changes", "final"):
         raise Usage(f"event_time: emits is {emits!r}; expected 'changes' or 'final'")
     if emits == "final" and late == "keep":
-        raise Usage(
-            'event_time: late="keep" would change windows that emits="final" has emitted; choose another of either'
-        )
+        raise Usage('event_time: late="keep" would change windows that emits="final" has emitted; change one of them')
     return EventTimeOptions(ahead_ms, late, emits)
 
 

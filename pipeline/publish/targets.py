@@ -121,9 +121,9 @@ class TopicTarget:
             if not self.accept_loss:
                 raise Refused(
                     f"Kafka no longer has the position of {self.progress.title}: by the store, it was published at "
-                    f"least up to v{stored.version}; newer versions may or may not be",
+                    f"least up to v{stored.version}, and newer versions may have been published, too",
                     hint="Kafka deletes offsets after offsets.retention.minutes without a commit. --accept-loss "
-                    "continues with new rows; the rows in between are in the internal topic until then",
+                    "continues with new rows; until then, the rows in between can be read from the internal topic",
                 )
             begin = PublishedPosition(self.progress.claimed.version, sink.end, sink.sent)
         self.producer.begin()

@@ -275,7 +275,7 @@ class TopicWatch:
             if is_other_topic(previous_id, topic_id):
                 self.error = AnotherTopic(
                     f"stage {stage!r} cannot go on: {kind or 'topic'} {topic!r} was deleted and made again while the "
-                    f"app ran: it was the one of id {previous_id}, and now it is the one of id {topic_id}",
+                    f"app ran: its id was {previous_id}, and is now {topic_id}",
                     hint=hint,
                 )
                 break

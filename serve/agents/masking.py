@@ -83,7 +83,10 @@ class Masking:
 
     def _value(self, name: str) -> object:
         if _NAME.fullmatch(name) is None:
-            raise Usage("values are hidden, so a key is given by its name", hint="query, diff and history show names")
+            raise Usage(
+                "values are hidden, so give the key by its name, not by its value",
+                hint="query, diff and history show names",
+            )
         with self.names.lock:
             if name not in self.names.values:
                 raise NotFound(

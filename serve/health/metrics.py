@@ -12,7 +12,7 @@ _GAUGES = {
     "connections": "Open connections.",
     "streams": "Open streams of events.",
     "sql_waiting": "SQL statements that run or wait.",
-    "store_answers": "1 while the store answers, else 0; checked at each scrape, for the next one.",
+    "store_answers": "1 if the store answered when last checked, else 0; a scrape starts a check for the next one.",
 }
 
 

@@ -20,7 +20,7 @@ from ..service import Answer, Call
 _COST_PERIOD_MS = DAY_MS
 _WARM_BYTES = 256 << 20
 Points = Annotated[
-    int, Meta(ge=10, le=2_000, description="Approximate number of commits; more are thinned out to that.")
+    int, Meta(ge=10, le=2_000, description="About how many commits to return; if there are more, a selection.")
 ]
 TimeMs = Annotated[
     int, Meta(ge=0, le=1 << 53, description="A time, in milliseconds since 1970 UTC; 0 for the first, or the newest.")

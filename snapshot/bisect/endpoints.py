@@ -50,8 +50,8 @@ class SearchEnds:
         begin, high = max(good, key=line_position), min(bad, key=line_position, default=between.high)
         if bad and line_position(begin) >= line_position(high):
             raise Refused(
-                f"{evaluator.ref(begin) or 'the beginning'} is good, and {evaluator.ref(high) or 'the beginning'}, "
-                "which is not after it, is bad",
+                f"{evaluator.ref(begin) or 'the beginning'} is good and {evaluator.ref(high) or 'the beginning'} is "
+                "bad, but the bad moment is not after the good one",
                 hint=f"correct the answers in the output of `slackwater bisect log {high.app}`, and replay them with "
                 "`bisect replay`",
             )

@@ -271,8 +271,8 @@ def _check_companions(table: Table, stage: str, changes: KeyChanges) -> None:
             if unmatched.any():
                 some = changes.keys.filter(pa.array(unmatched)).slice(0, MAX_EXAMPLES)
                 raise Refused(
-                    f"the edit changes {name} of {stage} but not {companion}, from which the next record computes it, "
-                    f"in {int(unmatched.sum()):,} rows, such as {format_examples(some)}",
+                    f"in {int(unmatched.sum()):,} rows, such as {format_examples(some)}, the edit changes {name} of "
+                    f"{stage} but not {companion}, from which the next record computes {name}",
                     hint=f"set {' and '.join(companions)} as well: an edit sees them as columns of the table",
                 )
 

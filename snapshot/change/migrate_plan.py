@@ -233,7 +233,8 @@ def _check_names(heads: Mapping[str, Manifest], declared: Declared, called: Rena
         if old not in heads:
             raise NotFound(f"stage of app {app!r}", old, heads, hint=f"in {_OPTION}, OLD is a stored stage")
         if new not in declared.stages:
-            raise NotFound(f"stage that the program declares of {app!r}", new, declared.stages, hint=f"{_OPTION}")
+            hint = f"in {_OPTION}, NEW is a stage that the program declares"
+            raise NotFound(f"stage in the program of {app!r}", new, declared.stages, hint=hint)
         if heads[old].retired:
             raise retired_error(heads[old])
         if new in heads:

@@ -157,7 +157,7 @@ class Switchover:
         """
         old, new = heads
         if all(head.retired for head in new.values()):
-            raise Refused(f"every stage of {self.new_folder} is retired: it may be being removed")
+            raise Refused(f"every stage of {self.new_folder} is retired: its removal may be under way")
         for stage in topological_order(new):
             if not new[stage].retired:
                 self._amend(store, new[stage], self._promotion_amendment(store, kafka, new[stage]), now_ms)

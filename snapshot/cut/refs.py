@@ -183,7 +183,7 @@ def check_new_name(label: str, name: str) -> str:
     check_name(label, name)
     if _DATE.match(name) or name in OLDEST or suggest_refs(name, 0):
         raise Usage(
-            f"{label} name {name!r} would read as a moment of an app",
+            f"{label} name {name!r} could be mistaken for a moment of an app",
             hint="choose another name, for example before-upgrade",
         )
     return name

@@ -78,7 +78,7 @@ def request_snapshot(store: ObjectStore, app: str, name: str, by: str) -> Snapsh
     if retired_since(store, app, history.list_stages(store, app)):
         raise Refused(
             f"every stage of {app} is retired, so none can answer",
-            hint=f"run a program that declares the stages to bring them back; {app}/STAGE is the last moment of one",
+            hint=f"to bring them back, run a program that declares them; {app}/STAGE is the last moment of a stage",
         )
     if (written := find_snapshot(store, app, name)) is not None:
         raise name_is_taken(written)

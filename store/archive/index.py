@@ -162,8 +162,8 @@ def newest(
             f"the content of the input archive of {topic} of {app} is unknown, because its index is damaged: "
             f"{error.message}",
             object_key=error.object_key,
-            hint=f"{error.hint}; without that, delete all under {prefix}, which gives up what was archived: slackwater "
-            f"archive {app} --from beginning fills it with what Kafka still has",
+            hint=f"{error.hint}; if that is impossible, delete all under {prefix}, which gives up what was archived, "
+            f"and archive what Kafka still has: slackwater archive {app} --from beginning",
         ) from error
 
 

@@ -139,7 +139,7 @@ def check_name_free(store: ObjectStore, name: str) -> None:
             continue
         note = ", which is gone" if find_app(store, owner) is None else ""
         raise Refused(
-            f"the name {over!r} belongs since a promotion to app {owner!r}{note}: a new app cannot have it",
+            f"since a promotion, the name {over!r} belongs to app {owner!r}{note}: a new app cannot have it",
             hint=f"choose another name; `slackwater status` lists the apps, such as {over}~1",
         )
 
@@ -351,7 +351,7 @@ def _create_identity(store: ObjectStore, info: AppInfo, *, cloned: bool = False)
         if find_app(store, info.name) == info:
             return info  # a concurrent call has just completed it
         raise Refused(
-            f"clone {info.name!r} was removed by another process while it was being created", hint="say it again"
+            f"clone {info.name!r} was removed by another process while it was being created", hint="repeat the command"
         )
     stored = codec.add(store, key, info, key_of=lambda stored: keys.app_info(stored.name))
     if stored != info or cloned:

@@ -129,7 +129,7 @@ def test_what_is_declared_as_it_is_stored_changes_nothing() -> None:
             "no column of table 'countries' named 'prise'; the nearest: price",
             "",
         ),
-        (AGGREGATES, {"price": "prize"}, NotFound, "no column that the program declares .* the nearest: price", ""),
+        (AGGREGATES, {"price": "prize"}, NotFound, "no column in the program's table .* the nearest: price", ""),
         (AGGREGATES, {"price": "orders"}, Refused, "already has a column 'orders'", "--rename orders=NAME"),
     ],
 )

@@ -75,8 +75,8 @@ def find_replaceable_record_cause(bad: BadCommit, guilty: RecordPath) -> Cause |
     if not bad.is_bad_with(without) and not bad.replay_later_batches(without, MAX_LATER_BATCHES)[0]:
         return None
     return unknown_cause(
-        "it is bad by rows of the table that the first record with which it is bad did not touch, and without that "
-        "record others turn it bad; a query that returns the key's columns tells of which key nothing came"
+        "without the first record that turns it bad, others turn it bad, so the fault is in rows that it did not "
+        "write; search again with a query that returns the key's columns, to see for which key no record came"
     )
 
 

@@ -193,8 +193,8 @@ class OpenBatches:
             return part.sender
         if not part.version:
             raise UnprovedRecord(
-                f"{part.batch!r} read records that had been rejected, and were retried: which batch sent them is not "
-                "known any more"
+                f"{part.batch!r} read rejected records that were retried: it is not known any more which batch sent "
+                "them"
             )
         app = part.batch.replay.after.app
         sender = self.open(history.read(self.program.store, app, part.upstream, part.version))

@@ -180,7 +180,7 @@ def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
         bundled = bundle.records[name].rows.schema
         if bundled.names != schema.names or bundled.types != schema.types:
             raise Refused(
-                f"the program's {name!r} has columns ({schema.to_string()}), and the bundle's others "
+                f"the program's {name!r} has columns ({schema.to_string()}), but the bundle's has "
                 f"({bundled.to_string()})",
                 hint="replay it with a program that reads the same columns",
             )

@@ -185,7 +185,7 @@ def cast_to_sent(rows: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
         return rows.select(schema.names).cast(schema)
     except pa.ArrowException:
         raise Refused(
-            f"the program sends columns ({rows.schema.to_string()}) on {name!r}, and others were sent "
+            f"the program sends columns ({rows.schema.to_string()}) on {name!r}, but the rows sent then have "
             f"({schema.to_string()})",
             hint="replay with the program that ran, or with one that sends the same columns",
         ) from None

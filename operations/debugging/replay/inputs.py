@@ -170,7 +170,7 @@ def _read_channel(
     rows = table.drop_columns(ORIGIN_SCHEMA.names)
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise Refused(
-            f"the program's {name!r} has columns ({schema.to_string()}), and others were sent "
+            f"the program's {name!r} has columns ({schema.to_string()}), but the rows sent then have "
             f"({rows.schema.to_string()})",
             hint="replay with the program that ran then",
         )

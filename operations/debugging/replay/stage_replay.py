@@ -58,7 +58,7 @@ class StageReplay:
         )
         if declared != stored:
             raise Refused(
-                f"the program declares stage {self.after.stage!r} with another table than it had then",
+                f"the program's table of stage {self.after.stage!r} is not the one that the stage had then",
                 hint=hint,
             )
 

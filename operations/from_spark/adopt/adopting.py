@@ -204,7 +204,7 @@ def first_offset_options(stage: Stage, last: ReadableBatch, query: AdoptionReque
         )
     if not given_offsets and (more := sorted(last.offsets.keys() - stage.inputs.keys())):
         raise Refused(
-            f"the query also reads {more[0]!r}, which stage {stage.name!r} does not; its sources are: {sources}",
+            f"the query also reads {more[0]!r}, which stage {stage.name!r} does not; the query's sources: {sources}",
             hint=f"add it to the stage: reads=(…, sw.topic({more[0]!r}))",
         )
     offsets = {

@@ -139,8 +139,8 @@ def _largest_value(name: str, types: Mapping[str, pa.DataType], fields: Sequence
     def largest(rows: pa.Table) -> Array:
         if pa.types.is_floating(rows[value].type) and (count := pc.sum(pc.is_nan(rows[value])).as_py()):
             raise Refused(
-                f"column {name!r}: the maximum of {count:,} keys is NaN ({value!r} of the state); max of slackwater "
-                "ignores NaN, and the state does not have the largest number",
+                f"column {name!r}: the maximum of {count:,} keys is NaN ({value!r} of the state); slackwater's max "
+                "ignores NaN and would need their largest number, which the state does not have",
                 hint="filter NaN out and restart the query with a new checkpoint, or declare the column as update(...)",
             )
         return rows[value]

@@ -143,8 +143,8 @@ def _map_distinct(state: ReadableTable, table: Table, search: ColumnMapper) -> N
             )
         else:
             search.problems.append(
-                f"column {column.name!r} is {kind}, but the state only has that a key was seen: declare a boolean, "
-                "which becomes true, or a timestamp, until when duplicates are dropped"
+                f"column {column.name!r} is {kind}, but all that the state has of a key is that it was seen: declare "
+                "a boolean, which becomes true, or a timestamp, the end of the time in which duplicates are dropped"
             )
 
 

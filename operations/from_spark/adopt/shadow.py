@@ -100,7 +100,7 @@ def open_shadow(adopting: PreparedAdoption, cache: SstCache, kafka: Kafka) -> It
     """Open a comparison of the batches after the last one of `adopting`. Does not change the app's store."""
     planned = adopting.adoption
     if planned is None or adopting.plan is None:
-        raise Refused("the query was already adopted as this stage: --shadow compares before that")
+        raise Refused("the query is already adopted as this stage: --shadow is for a query before its adoption")
     if constant := sorted(planned.constant_offsets):
         raise Refused(
             f"the query has no offsets of the topic {constant[0]!r}, so its batches cannot be replayed and compared",

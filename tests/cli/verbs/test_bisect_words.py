@@ -100,7 +100,7 @@ def test_answers_that_contradict_each_other_are_refused() -> None:
     done("bisect", "start", "flights", "--bad", "flights/carriers@v4")
     refused = slackwater("bisect", "good", "flights", "flights/carriers@v5")
     assert refused.exit_code == 1
-    assert "flights/carriers@v5 is good, and flights/carriers@v4, which is not after it, is bad" in refused.stderr
+    assert "flights/carriers@v5 is good and flights/carriers@v4 is bad, but" in refused.stderr
 
 
 def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(store: ObjectStore) -> None:

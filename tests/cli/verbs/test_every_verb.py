@@ -285,4 +285,4 @@ def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
 def test_nothing_is_made_under_a_name_that_reads_as_a_moment(words: tuple[str, ...]) -> None:
     result = slackwater(*words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "would read as a moment of an app" in result.stderr
+    assert "could be mistaken for a moment of an app" in result.stderr

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("isolated", "app")
         (("flights/carriers@v3",), 2, "add --code FILE, the program that ran, or set it under [programs]"),
         (("flights/carriers@v3", "--code", __file__), 2, "no Kafka configured"),
         (("flights/carriers@v3", "--bundle", "case.tar"), 2, "expected a name that ends with .zip, found case.tar"),
-        (("case.zip", "UA"), 2, "case.zip is a bundle, which has its keys already"),
-        (("case.zip", "--bundle", "other.zip"), 2, "case.zip is a bundle, which has its keys already"),
+        (("case.zip", "UA"), 2, "case.zip is a bundle, which takes neither KEY nor --bundle"),
+        (("case.zip", "--bundle", "other.zip"), 2, "case.zip is a bundle, which takes neither KEY nor --bundle"),
         (("case.zip",), 1, "case.zip cannot be read: No such file"),
     ],
 )

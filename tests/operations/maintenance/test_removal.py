@@ -283,7 +283,7 @@ def test_the_app_of_before_goes_once_nothing_is_shared_and_its_name_stays_protec
     assert rows_of(fresh(app.store), taking_over.heads["carriers"]) == taking_over.state["carriers"]
     assert verify(app.store, "next", now_ms=app.clock.now_ms).differences == ()
     with pytest.raises(
-        Refused, match="the name 'flights' belongs since a promotion to app 'next': a new app cannot have it"
+        Refused, match="since a promotion, the name 'flights' belongs to app 'next': a new app cannot have it"
     ):
         apps.create_app(app.store, AppInfo("flights", 1))
 

@@ -371,7 +371,9 @@ def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: 
         app.stage(reads=sw.topic("orders"), key="a", state=state, name=name, on_error="reject")(rows)
 
     declare(names[0])
-    with pytest.raises(Usage, match="stage 'legs_rejected' has the name of the table of records that 'legs' rejects"):
+    with pytest.raises(
+        Usage, match="stage 'legs_rejected' has the name of a table: that of the rejected records of 'legs'"
+    ):
         declare(names[1])
 
 

@@ -127,7 +127,7 @@ def test_what_is_asked_for_wrongly_is_told_with_what_there_is(app: FlightsApp) -
         ({"path": "flights/airports"}, errors.NotFound, "airports"),
         ({"path": "flight/aircraft"}, errors.NotFound, "flight"),
         ({"path": "flights/aircraft", "version": "last"}, errors.Usage, "'last' is not a version number"),
-        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "is given together with at"),
+        ({"path": "flights/aircraft", "version": "3", "at": "-5m"}, errors.Usage, "'3' and at exclude each other"),
         ({"path": "flights/aircraft", "att": "-5m"}, errors.Usage, "nearest is 'at'|'att' is not an option"),
         ({"path": "flights/aircraft", "at": "2020-01-01T00:00:00Z"}, errors.NotFound, "begins at"),
     ):

@@ -162,7 +162,7 @@ def test_what_is_no_replica_of_this_app_is_refused_and_not_touched() -> None:
         copy(other, target)
     info = apps.read_app(other.store, other.name)
     other.store.put(keys.app_info(other.name), codec.encode(replace(info, created_ms=7)))
-    with pytest.raises(Refused, match=f"is a replica of another app 'flights', of {app.store.url}, created"):
+    with pytest.raises(Refused, match=f"is a replica of another app 'flights': the one in {app.store.url}, created"):
         copy(other, target)
 
 

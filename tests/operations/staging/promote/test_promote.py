@@ -347,7 +347,7 @@ def test_a_run_goes_by_the_name_and_the_program_of_before_does_not_take_the_new_
     # Whatever took it away, nothing begins anew as production.
     for called in "ps":
         with pytest.raises(
-            Refused, match="the name 'p' belongs since a promotion to app 's', which is gone: a new app cannot have it"
+            Refused, match="since a promotion, the name 'p' belongs to app 's', which is gone: a new app cannot have it"
         ):
             start(called, files["s"])
     with pytest.raises(Refused, match="a new app cannot have it"):
