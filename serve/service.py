@@ -228,7 +228,9 @@ class Call:
     def app(self, name: str, view: str = "") -> "StoredApp":
         """Return an app that the caller may read; with `view`, only if the caller may read all its tables.
 
-        `view` names what shows all tables, such as the log. Operations on the app are recorded under the token's name.
+        `view` is the view that shows all tables, such as the log. Operations
+        on the app are recorded under the token's
+        name.
         Raises `Denied`, and the errors of `Client.app`.
         """
         if view:
@@ -238,7 +240,7 @@ class Call:
         return (client.on_behalf_of(self.grant.name) if self.grant.name else client).app(name)
 
     async def app_with_all_tables(self, name: str, view: str) -> "StoredApp":
-        """Return an app if the caller may read all its tables; `view` names what shows them all.
+        """Return an app if the caller may read all its tables; `view` is the requested view, for the error.
 
         Raises `Denied`, and `NotFound` for an unknown app.
         """

@@ -1,4 +1,4 @@
-"""Declarations of questions about an app: their options, without the app, moment, table or key in question."""
+"""Options of each question about an app; the app, moment, table or key asked about is given separately."""
 
 from collections.abc import Sequence
 from datetime import date, timedelta

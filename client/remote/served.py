@@ -115,7 +115,7 @@ class ServedApp(ServedObject, NewestMomentMethods):
         return snapshots
 
     def at(self, moment: When = "now", **options: Unpack[MomentOptions]) -> ServedMoment:
-        """Return a moment, as `AppHistory.at` does; with `min_offsets`, wait until `now` has read up to these offsets.
+        """Return a moment, as `AppHistory.at` does. With `min_offsets`, wait until the app has read up to them.
 
         Raises `Refused` if the app has not read that far within `wait_ms`; the error's `offsets` has the offsets read.
         """

@@ -415,7 +415,7 @@ def _end(work: Erasure, only: str = "") -> None:
 
 
 def _check_no_writers(work: Erasure) -> None:
-    """Check that no snapshot or edit in progress could write another object with a key. Raises `Refused`."""
+    """Check that no snapshot or edit in progress could still write an object that contains the keys to forget."""
     for search in work.searches:
         store, app = search.member.store, search.member.app
         # Operations requested from now on see the note.

@@ -103,7 +103,7 @@ def processor(
 
 @dataclass(slots=True)
 class _VariableRecorder:
-    """Handle that `init` gets outside a batch. Records the state variables that `init` requests."""
+    """The handle that `init` gets outside a batch. Records the state variables that `init` requests."""
 
     columns: dict[str, StateColumn] = field(default_factory=dict)
 

@@ -60,7 +60,8 @@ class KafkaChannels:
             raise topic_recreated_error(topic, topic_id, current.id)
         if len(current.ends) != len(offsets):
             raise Refused(
-                f"topic {topic!r} has {len(current.ends)} partitions; the source has read {len(offsets)}",
+                f"topic {topic!r} has {len(current.ends)} partitions; the topic that the source app reads has "
+                f"{len(offsets)}",
                 hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
             )
         outside = [

@@ -73,8 +73,9 @@ def check_settings(chosen: Mapping[str, str], by: str) -> dict[str, str]:
         settings[key] = value
     if settings.get(_DEPLOY_MODE, "client") != "client":
         raise Usage(
-            f"{_DEPLOY_MODE} is {settings[_DEPLOY_MODE]!r}: `slackwater run` is itself the driver, on this machine",
-            hint="remove it, or start `slackwater run` by spark-submit on the driver's machine",
+            f"{_DEPLOY_MODE} is {settings[_DEPLOY_MODE]!r}: `slackwater run` always runs the driver where it is "
+            "started",
+            hint="remove it, or use spark-submit in client mode on the machine that should be the driver",
         )
     if settings.get(_TIME_ZONE, "UTC") != "UTC":
         raise Usage(

@@ -58,7 +58,7 @@ class Masking:
         return None if row is None else {name: self.value(value) for name, value in row.items()}
 
     def data(self, data: bytes | None) -> object:
-        """Return bytes of a record as text or hexadecimal; if values are hidden, the name of that text."""
+        """Return bytes of a record as text or hexadecimal; if values are hidden, the pseudonym of that text."""
         text = format_bytes(data, _MAX_DATA) if data is not None else None
         return self.value(text if text is None or self.show else text.removeprefix(NOT_TEXT))
 

@@ -117,7 +117,9 @@ class SearchEnds:
 def find_ends(
     store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
 ) -> SearchEnds:
-    """Return the ends of a search between two refs. An end that is not on the line moves outwards to the next moment.
+    """Return the ends of a search between two refs.
+
+    An end that is no consistent cut is replaced by the nearest one outside the range.
 
     `good` may be `beginning`, which is the default for None.
 

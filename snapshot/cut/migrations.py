@@ -76,7 +76,7 @@ class Migration(Struct, frozen=True):
         return any(step.reset for step in self.stages.values())
 
     def is_applied_by(self, head: Manifest) -> bool:
-        """Return True if the stage of `head` applied the migration, or is retired and has no step in it."""
+        """Return True if the stage of `head` applied the migration, or is retired and has no step in the migration."""
         step = self.stages.get(head.stage)
         has_no_part = head.retired and (step is None or step.rewound is None)
         return has_no_part or head.migration >= self.number

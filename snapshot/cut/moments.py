@@ -74,10 +74,10 @@ def newest_settled(store: ObjectStore, app: str) -> dict[str, Manifest]:
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, requested: str) -> Cut:
-    """Return the prefix of the app's line with all commits up to the effective time `time_ms`.
+    """Return the cut after all commits of the app up to the effective time.
 
-    If versions were collected, returns the newest remaining cut up to that time, or an empty one. If the stage
-    `requested` was retired by then, returns the cut at the time of its retirement.
+    If versions were collected, returns the newest remaining cut up to that time, or an empty one. If `requested`
+    names a stage that was retired by then, returns the cut at the time of its retirement.
     """
     versions = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     if requested in versions and versions[requested].retired:

@@ -198,8 +198,8 @@ def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
     """Return the time of a stage's last commit by its runner, by storage's clock; 0 for never.
 
-    SSTs that were finished before this commit are named by it, or never will be. For a retired stage, returns the
-    current time: until it is claimed again, it commits no new SSTs.
+    An SST that was finished before this commit, and that the commit does not name, will never be named by a version.
+    For a retired stage, returns the current time: until it is claimed again, it commits no new SSTs.
     """
     state = inventory.state.stages.get(stage)
     if state is None:

@@ -38,8 +38,8 @@ class BaseStore(ABC):
 class StoreWrapper(BaseStore):
     """Base class that forwards all requests to an inner store.
 
-    At another root, `at` returns a copy of the wrapper around the inner store at that root. So state of a subclass,
-    such as counters, belongs in objects that copies share.
+    `at(root)` returns a copy of the wrapper, around the inner store at that root. So state of a subclass, such as
+    counters, belongs in objects that the copies share.
     """
 
     def __init__(self, inner: ObjectStore) -> None:

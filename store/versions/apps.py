@@ -124,7 +124,7 @@ def current_owner(store: ObjectStore, folder: str, time_ms: int) -> str:
 
 
 def take_back_command(name: str, folder: str) -> str:
-    """Return the command that gives a name back to the app in `folder`, which lost it by a promotion."""
+    """Return the command that returns a name to the app that most recently lost it."""
     return f"slackwater promote {'--back' if folder == name else folder} --over {name}"
 
 

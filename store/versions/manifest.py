@@ -446,10 +446,10 @@ class Manifest(Struct, frozen=True):
         return self.retired and not self.inputs
 
     def base_versions(self, after: int = 0, *, of_rows: bool = False) -> tuple[range, ...]:
-        """Return the ranges of versions above `after` on which this version is based, itself last; ascending.
+        """Return the ranges of versions above `after` on which this version is based, ascending; the last ends with it.
 
         Versions undone by a rewind are left out. With `of_rows`, returns the versions whose rows the table may have;
-        without it, the versions whose input and output count.
+        without it, the versions whose input and output are still in effect.
         """
         ranges, up_to = [], self.version
         for rewind in reversed(self.rewinds):

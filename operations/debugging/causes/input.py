@@ -1,4 +1,4 @@
-"""Tests if input caused a bad commit: a missing or duplicate record, a reset that re-read it, an edit by hand."""
+"""Test whether input caused a bad commit: a missing or duplicate record, input read again after a reset, or an edit."""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class RecordQueue:
-    """Records of some parts in the app's order. Arrays have one element per record."""
+    """Records of several inputs and partitions, in the order in which the app read them.
+
+    Arrays have one element per record.
+    """
 
     parts: tuple[InputPart, ...]
     part_indexes: RecordNumbers

@@ -48,7 +48,7 @@ KAFKA = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": PASSWORD}
         ),
         (("--conf", "spark.master=local[1]"), "spark.master cannot be set by --conf"),
         (("--conf", "spark.submit.pyFiles=a.py"), "spark.submit.pyFiles cannot be set by --conf"),
-        (("--conf", "spark.submit.deployMode=cluster"), "`slackwater run` is itself the driver"),
+        (("--conf", "spark.submit.deployMode=cluster"), "`slackwater run` always runs the driver"),
         (("--conf", "spark.sql.session.timeZone=Europe/Berlin"), "tables and sessions use UTC"),
         (("--py-files", "absent.py"), "no Python file named 'absent.py'; the nearest: absence.py"),
         (("--py-files", "absence.py,"), "--py-files has an empty file name"),
