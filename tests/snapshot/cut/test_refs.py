@@ -191,7 +191,7 @@ def test_other_names_are_taken(name: str) -> None:
     assert check_new_name("snapshot", name) == name
 
 
-@given(st.integers(0, 10**9), st.sampled_from(["ms", "s", "m", "h", "d", "w", " minutes", " weeks ago"]))
+@given(st.integers(0, 10**8), st.sampled_from(["ms", "s", "m", "h", "d", "w", " minutes", " weeks ago"]))
 def test_the_form_for_a_span_without_its_minus_is_that_span_ago(number: int, unit: str) -> None:
     with pytest.raises(Usage) as caught:
         parse_ref(f"flights@{number}{unit}", now_ms=NOW_MS)

@@ -164,6 +164,6 @@ def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_t
     with pytest.raises(MergeStopped):
         run_compaction(store, cache, "a", "s", TABLE, one, should_stop=lambda: True)
     monkeypatch.setattr(merge, "_MAX_MERGE_S", -1.0)
-    with pytest.raises(Refused, match="state partition 0 takes more than") as refused:
+    with pytest.raises(Refused, match="hash range 0 takes more than") as refused:
         run_compaction(store, cache, "a", "s", TABLE, one)
-    assert "rescale" in refused.value.hint
+    assert "tasks=" in refused.value.hint

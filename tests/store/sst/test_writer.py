@@ -261,7 +261,7 @@ def test_rows_of_another_partition_are_refused_and_nothing_is_written() -> None:
     store = CountingStore(MemoryStore())
     table = replace(ROUTES, partitions=4)
     rows = state_rows(table, {(str(i), "x"): (1, 1.0, None) for i in range(50)}, 1)
-    with pytest.raises(Refused, match="state partition 2 of a/s have hashes of partitions 0 to 3 of 4"):
+    with pytest.raises(Refused, match="hash range 2 of a/s have hashes of the ranges 0 to 3 of 4"):
         writer.write_sst(store, None, app="a", stage="s", table=table, partition=2, rows=rows)
     assert not store.counts
 
