@@ -385,8 +385,9 @@ def _version_manifests(
             after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
             return numbers[max(after - 1, 0)]
 
-        numbers = sorted({numbers[0], *request_pool().map(newest, ends)})
-    elif len(numbers) > MAX_VERSIONS:
+        # Even a version that changes no rows, such as a compaction, shows what its step changed before it.
+        return tuple(request_pool().map(read, sorted({numbers[0], *request_pool().map(newest, ends)})))
+    if len(numbers) > MAX_VERSIONS:
         raise _too_many_versions_error(clause, f"{len(numbers):,} versions")
     earliest, *later = request_pool().map(read, numbers)
     return (earliest, *(manifest for manifest in later if manifest.traits.changes_rows))
