@@ -386,7 +386,7 @@ class Moment(Displayable):
     def table_declaration(self, table: str) -> Table:
         """Return a table's key, columns and other declared properties. Raises `NotFound`."""
         manifest = self.with_table(table).cut.table(table)
-        assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `having` has it
+        assert manifest is not None and manifest.table is not None  # noqa: S101, PT018  `with_table` has it
         return manifest.table
 
     def read_rows(

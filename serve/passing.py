@@ -74,7 +74,7 @@ async def _forward_to_owner(
     call: Call, owner: str, reading: CachedMoment, answers: TableAnswers, texts: Sequence[str], columns: Sequence[str]
 ) -> LookUpResult | None:
     """Return the rows that another instance has at the same version; None without a usable answer."""
-    assert call.service.peers is not None  # noqa: S101  `rows` checked that
+    assert call.service.peers is not None  # noqa: S101  `rows_by_key` checked that
     table, in_arrow = answers.name, call.wants_arrow
     path = f"/apps/{quote(answers.cut.app)}/at/v{answers.manifest.version}/tables/{table}"
     query = [("stage", reading.moment.stage_of(table)), ("format", "arrow" if in_arrow else "json")]

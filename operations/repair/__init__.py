@@ -1,4 +1,4 @@
-"""Repair of an app by hand: rewind to an earlier moment, reset of offsets, edits, rejected records.
+"""Repair of an app by hand: rewind to an earlier moment, reset of offsets, the list of rejected records.
 
-The versions are decided, and the effect of an edit is computed, in `snapshot.change`.
+The versions are decided in `snapshot.change`, which also has edits and requests for retries.
 """

@@ -168,7 +168,7 @@ class Committer:
                 raise Refused(
                     f"stage {name} was stopped before its last batch was committed; the next run repeats the batch"
                 )
-            # `in_order` may be set during the wait: versions submitted earlier still come first.
+            # `is_synchronous` may be set during the wait: versions submitted earlier still come first.
             if self._unflushed or not self.is_synchronous:
                 self._unflushed.append((change, time.monotonic() - change.started))
                 self._changed.notify_all()

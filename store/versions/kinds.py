@@ -1,6 +1,7 @@
 """Kinds of versions, with all their properties.
 
-Code that treats kinds differently asks `Manifest.traits`. A new kind needs a name in `VersionKind` and a declaration.
+Code that treats kinds differently asks `Manifest.traits`. A new kind needs a name in `VersionKind`, a declaration, its
+verbs in `snapshot/take/audit_log.py`, and a place in the list of docs/design.md.
 """
 
 from collections.abc import Mapping
@@ -41,14 +42,18 @@ class Traits:
     """True if the version belongs to the program of the next claim."""
 
     claims: bool = False
+    """True if a runner takes the stage with the version, before its first batch."""
     reads_records: bool = False
     writes_rows: bool = False
+    """True if the version's own SSTs have new rows."""
     changes_rows: bool = True
+    """False if readers see the same rows as at the previous version. A `forget` removes keys from all versions."""
     brings_rows: bool = False
     """True if the version begins the stage with a table that no batch wrote."""
     begins: Literal["", "clone", "renamed"] = ""
     """Reason for which a history may begin with this kind above version 1; empty if it may not."""
     restarts: bool = False
+    """True if inputs, channels and sinks may vanish with the version, and records may be lost."""
     sets_sinks: bool = False
     sets_offsets: bool = False
     ends_replays: bool = False
