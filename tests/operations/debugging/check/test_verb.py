@@ -93,7 +93,7 @@ def test_from_python_a_program_with_another_table_is_passed_over_and_said(ledger
         app = client.app(ledger.app)
         found = app.check(code, stages=["accounts"], versions=1)
         assert found.failed
-        assert "another table than it had then" in repr(found)
+        assert "is not the one that the stage had then" in repr(found)
         assert not app.check(LEDGER, stages=["latest"], versions=1).failed
         with pytest.raises(Usage, match="expected 1 or more"):
             app.check(LEDGER, versions=0)
