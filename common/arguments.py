@@ -143,8 +143,8 @@ def check_arguments(function: F, *, declares: bool = True) -> F:
     """Wrap a function so that arguments of wrong types raise `Usage` with a sentence.
 
     With `declares`, the function runs before the check, because its own messages are better, and checks its numbers
-    itself. Parameters of a declaration (`**options: Unpack[…]`) are always passed, with their defaults, and are added
-    to the docstring.
+    itself. If the function takes `**options: Unpack[…]`, it gets every option, with
+    the default of an omitted one, and its docstring gets their descriptions.
     """
     declared = declared_parameters(function)
     signature = inspect.signature(function)

@@ -26,7 +26,7 @@ _NAME = argument("NAME", "Name of the snapshot.", None)
 
 
 def _snapshot_of(session: Session, app: str, name: str | None) -> "tuple[StoredApp, str]":
-    """Return the app and the snapshot's name, given as two words or as a ref. Raises `Usage` unless one is given."""
+    """Return the app and the snapshot's name, given as two words or as a ref. Raises `Usage` for neither."""
     app_name, _, named = app.partition("@")
     if bool(named) == bool(name):
         typed, expected = " ".join(filter(None, (app, name))), f"expected {app_name} NAME, or {app_name}@NAME"

@@ -73,7 +73,7 @@ def recreated_topic_phrase(topic: str) -> str:
 
 
 def _offsets_read(entry: LogEntry) -> str:
-    """Return the offset ranges that a version read, after the batches that it imported from an attached query."""
+    """Return as text the batches that a version imported from an attached query, and the offset ranges that it read."""
     return ": ".join(filter(None, (entry.attached, formats.join_ranges(map(str, entry.windows)))))
 
 

@@ -1,4 +1,4 @@
-"""Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and anchors.
+"""Copies of Kafka data in a replica: in-flight records, unpublished rows of sinks, and records that mark positions.
 
 The copies serve a recovery without the app's Kafka. Anchors are the last records that the app read of each partition of
 users' topics. They identify the app's position in a mirror of the topic, which has different offsets.

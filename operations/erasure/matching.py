@@ -1,4 +1,4 @@
-"""Search for records with a key: a field from which the key column is derived has the key's value.
+"""Search for records of a key. A record matches if a field from which the key column is derived has the key's value.
 
 Records are those of topics (archived or rejected) and rows between stages. A rule lists, for one topic or channel, the
 fields that lead to each column of one table's key. A record holds a key of several columns if it holds the value of

@@ -297,7 +297,8 @@ def start_query(
 ) -> StreamingQuery:
     """Start a stage's query at the positions of its `head`. Raises `Refused` if its function's result is unusable.
 
-    `on_batch` gets each batch's rows and number. Sources count their requests to the store in the folder `counts`.
+    `on_batch` gets each batch's rows and number. Sources write the numbers of their store requests to files in the
+    folder `counts`.
     """
     stage, resources = config.stage, config.resources
     private = PrivateOptions(resources.kafka, resources.s3_settings, aws_variables(os.environ))

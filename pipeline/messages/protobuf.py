@@ -218,7 +218,7 @@ def build_layout(message: Any) -> Any:
 
 
 def convert_messages(values: pa.StructArray, message: Any, rows: Rows, doubtful: list[Rows]) -> pa.StructArray:
-    """Convert messages that ptars read by their layout to `column_type`.
+    """Convert messages, as ptars read them by the layout of their type, to `column_type`.
 
     Args:
         values: The messages.

@@ -1,4 +1,4 @@
-"""Checks of sinks before publishing, creation of their internal topics, and the sinks of a stage's claim."""
+"""Checks sinks before publishing, creates their internal topics, and computes the sinks of a claimed stage."""
 
 from __future__ import annotations
 

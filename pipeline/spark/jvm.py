@@ -185,8 +185,8 @@ def silence_jvm_loss(context: SparkContext) -> None:
 def filter_stderr() -> Iterator[None]:
     """Filter the stderr of processes started within the block, as long as these processes live.
 
-    The JVM has no option to suppress the lines that are dropped. Spark's Python workers inherit its stderr, so the
-    filter stays and passes on all other lines. This process's own stderr is restored at the end of the block.
+    Drops some lines that the JVM has no option to suppress. Spark's Python workers inherit the JVM's stderr,
+    so the filter runs until the last of them ends. This process's own stderr is restored at the end of the block.
     """
     read, write = os.pipe()
     stderr = os.dup(2)

@@ -277,7 +277,7 @@ def needed_shares(optimised: Iterable[Sequence[Any]]) -> dict[int, KeyShare]:
 
 
 def _shares_of_condition(condition: Any) -> Iterator[KeyShare]:
-    """Yield the shares of keys to which a condition restricts a source's rows."""
+    """Yield the fractions of keys (`xxhash64(key) % granularity < n`) to which a condition restricts a source."""
     if class_name(condition) == "And":
         yield from (share for side in children(condition) for share in _shares_of_condition(side))
     elif class_name(condition) == "LessThan":

@@ -1,4 +1,4 @@
-"""Log of an app: versions of all stages in the order of the line, each with a flag that tells if it can be replayed."""
+"""Log of an app: versions of all stages in one order, each with a flag that tells if it can be replayed."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

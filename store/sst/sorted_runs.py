@@ -94,7 +94,7 @@ def max_overlap(ssts: Iterable[Sst]) -> int:
 
 
 class _GrowingRun:
-    """SSTs of a run to which more may be added; `level` is 0 if none may be added."""
+    """SSTs of a run that is being formed; once `level` is 0, no further SST can join the run."""
 
     def __init__(self, ssts: list[Sst]) -> None:
         self.ssts = ssts

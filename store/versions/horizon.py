@@ -1,4 +1,4 @@
-"""Boundaries: the versions of an app that may exist, written before garbage collection deletes any version.
+"""Boundaries below which versions may be deleted. Garbage collection writes one before it deletes any version.
 
 A boundary has, for each stage, the version from which the history is complete, and the older versions that are kept.
 All other versions are collectable: deleted already, or about to be. Boundaries are numbered and created by

@@ -107,7 +107,7 @@ def _records_of_side(
 
 
 def _waiting_row_version(batch: ReplayBatch, side: JoinSide, key: pa.Table, row: pa.Table) -> int:
-    """Return the version that wrote the waiting row from which one side of a joined row comes; 0 if not known."""
+    """Return the version that wrote the waiting row on one side of a joined row; 0 if not known."""
     program, after = batch.replay.program, batch.replay.after
     values = row.select(side.columns.names).to_pylist()[0]
     current: Manifest | None = batch.replay.before
