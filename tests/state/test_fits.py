@@ -339,3 +339,9 @@ def test_only_of_an_aggregate_a_column_that_is_added_has_a_meaning() -> None:
     declared = replace(stored, values=(*stored.values, Column("name", "string")))
     (added,) = fit_table("latest", stored, declared, {}).columns
     assert (added.kind, added.column, added.meaning) == ("added", "name", "")
+
+
+def test_where_the_column_by_which_rows_expire_goes_none_gets_a_time_any_more() -> None:
+    stored = replace(AGGREGATES, ttl=Ttl(5, column="orders"))
+    declared = aggregates(sw.aggregate(largest=sw.max("cents")), Column("largest", "int32"))
+    assert evolve("countries", stored, declared, {})[0].ttl == Ttl(0, gone=True)

@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut.graph import Cut, channels, downstream_stages, topological_order, violations
 from slackwater.snapshot.cut.in_flight import in_flight
@@ -70,6 +71,20 @@ def test_stages_come_in_the_order_in_which_records_flow(app: FlightsApp) -> None
     assert downstream_stages(cut(app, "flights").stages, "carriers") == frozenset()
 
 
+def test_a_time_takes_the_newest_version_of_each_stage_at_it(app: FlightsApp) -> None:
+    at_ms = app.version("aircraft", 4).time_ms
+    assert cut(app, f"flights@-{(app.clock.now_ms - at_ms) // 1000}s").versions == {
+        "legs": 4,
+        "aircraft": 4,
+        "carriers": 3,
+    }
+
+
+def test_a_stage_without_a_version_at_that_time_is_not_in_the_cut(app: FlightsApp) -> None:
+    # The claims come one second apart.
+    assert cut(app, "flights@-1s", now_ms=START_MS + 2_000).versions == {"legs": 1}
+
+
 def test_a_time_before_the_first_version_names_the_earliest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match=r"history of flights begins at 2025-01-01T00:00:01\.000Z") as caught:
         cut(app, "flights@2024-12-01")
@@ -104,6 +119,10 @@ def test_more_commits_back_than_there_are_says_how_many_there_are(app: FlightsAp
     assert cut(app, "flights@~17").versions == {"legs": 2, "aircraft": 1, "carriers": 1}
     with pytest.raises(NotFound, match="flights has 18 commits of data, ~0 to ~17"):
         cut(app, "flights@~18")
+
+
+def test_a_version_of_a_stage_comes_with_the_other_stages_of_its_time(app: FlightsApp) -> None:
+    assert cut(app, "flights/aircraft@v5").versions == {"legs": 5, "aircraft": 5, "carriers": 4}
 
 
 def test_a_version_that_does_not_exist_is_not_found(app: FlightsApp) -> None:
@@ -143,6 +162,10 @@ def test_a_history_begins_with_its_first_commit(app: FlightsApp) -> None:
     assert read_line(app.store, "flights").beginning().versions == {"legs": 1}
 
 
+def test_nothing_is_in_flight_when_every_stage_has_followed(app: FlightsApp) -> None:
+    assert in_flight(app.store, cut(app, "flights")) == ()
+
+
 def test_claims_of_a_sender_are_nothing_in_flight(app: FlightsApp) -> None:
     app.claim("legs")
     app.step("legs")
@@ -173,6 +196,41 @@ def test_a_channel_that_nobody_read_yet_is_in_flight_as_a_whole() -> None:
     assert (flight.receiver, flight.starts, flight.rows) == ("", (0, 0), 6)
 
 
+def test_a_receiver_ahead_of_its_senders_clock_does_not_make_an_instant_inconsistent() -> None:
+    clock = Clock(skew_ms={"legs": 3_600_000, "carriers": -3_600_000})
+    app = FlightsApp(MemoryStore(), Kafka(), clock=clock)
+    app.run(flights(30))
+    # By their clocks alone, carriers had read everything an hour before legs sent it.
+    at = cut(app, "flights@-1s", now_ms=START_MS)
+    assert at.versions == {"legs": 4, "aircraft": 4, "carriers": 4}
+    assert not violations(at.stages)
+
+
+def test_a_named_version_stays_and_what_had_consumed_it_comes_after_it() -> None:
+    clock = Clock(skew_ms={"carriers": -3_600_000, "aircraft": -3_600_000})
+    app = FlightsApp(MemoryStore(), Kafka(), clock=clock)
+    app.run(flights(50))
+    at = cut(app, "flights/legs@v3")
+    assert at.versions == {"legs": 3, "aircraft": 2, "carriers": 2}
+    assert not violations(at.stages)
+
+
+def test_a_receiver_that_had_read_something_from_its_first_version_on_is_left_out() -> None:
+    app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
+    app.send(*flights(4))
+    app.step("legs")
+    head = app.version("legs", 2)
+    receiver = replace(
+        app.version("aircraft", 1),
+        stage="carriers",
+        time_ms=START_MS,
+        inputs={"by-aircraft": Input("t", (1, 1), "legs", head.version)},
+        outputs={},
+    )
+    app.commit(receiver)
+    assert cut(app, "flights/legs@v1").versions == {"legs": 1}
+
+
 def test_a_head_read_before_its_receivers_is_raised_to_what_they_consumed() -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(20))
@@ -195,6 +253,7 @@ def test_a_head_read_before_its_receivers_is_raised_to_what_they_consumed() -> N
 
 def test_a_cut_that_consumed_what_was_not_sent_says_so(app: FlightsApp) -> None:
     torn = Cut("flights", {"legs": app.version("legs", 2), "aircraft": app.version("aircraft", 5)})
+    assert violations(torn.stages)
     assert violations(torn.stages) == ("aircraft@v5 consumed legs@v5, but the cut holds legs@v2",)
 
 

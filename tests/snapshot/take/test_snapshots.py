@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.in_flight import in_flight
@@ -19,7 +20,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import apps
+from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo, Origin
 
 from tests.support.histories import START_MS, FlightsApp, Kafka, app_of, flights
@@ -120,6 +121,16 @@ def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
     pin_cut(app.store, now(app), "pinned")
     with pytest.raises(Refused, match="exists already"):
         ask(app, "pinned")
+
+
+def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: FlightsApp) -> None:
+    other = pin_cut(app.store, now(app), "other", by="bob@host")
+    asked = ask(app)
+    app.store.put(keys.json_object(keys.snapshots("flights"), "good"), codec.encode(replace(other, name="good")))
+    app.step_all()
+    with pytest.raises(Refused, match="taken by bob@host while this one was under way"):
+        try_complete(app.store, "flights", asked)
+    assert open_requests(app.store, "flights") == ()
 
 
 @pytest.mark.parametrize("name", ["Good", "now", "v42", "2026-11-21", ""])

@@ -262,6 +262,13 @@ def test_a_request_withdrawn_while_records_are_kept_leaves_no_object_behind(
     assert objects(diamond) == set()
 
 
+def test_a_request_withdrawn_before_leaves_no_object_behind(finished: tuple[Diamond, SnapshotRequest]) -> None:
+    diamond, asked = finished
+    withdraw_request(diamond.store, APP, asked)
+    assert complete(diamond, asked) is None
+    assert objects(diamond) == set()
+
+
 def test_two_completers_give_one_snapshot_and_keep_its_records_once(finished: tuple[Diamond, SnapshotRequest]) -> None:
     diamond, asked = finished
     first: list[Snapshot | None] = []

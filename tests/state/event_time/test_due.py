@@ -54,9 +54,7 @@ def reminders(by: str = "watermark") -> Stage:
     return Stage(bound, ("key",), ROWS)
 
 
-@scaled(25, in_ci=250)
-@given(schedules)
-def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
+def check_reminders(schedule: list[list[Event] | str]) -> None:
     stage = reminders()
     known: dict[str, tuple[int, int, int | None]] = {}
     """By key: how many rows, until when it waits, and when it falls due, in minutes and in milliseconds."""
@@ -94,9 +92,11 @@ def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list
 
 @scaled(25, in_ci=250)
 @given(schedules)
-def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
-    schedule: list[list[Event] | str],
-) -> None:
+def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
+    check_reminders(schedule)
+
+
+def check_final(schedule: list[list[Event] | str]) -> None:
     bound = FinalKind(sw.aggregate(n=sw.count(), mm=sw.sum("mm"))).bind([HOURLY], ("hour", "station"))
     assert isinstance(bound, BoundDue)
     stage = Stage(bound, ("hour", "station"), HOURLY)
@@ -129,6 +129,25 @@ def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
         )
     assert not stage.owed
     assert stage.head.downstream_watermark_ms == stage.head.watermark_ms
+
+
+@scaled(25, in_ci=250)
+@given(schedules)
+def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
+    schedule: list[list[Event] | str],
+) -> None:
+    check_final(schedule)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@scaled(1_000)
+@given(schedules)
+def test_what_falls_due_equals_a_computation_over_the_raw_input_a_thousand_times(
+    schedule: list[list[Event] | str],
+) -> None:
+    check_reminders(schedule)
+    check_final(schedule)
 
 
 def test_by_the_clock_a_row_falls_due_though_no_event_comes() -> None:

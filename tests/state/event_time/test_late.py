@@ -112,12 +112,8 @@ class Stage(Committing):
             yield (row["n"], row["mm"]) if there else None
 
 
-@scaled(25, in_ci=250)
-@given(schedules, st.sampled_from([60, 30, 20]))
-def test_windows_equal_a_computation_over_the_raw_input(
-    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int
-) -> None:
-    stage = Stage(tmp_path_factory.mktemp("law"), slide)
+def check(folder: Path, schedule: list[list[Event] | str], slide: int) -> None:
+    stage = Stage(folder, slide)
     rows: Counter[tuple[int, str]] = Counter()
     sums: Counter[tuple[int, str]] = Counter()
     watermark, late, ahead = None, 0, 0
@@ -142,6 +138,24 @@ def test_windows_equal_a_computation_over_the_raw_input(
         keys = [(start, s) for start in {start for start, _ in rows} | {0, 8_940} for s in "ab"]
         expected = [(rows[key], sums[key]) if rows[key] else None for key in keys]
         assert list(stage.table(keys)) == expected
+
+
+@scaled(25, in_ci=250)
+@given(schedules, st.sampled_from([60, 30, 20]))
+def test_windows_equal_a_computation_over_the_raw_input(
+    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int
+) -> None:
+    check(tmp_path_factory.mktemp("law"), schedule, slide)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@scaled(1_000)
+@given(schedules, st.sampled_from([60, 30, 20]))
+def test_windows_equal_a_computation_over_the_raw_input_a_thousand_times(
+    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str], slide: int
+) -> None:
+    check(tmp_path_factory.mktemp("law"), schedule, slide)
 
 
 def test_a_window_is_a_struct_of_two_times() -> None:

@@ -118,9 +118,7 @@ def stored(stage: Stage) -> list[dict[str, object]]:
     return rows
 
 
-@scaled(20, in_ci=200)
-@given(schedules)
-def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | str]) -> None:
+def check(schedule: list[Step | str]) -> None:
     stage, brute = Stage(bound(), ("user",), ROWS), Brute()
     emitted: list[tuple[object, object, object]] = []
     number = 0
@@ -155,6 +153,20 @@ def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | s
     assert stage.head.downstream_watermark_ms == stage.head.watermark_ms
 
 
+@scaled(20, in_ci=200)
+@given(schedules)
+def test_sessions_equal_a_computation_over_the_raw_input(schedule: list[Step | str]) -> None:
+    check(schedule)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@scaled(1_000)
+@given(schedules)
+def test_sessions_equal_a_computation_over_the_raw_input_a_thousand_times(schedule: list[Step | str]) -> None:
+    check(schedule)
+
+
 def test_a_late_bridge_makes_many_sessions_one() -> None:
     stage = Stage(bound(), ("user",), ROWS)
     # By this watermark, none of them is over.
@@ -169,7 +181,11 @@ def test_a_late_bridge_makes_many_sessions_one() -> None:
 
 @pytest.mark.parametrize(
     "batches",
-    [[[("b", 0, 5), ("b", 3, 5)]], [[("b", 0, 5)], [("b", 3, 5)]], [[("b", 0, 5), ("b", 20, 5)], [("b", 4, 17)]]],
+    [
+        [[("b", 0, 5), ("b", 3, 5)]],
+        [[("b", 0, 5)], [("b", 3, 5)]],
+        [[("b", 0, 5), ("b", 20, 5)], [("b", 4, 17)]],
+    ],
     ids=["in one batch", "with what is stored", "of two sessions that become one"],
 )
 def test_a_sum_of_a_session_that_has_no_room_names_its_key(batches: list[list[tuple[str, int, int]]]) -> None:

@@ -90,7 +90,13 @@ class Stage(Committing):
         version = self.head.version + 1
         step = Noting(self.table, self.bound, version, 0, lateness, falling)
         task = StateTask(
-            dataclasses.replace(self.places, app=self.head.app), "w", version, (), step, self.head.ssts, times=times
+            dataclasses.replace(self.places, app=self.head.app),
+            "w",
+            version,
+            (),
+            step,
+            self.head.ssts,
+            times=times,
         )
         results: list[TaskReport] = []
         if made.num_rows:
@@ -131,9 +137,7 @@ def bound(within: int, how: How) -> BoundJoin:
     return found
 
 
-@scaled(30, in_ci=300)
-@given(schedules, st.sampled_from([0, 20, 60]), st.sampled_from(["inner", "left"]))
-def test_a_join_equals_a_computation_over_the_raw_input(schedule: list[list[Row] | str], within: int, how: How) -> None:
+def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
     stage = Stage(bound(within, how))
     taken: dict[str, dict[int, tuple[str | None, int | None]]] = {side: {} for side in SIDES}
     """Of each side the rows that were not late."""
@@ -183,6 +187,22 @@ def test_a_join_equals_a_computation_over_the_raw_input(schedule: list[list[Row]
         found = stage.waiting(key)
         assert (found is None) == (not open_), "a key of which nothing waits is gone"
         assert open_ <= (found or set()) <= set(rows)
+
+
+@scaled(30, in_ci=300)
+@given(schedules, st.sampled_from([0, 20, 60]), st.sampled_from(["inner", "left"]))
+def test_a_join_equals_a_computation_over_the_raw_input(schedule: list[list[Row] | str], within: int, how: How) -> None:
+    check(schedule, within, how)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@scaled(1_000)
+@given(schedules, st.sampled_from([0, 20, 60]), st.sampled_from(["inner", "left"]))
+def test_a_join_equals_a_computation_over_the_raw_input_a_thousand_times(
+    schedule: list[list[Row] | str], within: int, how: How
+) -> None:
+    check(schedule, within, how)
 
 
 def test_late_rows_that_are_kept_meet_what_still_waits() -> None:

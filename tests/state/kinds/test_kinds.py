@@ -261,6 +261,13 @@ def test_three_decimals_that_wrapped_around_are_refused() -> None:
         assert not model.rows
 
 
+def test_a_mean_of_integers_has_room_where_their_sum_has_none() -> None:
+    model = Model(sw.aggregate(middle=sw.mean("v")).bind([ROWS], ("k",)))
+    for _ in range(3):
+        model.merge([{"k": 1, "v": 2**62}] * 3)
+    assert model.rows[1]["middle"] == float(2**62)
+
+
 def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     n = pc.add(pc.fill_null(state["n"], 0), np.bincount(rows["_key"].to_numpy()))
     return pa.table({"n": n, "_deleted": pc.greater(n, 2)}), rows.select(["k", "t"])

@@ -209,7 +209,10 @@ def test_a_stage_of_two_inputs_has_what_its_keys_begin_with_in_the_second() -> N
     def events(events: DataFrame, old: DataFrame) -> tuple[DataFrame, DataFrame]:
         event = F.from_json(F.col("value").cast("string"), SCHEMA).alias("e")
         began = F.from_json(F.col("value").cast("string"), "k string, n long").alias("o")
-        return (events.select(event).select("e.*").withWatermark("at", "10 minutes"), old.select(began).select("o.*"))
+        return (
+            events.select(event).select("e.*").withWatermark("at", "10 minutes"),
+            old.select(began).select("o.*"),
+        )
 
     app.stage(reads=seen, state=sw.aggregate(n=sw.count()), name="counts")(lambda rows: rows)
     shape = derive_schemas(app, spark)["events"]

@@ -200,6 +200,19 @@ def test_damage_to_the_cache_costs_time_and_nothing_else(data: st.DataObject) ->
             assert (again.rows(found.ssts), look_up(again)) == (EXPECTED, VALUES)
 
 
+def test_a_cache_file_of_another_sst_is_not_read_as_this_ones() -> None:
+    with made() as found:
+        assert look_up(found) == VALUES
+        found.cache.close()
+        folder = found.cache._folder.path
+        first, second, _ = sorted(folder.glob("*.arrow"))
+        content = second.read_bytes()
+        first.unlink()
+        first.write_bytes(content)
+        with closing(SstCache(folder, 1 << 30)) as cache:
+            assert look_up(Made(found.store, found.ssts, cache)) == VALUES
+
+
 MANIFEST = plain(3)
 KEY = keys.manifest("app", "stage", 3)
 
@@ -212,6 +225,22 @@ def test_any_damage_to_a_manifest_is_told_with_its_name(data: st.DataObject) -> 
     with pytest.raises(Corruption) as error:
         history.read(store, "app", "stage", 3)
     check_told(error.value, KEY)
+
+
+def test_a_number_that_turned_into_another_is_told() -> None:
+    store = MemoryStore()
+    store.put(KEY, codec.encode(MANIFEST).replace(b'"time_ms":30', b'"time_ms":31'))
+    with pytest.raises(Corruption, match="was changed: it does not match") as error:
+        history.read(store, "app", "stage", 3)
+    check_told(error.value, KEY)
+
+
+def test_a_manifest_of_a_newer_format_is_refused_with_what_to_do() -> None:
+    store = MemoryStore()
+    store.put(KEY, codec.encode(MANIFEST).replace(b'"format":1', b'"format":2', 1))
+    with pytest.raises(Corruption, match=f"'{KEY}' has format 2; this slackwater reads formats up to 1") as error:
+        history.head(store, "app", "stage")
+    assert "upgrade" in error.value.hint
 
 
 @pytest.mark.parametrize(("stage", "version"), [("other", 3), ("stage", 2)])

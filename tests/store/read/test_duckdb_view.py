@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -7,7 +7,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.errors import Usage
+from slackwater.errors import Corruption, Usage
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
@@ -15,7 +15,7 @@ from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
-from tests.support.state_rows import ROUTES, Key, manifest_of, write_version
+from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version
 
 LARGE = 1 << 40
 
@@ -39,6 +39,27 @@ def rows_of(con: duckdb.DuckDBPyConnection, sql: str = "SELECT * FROM t ORDER BY
     return con.execute(sql).fetchall()
 
 
+def test_only_the_newest_row_of_each_key_is_seen_and_deleted_ones_are_not(
+    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
+) -> None:
+    history: list[Mapping[Key, Values | None]] = [
+        {("a", "x"): (1, 1.0, None), ("b", "x"): (1, 1.0, None), ("c", "x"): (1, 1.0, None)},
+        {("b", "x"): (2, 2.0, None), ("c", "x"): None, ("d", "x"): (2, 2.0, None)},
+        {("c", "x"): (3, 3.0, None), ("d", "x"): None, ("b", "x"): (3, 3.0, None)},
+    ]
+    expected = [
+        [("a", "x", 1, 1.0), ("b", "x", 1, 1.0), ("c", "x", 1, 1.0)],
+        [("a", "x", 1, 1.0), ("b", "x", 2, 2.0), ("d", "x", 2, 2.0)],
+        [("a", "x", 1, 1.0), ("b", "x", 3, 3.0), ("c", "x", 3, 3.0)],
+    ]
+    ssts: tuple[Sst, ...] = ()
+    for seq, (changes, rows) in enumerate(zip(history, expected, strict=True), start=1):
+        ssts = (*write_version(store, cache, ROUTES, changes, seq), *ssts)
+        # Registered again and again: the later one takes the name.
+        register_table(con, "t", store, cache, manifest_of(ROUTES, ssts, seq))
+        assert rows_of(con) == rows
+
+
 def test_internal_columns_are_hidden(con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 4)
     register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
@@ -56,6 +77,28 @@ def test_no_runs_are_an_empty_table_with_the_same_columns(
     assert rows_of(con) == []
     register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
     assert len(rows_of(con)) == 1
+
+
+def test_one_run_in_each_partition_is_a_plain_scan(
+    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
+) -> None:
+    table = replace(ROUTES, partitions=4)
+    ssts = write_version(store, cache, table, {(str(i), "x"): (i, None, None) for i in range(100)}, 1)
+    assert len(ssts) == 4
+    register_table(con, "t", store, cache, manifest_of(table, ssts))
+    assert "JOIN" not in str(rows_of(con, "EXPLAIN FROM t")).upper()
+    assert rows_of(con, "SELECT count(*), sum(flights) FROM t") == [(100, 4950)]
+
+
+def test_keys_with_one_hash_do_not_shadow_each_other(
+    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
+) -> None:
+    one = Hashes(1)
+    old = write_version(store, cache, ROUTES, {("a", None): (1, 0.0, None), (None, "x"): (1, 0.0, None)}, 1, one)
+    mid = write_version(store, cache, ROUTES, {("b", None): (2, 0.0, None), ("a", None): (2, 0.0, None)}, 2, one)
+    new = write_version(store, cache, ROUTES, {("c", None): None, ("b", None): None}, 3, one)
+    register_table(con, "t", store, cache, manifest_of(ROUTES, (*new, *mid, *old)))
+    assert rows_of(con) == [("a", None, 2, 0.0), (None, "x", 1, 0.0)]
 
 
 def test_null_and_nan_keys_are_shadowed_like_any_other(
@@ -167,6 +210,15 @@ def test_the_files_behind_the_view_are_all_it_needs(
     asked = store.counts
     assert rows_of(con) == [("a", "x", 1, None)]
     assert store.counts == asked
+
+
+def test_a_damaged_sst_is_told_before_any_query(
+    con: duckdb.DuckDBPyConnection, store: CountingStore, cache: SstCache
+) -> None:
+    ssts = write_version(store, None, ROUTES, {("a", "x"): (1, None, None)}, 1)
+    store.put(ssts[0].object, bytes(ssts[0].bytes))
+    with pytest.raises(Corruption, match=ssts[0].object):
+        register_table(con, "t", store, cache, manifest_of(ROUTES, ssts))
 
 
 def test_a_stage_without_state_has_no_table(

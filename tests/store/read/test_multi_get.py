@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -18,6 +19,7 @@ from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 
 LARGE = 1 << 40
+NAN = float("nan")
 
 
 def look_up(
@@ -45,11 +47,41 @@ def test_values_come_in_the_order_asked_and_as_often(store: CountingStore, cache
     assert look_up(store, None, ssts, asked) == found
 
 
+def test_the_newest_row_wins_and_a_tombstone_means_absent(store: CountingStore, cache: SstCache) -> None:
+    a, b, c = ("a", "x"), ("b", "x"), ("c", "x")
+    old = write_version(store, cache, ROUTES, {a: (1, 1.0, None), b: (1, 1.0, None), c: (1, 1.0, None)}, 1)
+    mid = write_version(store, cache, ROUTES, {a: (2, 2.0, None), b: None, c: None}, 2)
+    new = write_version(store, cache, ROUTES, {c: (3, 3.0, None)}, 3)
+    for ssts in ((*old, *mid, *new), (*new, *mid, *old)):
+        assert look_up(store, cache, ssts, [a, b, c]) == [(2, 2.0, None), None, (3, 3.0, None)]
+        assert look_up(store, None, ssts, [a, b, c]) == [(2, 2.0, None), None, (3, 3.0, None)]
+
+
 def test_no_keys_and_no_runs_find_nothing(store: CountingStore, cache: SstCache) -> None:
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
     assert look_up(store, cache, ssts, []) == []
     assert look_up(store, cache, (), [("a", "x")]) == [None]
     assert look_up(store, None, (), [("a", "x")]) == [None]
+
+
+def test_keys_that_look_alike_are_told_apart(store: CountingStore, cache: SstCache) -> None:
+    table = Table((Column("k", "string"), Column("x", "double")), (Column("v", "int64"),), 1)
+    strings = [None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "а", "null"]  # noqa: RUF001
+    keys: list[Key] = [(s, x) for s in strings for x in (None, 0.0, NAN, float("inf"), 5e-324)]
+    ssts = write_version(store, cache, table, {key: (i,) for i, key in enumerate(keys)}, 1)
+    assert look_up(store, cache, ssts, keys, table) == [(i,) for i in range(len(keys))]
+    assert look_up(store, cache, ssts, [("a", -0.0)], table) == look_up(store, cache, ssts, [("a", 0.0)], table)
+
+
+def test_keys_with_one_hash_are_told_apart(store: CountingStore, cache: SstCache) -> None:
+    one = Hashes(1)
+    keys: list[Key] = [(str(i), None) for i in range(20)]
+    old = write_version(store, cache, ROUTES, {key: (i, 0.0, None) for i, key in enumerate(keys)}, 1, one)
+    new = write_version(store, cache, ROUTES, {keys[7]: (70, 0.0, None), keys[8]: None}, 2, one)
+    asked = [*keys, ("none", None)]
+    expected = [(i, 0.0, None) if i not in (7, 8) else (70, 0.0, None) if i == 7 else None for i in range(20)]
+    assert look_up(store, cache, old + new, asked, hashes=one) == [*expected, None]
+    assert look_up(store, None, old + new, asked, hashes=one) == [*expected, None]
 
 
 def test_keys_may_come_in_another_layout(store: CountingStore, cache: SstCache) -> None:
@@ -167,6 +199,15 @@ def test_runs_that_cannot_have_the_keys_are_not_touched(store: CountingStore, ca
     assert len(ssts) == 8
     look_up(store, cache, ssts, [("5", "x")], table)
     assert store.counts["get"] + store.counts.get("get_range", 0) <= 2
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_damage_is_an_error_and_never_an_absent_key(store: CountingStore, cache: SstCache, cold: bool) -> None:
+    ssts, keys, _ = wide_sst(store, 2)
+    store.put(ssts[0].object, bytes(ssts[0].bytes))
+    with pytest.raises(Corruption) as error:
+        look_up(store, None if cold else cache, ssts, keys[:100])
+    assert error.value.object_key == ssts[0].object
 
 
 @scaled(20, in_ci=200)

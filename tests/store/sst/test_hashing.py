@@ -189,6 +189,11 @@ def test_more_strings_than_one_block_hash_as_each_alone() -> None:
     assert hash_keys(one_column(values, pa.large_string()), ["k"]).tolist() == expected
 
 
+def test_look_alikes_are_different_keys() -> None:
+    rows = one_column(["\u00c5", "A\u030a", "a", "A", "a ", "а"], pa.string())  # noqa: RUF001  Cyrillic, on purpose
+    assert len(set(hash_keys(rows, ["k"]).tolist())) == 6
+
+
 @pytest.mark.parametrize("kind", SPARK)
 def test_no_rows_and_only_nulls_have_hashes_too(kind: str) -> None:
     assert hash_keys(one_column([], to_arrow(kind)), ["k"]).shape == (0,)
@@ -276,6 +281,11 @@ def test_partitions_are_equal_ranges_in_the_order_of_hashes(values: list[int], p
 def test_doubling_the_partitions_splits_each_in_two(values: list[int], partitions: int) -> None:
     hashes = np.array(values, np.int64)
     assert (partition_of(hashes, 2 * partitions) // 2 == partition_of(hashes, partitions)).all()
+
+
+def test_the_lowest_and_highest_hash_are_in_the_first_and_last_partition() -> None:
+    ends = np.array([-(2**63), 2**63 - 1])
+    assert partition_of(ends, 7).tolist() == [0, 6]
 
 
 @pytest.mark.parametrize(

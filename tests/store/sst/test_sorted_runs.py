@@ -58,6 +58,17 @@ def test_the_ssts_of_a_partition_are_those_that_touch_it(some: list[Sst], partit
         assert found.get(partition, []) == list(ssts_of_partition(some, partition, partitions)) == expected
 
 
+@given(st.lists(ssts, max_size=12))
+def test_sorted_runs_never_overlap_in_seq_and_are_as_many_as_can_be(some: list[Sst]) -> None:
+    runs = sorted_runs(some)
+    assert sorted((sst for run in runs for sst in run), key=repr) == sorted(some, key=repr)
+    for newer, older in pairwise(runs):
+        assert min(sst.seq_min for sst in newer) > max(sst.seq_max for sst in older)
+    for run in runs:
+        for at in range(1, len(run)):
+            assert max(sst.seq_max for sst in run[at:]) >= min(sst.seq_min for sst in run[:at])
+
+
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
 def test_deltas_are_the_ssts_over_an_older_one(ranges: list[tuple[int, int]]) -> None:
     some = [an_sst(min(ends), max(ends), seq, seq) for seq, ends in enumerate(ranges)]

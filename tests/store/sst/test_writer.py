@@ -14,7 +14,7 @@ from slackwater.store.objects.counting import CountingStore, ReadCounters
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read.decode import decode
+from slackwater.store.read.decode import Block, decode
 from slackwater.store.read.fetch import fetch
 from slackwater.store.read.remote_sst import PageSelection, RangedSst
 from slackwater.store.sst import writer
@@ -113,6 +113,11 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
 
 
+@pytest.mark.parametrize("column", EVERY_TYPE.values, ids=lambda column: column.type)
+def test_the_name_of_a_type_leads_back_to_it(column: Column) -> None:
+    assert from_arrow(to_arrow(column.type)) == column.type
+
+
 def test_layouts_of_the_same_values_have_one_name() -> None:
     assert from_arrow(pa.large_string()) == from_arrow(pa.string_view()) == "string"
     assert from_arrow(pa.large_binary()) == from_arrow(pa.binary_view()) == "binary"
@@ -203,6 +208,12 @@ def test_the_entry_tells_what_the_object_holds() -> None:
     assert (written.bytes, written.checksum) == (len(data), xxhash.xxh3_128_hexdigest(data))
 
 
+def test_a_write_costs_one_request() -> None:
+    store = CountingStore(MemoryStore())
+    write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
+    assert dict(store.counts) == {"put": 1}
+
+
 def test_rows_are_sorted_and_row_groups_tell_their_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 1 << 13)
     store = MemoryStore()
@@ -275,6 +286,17 @@ def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
+@given(st.data())
+def test_any_change_of_a_stored_byte_is_found_and_names_the_object(data: st.DataObject) -> None:
+    store = MemoryStore()
+    (written,) = write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
+    store.put(written.object, flipped(store.get(written.object), data.draw(st.integers(0, written.bytes - 1))))
+    with pytest.raises(Corruption, match="expected checksum") as error:
+        fetch(store, written)
+    assert error.value.object_key == written.object
+    assert error.value.hint
+
+
 def test_a_cut_off_or_missing_object_is_found() -> None:
     store = MemoryStore()
     (written,) = write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
@@ -293,6 +315,17 @@ def test_an_sst_of_another_table_is_found() -> None:
         list(decode(fetch(store, written), written, EVERY_TYPE))
     with pytest.raises(Corruption, match="expected 2 rows, found 1"):
         list(decode(fetch(store, written), replace(written, rows=2), ROUTES))
+
+
+def test_a_large_sst_is_decoded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
+    store = MemoryStore()
+    rows = many_routes((1 << 14) + 10).drop_columns(["_sum"])
+    table = replace(ROUTES, values=ROUTES.values[:2])
+    written = writer.write_sst(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    blocks = [Block.from_rows(batch) for batch in decode(fetch(store, written), written, table)]
+    assert [len(block.hashes) for block in blocks] == [1 << 14, 10]
+    assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
 
 
 def test_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec.structs import replace
-from slackwater.errors import CommitConflict, Fenced, Refused
+from slackwater.errors import CommitConflict, Fenced, NotFound, Refused
 from slackwater.store.objects.counting import Stats
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.amend import Amendment, amend, commit_first, read_base
@@ -54,6 +54,14 @@ def test_what_lost_a_race_is_asked_again_and_made_of_the_version_that_was_first(
     assert made.manifest.inputs == {"t": Input("t", (1,))}, "what the batch read is carried on, and not that it did"
 
 
+@pytest.mark.parametrize(
+    ("kind", "epoch"), [("batch", 1), ("compaction", 1), ("rescale", 2), ("retire", 2), ("claim", 2)]
+)
+def test_only_some_kinds_take_the_stage_from_its_writer(store: MemoryStore, kind: str, epoch: int) -> None:
+    made = amend(store, ("app", "stage"), Amendment(kind), by="x", now_ms=1)  # type: ignore[arg-type]
+    assert made.manifest.epoch == epoch
+
+
 def test_a_change_of_which_nothing_is_left_to_do_commits_nothing(store: MemoryStore) -> None:
     known = head(store)
     made = amend(store, known, Amendment("rescale", requires=lambda _head: False), by="x", now_ms=1)
@@ -68,6 +76,11 @@ def test_a_change_that_may_not_be_is_refused_before_it_is_made(store: MemoryStor
     with pytest.raises(Refused, match="not this one"):
         amend(store, head(store), Amendment("rescale", requires=requires), by="x", now_ms=1)
     assert head(store).version == 1
+
+
+def test_only_a_claim_begins_a_stage(store: MemoryStore) -> None:
+    with pytest.raises(NotFound, match="other"):
+        amend(store, ("app", "other"), Amendment("rescale"), by="x", now_ms=1)
 
 
 def test_the_writer_that_has_the_stage_tries_once_when_it_was_taken_over(store: MemoryStore) -> None:

@@ -122,6 +122,15 @@ def test_bytes_that_are_no_such_object_are_told_by_name(data: bytes) -> None:
 
 @scaled(50, in_ci=500)
 @given(MANIFESTS, st.data())
+def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> None:
+    data = codec.encode(value)
+    length = draw.draw(st.integers(0, len(data) - 1))
+    with pytest.raises(Corruption):
+        codec.decode(data[:length], Manifest, key="m")
+
+
+@scaled(50, in_ci=500)
+@given(MANIFESTS, st.data())
 def test_a_damaged_manifest_is_a_manifest_or_told(value: Manifest, draw: st.DataObject) -> None:
     data = bytearray(codec.encode(value))
     for _ in range(draw.draw(st.integers(1, 3))):

@@ -64,6 +64,18 @@ def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None
     assert caught.value.hint == "`slackwater status app` shows if the app still exists"
 
 
+def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> None:
+    store = MemoryStore()
+    claimed(store)
+    retired = claimed(store, kind="retire")
+    assert retired.retired
+    with pytest.raises(Refused, match="retired since v2"):
+        next_of(retired)
+    with pytest.raises(Refused, match="retired since v2"):
+        claimed(store, kind="rescale")
+    assert not claimed(store).retired
+
+
 def test_what_is_refused_of_a_retired_stage_says_how_it_comes_back() -> None:
     store = MemoryStore()
     claimed(store)

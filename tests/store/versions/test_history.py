@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import NotFound
+from slackwater.errors import Corruption, NotFound
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -151,6 +151,13 @@ def test_a_missing_app_is_told_with_the_nearest() -> None:
     create_app(store, AppInfo("flights", 1))
     with pytest.raises(NotFound, match="no app named 'flihgts'; the nearest: flights"):
         history.read(store, "flihgts", "routes", 1)
+
+
+def test_a_manifest_under_another_version_s_name_is_corruption() -> None:
+    store = MemoryStore()
+    store.put(keys.manifest("app", "stage", 2), codec.encode(manifest(1)))
+    with pytest.raises(Corruption, match="holds the manifest of app/stage v1; expected app/stage v2"):
+        history.head(store, "app", "stage")
 
 
 def test_what_follows_is_read_forward_until_there_is_none() -> None:

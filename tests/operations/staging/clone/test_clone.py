@@ -377,19 +377,34 @@ class CrashingKafka(Kafka):
         return result
 
 
-@pytest.mark.parametrize("copies", range(2))
-def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(app: FlightsApp, copies: int) -> None:
-    kafka, crashing = app.kafka, CrashingKafka()
-    crashing.topics, crashing.copies_left = kafka.topics, copies
-    app.kafka = crashing
-    with pytest.raises(Crash):
-        make(app)
-    app.kafka = kafka
+def finished_after(app: FlightsApp, crash: object) -> FlightsApp:
+    """What the same call again makes of a clone that crashed."""
+    source, topics = app.store, app.kafka
+    try:
+        app.store, app.kafka = (crash, topics) if isinstance(crash, CrashingStore) else (source, crash)
+        with pytest.raises(Crash):
+            make(app)
+    finally:
+        app.store, app.kafka = source, topics
     make(app)
-    assert is_whole(app.store)
+    assert is_whole(source)
     staging = started(app)
     for each in (app, staging):
         each.step_all()
+    return staging
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_a_clone_that_crashed_at_any_write_is_finished_by_the_same_call(app: FlightsApp, writes: int) -> None:
+    staging = finished_after(app, CrashingStore(app.store, writes))
+    assert staging.state == app.state
+
+
+@pytest.mark.parametrize("copies", range(2))
+def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(app: FlightsApp, copies: int) -> None:
+    crashing = CrashingKafka()
+    crashing.topics, crashing.copies_left = app.kafka.topics, copies
+    staging = finished_after(app, crashing)
     assert staging.state == app.state
 
 
