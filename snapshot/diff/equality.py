@@ -2,8 +2,8 @@
 
 Floats are compared with a tolerance, since a sum of floats depends on the order of its terms. Two floats are equal if
 they differ by less than 2^-42 (32-bit floats: 2^-18) of a reference: the largest number in their column, or the
-largest number known to have gone into them, if that is larger. All other types are compared exactly, by digests.
-NaN equals NaN, null equals null, and -0.0 equals 0.0.
+largest number known to have gone into them, if that is larger. All other types are compared exactly, as DuckDB
+compares them. NaN equals NaN, null equals null, and -0.0 equals 0.0.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import duckdb
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.sst.hashing import has_floats, hash_values
-from ...store.sst.xxh64 import U64, hash_u64
+from ...store.read.duckdb_view import quote_identifier
+from ...store.sst.arrow_types import make_sql_safe
+from ...store.sst.hashing import hash_values
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -32,43 +34,43 @@ def surplus_rows(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """Return the multiset difference `ours` minus `theirs`, unordered; all of `ours` if the columns differ."""
     if not ours.num_columns or ours.schema.names != theirs.schema.names:
         return ours
-    return ours.filter(pa.array(_flag_surplus(*_exact_digests(ours, theirs))))
+    with duckdb.connect() as con:
+        con.register("ours", make_sql_safe(ours))
+        con.register("theirs", make_sql_safe(theirs))
+        return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
 
 
-def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> Numbers:
+def find_row_numbers(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Return the row numbers, ascending, at which `rows` has a row of `wanted`. Compares the columns of `wanted`."""
-    return np.flatnonzero(np.isin(*_exact_digests(rows.select(wanted.column_names), wanted)))
+    tests = [
+        f"r.{quote_identifier(name)} IS NOT DISTINCT FROM o.{quote_identifier(name)}" for name in wanted.column_names
+    ]
+    with duckdb.connect() as con:
+        con.register("o", make_sql_safe(wanted))
+        con.register("r", make_sql_safe(rows.append_column("_place", pa.array(np.arange(rows.num_rows)))))
+        positions = con.sql(
+            f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(positions["_place"].to_numpy(), np.int64)
 
 
-def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Numbers]:
+def pair_equal_rows(ours: pa.Table, theirs: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Pair equal rows of two tables. Returns the row numbers in `ours`, ascending, and those of their partners.
 
     Duplicate rows are paired in order: the first of one table with the first of the other, and so on. Only the columns
     of `theirs` are compared.
     """
-    own, other = _pair_digests(*_exact_digests(ours.select(theirs.column_names), theirs))
-    order = np.argsort(own)
-    return own[order], other[order]
-
-
-def _exact_digests(ours: pa.Table, theirs: pa.Table) -> tuple[U64, U64]:
-    try:
-        values = row_digests(pa.concat_tables([ours, theirs], promote_options="permissive"))
-    except (pa.ArrowInvalid, pa.ArrowTypeError):  # no common type, as of times in two zones: their digests may be equal
-        return row_digests(ours), row_digests(theirs)
-    return values[: ours.num_rows], values[ours.num_rows :]
-
-
-def row_digests(rows: pa.Table) -> U64:
-    """Return a digest of each row. Rows with equal digests are equal: a chance of 2^-64 is not considered."""
-    if not rows.num_columns:
-        return np.zeros(rows.num_rows, np.uint64)
-    return np.concatenate([np.zeros(0, np.uint64), *map(hash_values, rows.to_struct_array().chunks)])
-
-
-def _pair_digests(ours: U64, theirs: U64) -> tuple[Numbers, Numbers]:
-    own, other = _number_repeats(ours), _number_repeats(theirs)
-    return np.intersect1d(own, other, assume_unique=True, return_indices=True)[1:]
+    names = [quote_identifier(name) for name in theirs.column_names]
+    numbered = f"SELECT *, row_number() OVER (PARTITION BY {', '.join(names)} ORDER BY _place) AS _nth FROM"
+    tests = " AND ".join(f"o.{name} IS NOT DISTINCT FROM t.{name}" for name in (*names, "_nth"))
+    with duckdb.connect() as con:
+        for name, rows in (("ours", ours.select(theirs.column_names)), ("theirs", theirs)):
+            con.register(name, rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        matches = con.sql(
+            f"SELECT o._place AS mine, t._place AS other FROM ({numbered} ours) o JOIN ({numbered} theirs) t "
+            f"ON {tests} ORDER BY 1"
+        ).to_arrow_table()
+    return np.asarray(matches["mine"].to_numpy(), np.int64), np.asarray(matches["other"].to_numpy(), np.int64)
 
 
 def flag_unmatched_rows(ours: pa.Table, theirs: pa.Table, largest: float = 0.0) -> tuple[Flags, Flags]:
@@ -105,7 +107,8 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
             np.setdiff1d(np.arange(count), our_matches),
             np.setdiff1d(np.arange(theirs.num_rows), their_matches),
         )
-        our_index, their_index = _pair_digests(values[our_rest], values[count + their_rest])
+        own, other = (_number_repeats(values[side]) for side in (our_rest, count + their_rest))
+        _, our_index, their_index = np.intersect1d(own, other, assume_unique=True, return_indices=True)
         our_matches, their_matches = (
             np.concatenate([our_matches, our_rest[our_index]]),
             np.concatenate([their_matches, their_rest[their_index]]),
@@ -114,12 +117,14 @@ def pair_similar_rows(ours: pa.Table, theirs: pa.Table) -> tuple[Numbers, Number
     return our_matches[order], their_matches[order]
 
 
-def _number_repeats(values: U64) -> U64:
+def _number_repeats(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
     """Pair each value with a counter of its occurrences (0, 1, …), so that all pairs are distinct."""
     order = np.argsort(values, kind="stable")
-    ascending, numbers = values[order], np.empty(len(values), np.uint64)
-    numbers[order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
-    return hash_u64(values, numbers)
+    numbered = np.empty(len(values), [("value", np.uint64), ("nth", np.int64)])
+    numbered["value"] = values
+    ascending = values[order]
+    numbered["nth"][order] = np.arange(len(values)) - np.searchsorted(ascending, ascending)
+    return numbered
 
 
 def flag_near_values(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
@@ -130,6 +135,16 @@ def flag_near_values(ours: pa.ChunkedArray, theirs: pa.ChunkedArray) -> Flags:
     for values in _grid_digests(both, 0.0):
         equal |= values[:count] == values[count:]
     return equal
+
+
+def has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(has_floats(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return has_floats(kind.key_type) or has_floats(kind.item_type)
+    if pa.types.is_list(kind):
+        return has_floats(kind.value_type)
+    return bool(pa.types.is_floating(kind))
 
 
 def sort_list_elements(table: pa.Table) -> pa.Table:
@@ -145,18 +160,22 @@ def sort_list_elements(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=table.schema)
 
 
-def _grid_digests(rows: pa.Table, largest: float) -> Iterator[U64]:
+def _grid_digests(rows: pa.Table, largest: float) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield row digests with floats rounded to a grid; if there are floats, also digests for a shifted grid.
 
     The second grid is shifted by half a step: two near floats may be rounded apart by one of the grids, but not by
     both.
     """
-    if not any(map(has_floats, rows.schema.types)):
-        yield row_digests(rows)
-        return
-    for offset in (0.5, 0.0):
-        columns = [_round_floats(column.combine_chunks(), largest, offset) for column in rows.columns]
-        yield row_digests(pa.table(columns, names=rows.column_names))
+    yield _digests(rows, largest, 0.5)
+    if any(has_floats(kind) for kind in rows.schema.types):
+        yield _digests(rows, largest, 0.0)
+
+
+def _digests(rows: pa.Table, largest: float, offset: float) -> npt.NDArray[np.uint64]:
+    columns = [_round_floats(column.combine_chunks(), largest, offset) for column in rows.columns]
+    if not columns:
+        return np.zeros(rows.num_rows, np.uint64)
+    return hash_values(pa.StructArray.from_arrays(columns, names=[str(at) for at in range(len(columns))]))
 
 
 def _round_floats(column: pa.Array, largest: float, offset: float) -> pa.Array:
@@ -187,8 +206,14 @@ def _with_list_values(lists: pa.Array, values: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), values, mask=lists.is_null())
 
 
-def _flag_surplus(ours: U64, theirs: U64) -> Flags:
-    return ~np.isin(_number_repeats(ours), _number_repeats(theirs))
+def _flag_surplus(ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.uint64]) -> Flags:
+    order, other = np.argsort(ours, kind="stable"), np.sort(theirs)
+    ascending = ours[order]
+    occurrence = np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
+    num_theirs = np.searchsorted(other, ascending, side="right") - np.searchsorted(other, ascending)
+    flags = np.empty(len(ascending), bool)
+    flags[order] = occurrence >= num_theirs
+    return flags
 
 
 def _refine_flags(chosen: Flags, some: Flags) -> Flags:

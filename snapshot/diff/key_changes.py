@@ -5,14 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...store.sst.arrow_types import python_rows
-from ...store.sst.hashing import has_floats
-from .equality import Flags, flag_near_values, row_digests
+from ...store.sst.arrow_types import maps_as_lists, python_rows
+from .equality import Flags, flag_near_values, has_floats
 
 _CHUNK_KEYS = 10_000
 
@@ -62,10 +62,15 @@ class KeyChanges:
         both = had_row & has_row
         if not before.num_rows or not before.num_columns:
             return cls(keys, before, after, had_row, has_row, dict.fromkeys(before.column_names, both))
-        differing = {
-            name: both & (row_digests(before.select([name])) != row_digests(after.select([name])))
-            for name in before.column_names
-        }
+        # DuckDB compares values of every type, NaN and null too.
+        columns = {f"b{number}": _comparable(column) for number, column in enumerate(before.columns)}
+        columns |= {f"a{number}": _comparable(after.column(name)) for number, name in enumerate(before.column_names)}
+        tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(before.num_columns))
+        with duckdb.connect() as con:
+            con.register("sides", pa.table(columns))
+            unequal = con.sql(f"SELECT {tests} FROM sides").to_arrow_table().columns
+        named = zip(before.column_names, unequal, strict=True)
+        differing = {name: both & np.asarray(flags.to_numpy(), np.bool_) for name, flags in named}
         if not tolerant:
             return cls(keys, before, after, had_row, has_row, differing)
         floats = [name for name in differing if has_floats(before.schema.field(name).type)]
@@ -130,6 +135,12 @@ class KeyChanges:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_nested(column.type):
+        return column
+    return pa.chunked_array([maps_as_lists(chunk) for chunk in column.chunks or [pa.array([], column.type)]])
 
 
 def _python_rows(values: pa.Table, count: int) -> list[dict[str, object]]:

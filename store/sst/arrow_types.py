@@ -258,6 +258,16 @@ def _replace_values(rows: pa.Table, change_map: Callable[[pa.MapArray], pa.Array
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
+def maps_as_lists(array: pa.Array) -> pa.Array:
+    """Return the array with all maps, at any depth, converted to lists of entries. Lists allow duplicate keys."""
+
+    def listed(maps: pa.MapArray) -> pa.Array:
+        entries = pa.StructArray.from_arrays([maps.keys, maps.items], ["key", "value"])
+        return pa.ListArray.from_arrays(maps.offsets, entries, mask=maps.is_null() if maps.null_count else None)
+
+    return map_nested(array, lambda leaf: leaf, listed)
+
+
 def map_nested(
     array: pa.Array,
     change_leaf: Callable[[pa.Array], pa.Array],

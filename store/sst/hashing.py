@@ -154,7 +154,7 @@ def _hash_values(column: pa.Array, seeds: U64) -> U64:
 
 
 def has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
+    if pa.types.is_struct(kind):
         return any(has_floats(kind.field(number).type) for number in range(kind.num_fields))
     return bool(pa.types.is_floating(kind))
 
