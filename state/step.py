@@ -1,6 +1,6 @@
 """Apply one batch to a table: rows and look-ups in; new rows, emitted rows and late rows out.
 
-A task applies the rows of its state partition, a replay those of a whole batch of the past.
+A task applies the rows of its hash range, a replay those of a whole batch of the past.
 """
 
 from collections.abc import Sequence

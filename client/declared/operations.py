@@ -121,7 +121,7 @@ class CompactOptions(TypedDict, total=False):
     """
 
     threads: Annotated[int, Param("Parallel merges.", "N", default=1, limits=_AT_LEAST_ONE)]
-    full: Annotated[bool, Param("Merge each state partition into one sorted run, due or not. Drops tombstones.")]
+    full: Annotated[bool, Param("Merge each hash range into one sorted run, due or not. Drops tombstones.")]
     dry_run: DryRun
 
 

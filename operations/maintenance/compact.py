@@ -52,7 +52,7 @@ class Merge:
 
 
 def plan(store: ObjectStore, app: str, stages: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
-    """Return the merges that an app's policies call for; with `full`, those that make each state partition one run.
+    """Return the merges that an app's policies call for; with `full`, those that make each hash range one run.
 
     `stages` limits the merges to these stages; empty for all. Changes nothing. Makes a listing, and for each stage the
     requests of `history.head`.
@@ -142,7 +142,7 @@ class StageCompactor:
         writers kept committing the next version first, and `Unavailable`, after which the version may have been
         committed.
         """
-        # With `full`, the state partitions of each table that were not merged yet.
+        # With `full`, the hash ranges of each table that were not merged yet.
         todo: dict[str, set[int]] = {}
         while not self.stop.is_set():
             head = self._newest()
@@ -295,7 +295,7 @@ class AppCompactor:
     def merge_due(
         self, *, full: bool = False, on_failure: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
-        """Merge until no merge is due; with `full`, merge each state partition into one run. Yields each new version.
+        """Merge until no merge is due; with `full`, merge each hash range into one run. Yields each new version.
 
         May be called again. Makes a listing and a request for each stage if nothing was committed since the last call.
         If a table cannot be merged, `on_failure` receives its stage and the error, and the other tables are merged. The

@@ -69,7 +69,9 @@ def refresh(
         pause=pause,
     )
 
-    def make_clone(info: AppInfo, source: str, inherited_topics: tuple[str, ...]) -> ClonePlan:
+    def make_clone(
+        info: AppInfo, source: str, inherited_topics: tuple[str, ...], *, only_plan: bool = False
+    ) -> ClonePlan:
         origin = _require_origin(info)
         terms = CloneTerms(
             topics=origin.topics,
@@ -91,27 +93,28 @@ def refresh(
             cache=cache,
             by=by,
             now_ms=now_ms,
-            dry_run=note is None,
-            replaces_existing=note is None,
+            dry_run=only_plan,
+            # The plan is made while the old clone still exists.
+            replaces_existing=only_plan,
             on_progress=on_progress,
         )
 
-    note = _find_unfinished(store, name, dry_run=dry_run)
-    if note is None:
+    journal = _find_unfinished(store, name, dry_run=dry_run)
+    if journal is None:
         history.list_stages(store, name)  # raises if the app is partly removed or incomplete
         info = apps.read_app(store, name)
         origin = _require_origin(info)  # raises if the app cannot be refreshed
         topics = remove(dry_run=True).removal.topics
         apps.check_name_free(store, name)
         source = apps.current_owner(store.at(origin.root), origin.app, info.created_ms)
-        plan = make_clone(info, source, topics)
+        plan = make_clone(info, source, topics, only_plan=True)
         if dry_run:
             return plan
-        note = codec.add(store, key, RefreshJournal(info, by, now_ms, source))
+        journal = codec.add(store, key, RefreshJournal(info, by, now_ms, source))
     topics = ()
-    if apps.find_clone_journal(store, name) is None and apps.find_app(store, name) in (None, note.before):
+    if apps.find_clone_journal(store, name) is None and apps.find_app(store, name) in (None, journal.before):
         topics = remove().removal.topics
-    plan = make_clone(note.before, note.source, topics)
+    plan = make_clone(journal.before, journal.source, topics)
     record_operation_once(store, name, "clone refresh", f"from {plan.source.ref}", by, since_ms=plan.info.created_ms)
     store.delete(key)
     return plan
@@ -123,25 +126,25 @@ def _find_unfinished(store: ObjectStore, name: str, *, dry_run: bool) -> Refresh
     Deletes the journal if everything else was done. Raises `Refused` in a dry run if the journal exists.
     """
     key = keys.refresh_journal(name)
-    if (note := codec.find(store, key, RefreshJournal)) is None:
+    if (journal := codec.find(store, key, RefreshJournal)) is None:
         return None
     if dry_run:
         raise Refused(
-            f"clone {name!r} is being refreshed by {note.by}",
+            f"clone {name!r} is being refreshed by {journal.by}",
             hint="without --dry-run, this command finishes that refresh",
         )
     existing = apps.find_app(store, name)
-    is_new = existing is not None and existing != note.before and apps.find_clone_journal(store, name) is None
+    is_new = existing is not None and existing != journal.before and apps.find_clone_journal(store, name) is None
     if existing is None or not is_new or not has_run(store, existing):
-        return note
+        return journal
     store.delete(key)
     return None
 
 
 def origin_of(store: ObjectStore, name: str) -> Origin:
     """Return the origin of a clone, also during a refresh. Raises `NotFound` and `Refused`."""
-    note = codec.find(store, keys.refresh_journal(keys.check_name("app", name)), RefreshJournal)
-    return _require_origin(note.before if note is not None else apps.read_app(store, name))
+    journal = codec.find(store, keys.refresh_journal(keys.check_name("app", name)), RefreshJournal)
+    return _require_origin(journal.before if journal is not None else apps.read_app(store, name))
 
 
 def _require_origin(info: AppInfo) -> Origin:

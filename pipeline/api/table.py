@@ -37,7 +37,7 @@ def universal(
     """Merge sorted runs of similar size: few rewrites per row, several runs per look-up. The default.
 
     Args:
-        l0_trigger: Number of sorted runs in a state partition that starts a merge; at least 2. A higher value writes
+        l0_trigger: Number of sorted runs in a hash range that starts a merge; at least 2. A higher value writes
             less and searches more.
         size_ratio: Maximum excess of a run over all newer runs together, at which it is merged with them; 0.1 is 10 %.
         min_merge_width: Minimum number of runs merged because they are of similar size; at least 2.
@@ -73,12 +73,12 @@ def leveled(
     """Keep levels of growing size, each one sorted run: more rewrites, in small merges, and fewer runs per look-up.
 
     Args:
-        l0_trigger: Number of runs, written by batches to a state partition, at which they are merged into level 1; at
+        l0_trigger: Number of runs, written by batches to a hash range, at which they are merged into level 1; at
             least 2.
-        level_base_bytes: Maximum bytes of level 1 in each state partition. Best about as many as `l0_trigger` batches
-            write to a state partition, or a small multiple of that.
+        level_base_bytes: Maximum bytes of level 1 in each hash range. Best about as many as `l0_trigger` batches
+            write to a hash range, or a small multiple of that.
         fanout: Ratio of the maximum bytes of each level to those of the level before; at least 1.1.
-        max_space_amplification: All of a state partition is merged once the levels between 0 and the last exceed this
+        max_space_amplification: All of a hash range is merged once the levels between 0 and the last exceed this
             multiple of the last level's bytes.
         target_file_bytes: Size of an SST, and so of a move from one level to the next; at least 1 MiB. Best a quarter
             of `level_base_bytes` or less, so that a level is merged in parts.
@@ -147,9 +147,9 @@ def table(
         ttl_by: Value column of the table, timestamp or date, from which `ttl` counts, up to the largest time written
             to this column. Default: `ttl` counts from the time when the row was written, by the wall clock.
         compaction: Compaction of SSTs: `universal(...)`, the default, or `leveled(...)`. May change with each start.
-        l0_slowdown: Number of L0 SSTs in one task's range of hashes that delays batches, so that compaction catches up
+        l0_slowdown: Number of L0 SSTs in one hash range that delays batches, so that compaction catches up
             (RocksDB's `level0_slowdown_writes_trigger`).
-        l0_stop: Number of L0 SSTs in one task's range of hashes that stops new batches until compaction has merged them
+        l0_stop: Number of L0 SSTs in one hash range that stops new batches until compaction has merged them
             (`level0_stop_writes_trigger`).
         defaults: Values of added value columns, in rows written before the column was added: `{"late": 0}`. Default
             null. Apply when the column is added (`slackwater migrate`), not to keys that come later.

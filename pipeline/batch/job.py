@@ -101,7 +101,7 @@ class StageJob:
     store: ObjectStore
     cache: SstCache
     homes: Homes | None
-    """Executors of the state partitions; None if all tasks run on this machine."""
+    """Executors of the hash ranges; None if all tasks run on this machine."""
     access: Callable[[], S3Access | None]
     """Returns the workers' access to the store; called for each batch because credentials may be temporary."""
     stopping: Callable[[], bool]
@@ -218,9 +218,9 @@ def _kafka_partition(target: OutputTopic, tag: int | None = None) -> Column:
 def run_state_task(
     rows: DataFrame, task: StateTask, homes: Homes | None = None, few_keys: bool | None = None
 ) -> tuple[TaskReport, ...]:
-    """Shuffle rows to their state partitions and merge them there. With several machines, `homes` places the tasks.
+    """Shuffle rows to their hash ranges and merge them there. With several machines, `homes` places the tasks.
 
-    If rows of the table may fall due, each non-empty state partition also gets a probe row. If `few_keys` is not None
+    If rows of the table may fall due, each non-empty hash range also gets a probe row. If `few_keys` is not None
     and the task allows it, rows are pre-aggregated before the shuffle.
     """
     table = task.step.table
@@ -237,7 +237,7 @@ def run_state_task(
 
 
 def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
-    """Add probe rows, and bring all rows of a state partition to one task; with `alone`, bring all rows to one task."""
+    """Add probe rows, and bring all rows of a hash range to one task; with `alone`, bring all rows to one task."""
     count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
@@ -255,7 +255,7 @@ def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alon
 
 
 def _state_partition(hashed: Column, partitions: int) -> Column:
-    """Return a column with the state partition of a hash, as `store.sst.hashing.partition_of` computes it."""
+    """Return a column with the hash range or partition of a hash, as `store.sst.hashing.partition_of` computes it."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 

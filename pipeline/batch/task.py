@@ -231,12 +231,12 @@ class WriteTask(Task):
 
 
 IS_PROBE = "_is_mark"
-"""Column that is True in a probe row: no record, but a request to look for due rows in its state partition."""
+"""Column that is True in a probe row: no record, but a request to look for due rows in its hash range."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTask(Task):
-    """Task of a stage with state. Its rows have `_hash`, and all rows of a state partition are in the same task."""
+    """Task of a stage with state. Its rows have `_hash`, and all rows of a hash range are in the same task."""
 
     step: Step
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""

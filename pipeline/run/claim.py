@@ -85,8 +85,8 @@ def reconcile_table(app: App, stage: Stage, table: Table | None, head: Manifest 
 def with_tasks(table: Table | None, declared: int | None, cores: int) -> Table | None:
     """Return the table with the number of tasks that its batches get: as declared, else for the session's cores.
 
-    The default is a power of two. So of two tasks for different numbers of cores, the range of hashes of one contains
-    that of the other, or they do not overlap: SSTs written for another number of cores need not be cut.
+    The default is a power of two, so that each hash range of fewer tasks consists of whole ranges of more tasks. Then
+    a merge cuts an SST only if the number of tasks has grown since it was written.
     """
     if table is None:
         return None

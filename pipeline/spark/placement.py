@@ -4,7 +4,7 @@ Spark moves rows to the partition of a given number from 4.1 on. Spark 4.0 can o
 number of a partition is replaced by a number that hashes to it.
 
 The machine of the executor of the batch before has the SSTs. Spark schedules a task on the executor with the cached
-partition that it reads. So each state partition has a home: one cached row, on the executor that first computed it. A
+partition that it reads. So each hash range has a home: one cached row, on the executor that first computed it. A
 batch's rows are joined with the homes, partition by partition, without a shuffle. If an executor is lost, Spark
 recomputes its homes on others.
 """

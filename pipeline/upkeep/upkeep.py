@@ -46,7 +46,7 @@ _log = logging.getLogger("slackwater")
 
 @dataclass(frozen=True, slots=True)
 class StallTriggers:
-    """Numbers of L0 SSTs in one range of hashes that delay or stop batches."""
+    """Numbers of L0 SSTs in one hash range that delay or stop batches."""
 
     slowdown: int = L0_SLOWDOWN
     stop: int = L0_STOP
@@ -67,7 +67,7 @@ class WriteStall:
     stage: str
     triggers: StallTriggers
     count_l0: Callable[[], int]
-    """Returns the number of L0 SSTs in the range of hashes that has the most."""
+    """Returns the number of L0 SSTs in the hash range that has the most."""
     merge_progress: Callable[[], MergeProgress]
     start_merges: Callable[[], None]
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
@@ -107,7 +107,7 @@ class WriteStall:
         return _GIVE_UP_S
 
     def _log_state(self, l0: int, delay_s: float) -> None:
-        ssts, slowdown, stop = f"{l0} L0 SSTs in one range of hashes", self.triggers.slowdown, self.triggers.stop
+        ssts, slowdown, stop = f"{l0} L0 SSTs in one hash range", self.triggers.slowdown, self.triggers.stop
         if delay_s == inf:
             self._log_once("stopped", f"{ssts} (l0_stop is {stop}): no batch starts before compaction has merged them")
         elif delay_s:
@@ -326,7 +326,7 @@ def lower_priority() -> None:
 
 @dataclass(frozen=True, slots=True)
 class SstDelivery:
-    """Sends SSTs that result from merges to the machines of their state partitions, by a small Spark job."""
+    """Sends SSTs that result from merges to the machines of their hash ranges, by a small Spark job."""
 
     homes: Homes
     resources: WorkerResources

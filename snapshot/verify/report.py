@@ -16,7 +16,7 @@ CHECKS: dict[CheckKind, tuple[str, str]] = {
     "markers": ("marker", "every sender recorded the snapshot's marker; no reader passed it"),
     "history": ("version", "no version missing; offsets and counts never go back"),
     "objects": ("object", "present, and as its manifest says"),
-    "rows": ("row", "in the state partition of its hash, sorted, one per key"),
+    "rows": ("row", "in the hash range of its SST, sorted, one per key"),
     "archives": ("object", "input archive: present, and as its index says"),
     "topics": ("topic", "the same topic as before, not a recreated one"),
 }

@@ -88,7 +88,7 @@ def check_entries(manifest: Manifest) -> CheckOutcome:
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[CheckOutcome]:
     """Read a whole SST and check every row.
 
-    `partitions` has the possible counts of state partitions at the time when the SST was written; empty if unknown.
+    `partitions` has the possible numbers of hash ranges at the time when the SST was written; empty if unknown.
     Raises only `Unavailable`.
     """
     wrong: list[str] = []
@@ -112,10 +112,10 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
 
 
 def is_in_one_partition(sst: Sst, partitions: frozenset[int]) -> bool:
-    """Return True if the SST's hashes are in one state partition, or if the number of partitions is unknown.
+    """Return True if the SST's hashes are in one hash range, or if the number of ranges is unknown.
 
-    `partitions` has the possible counts of partitions at the time when the SST was written: one that fits is enough.
-    `Sst.partition` is not used: the number of partitions may change while SSTs stay.
+    `partitions` has the possible numbers of hash ranges at the time when the SST was written: one that fits is enough.
+    `Sst.partition` is not used: the number of ranges may change while SSTs stay.
     """
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
     return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)

@@ -60,7 +60,7 @@ def run_compaction(
 ) -> CompactionResult:
     """Merge the inputs, and put the resulting SSTs, under new names, into the store and the cache.
 
-    Keeps the newest row of each key in the compaction's hash range, and all rows outside the state partition. Costs one
+    Keeps the newest row of each key in the compaction's hash range, and all rows outside the range. Costs one
     put for each output; an uncached input costs one read of its footer and one for every few megabytes. A trivial move
     makes no request, and the oldest inputs are not read if all their rows are expired. `should_stop` is called before
     each part of a slice is written.

@@ -1,4 +1,4 @@
-"""Chooses compactions by a table's policy, for each state partition separately. Pure."""
+"""Chooses compactions by a table's policy, for each hash range separately. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ def pick_for_manifest(
 ) -> tuple[Compaction, ...]:
     """Return a version's compactions, chosen by `pick` or, with `full`, by `pick_all`; none without a table.
 
-    `accepts` selects state partitions for `pick_all`.
+    `accepts` selects hash ranges for `pick_all`.
     """
     table = manifest.table
     if table is None:
@@ -47,7 +47,7 @@ def pick(
     `ssts` are a manifest's SSTs in any order, and `clock_ms` is its clock; None if no row expires. If expired rows have
     at least half of the bytes of the oldest runs, these runs are merged before others (`ttl.expired_suffix`).
 
-    Repeated picking and merging ends. Each state partition then has fewer than `l0_trigger` runs (universal), or fewer
+    Repeated picking and merging ends. Each hash range then has fewer than `l0_trigger` runs (universal), or fewer
     than that in level 0, and every other level within its size (leveled). Raises `ValueError` for an `l0_trigger` below
     2 or a `fanout` of at most 1.
     """
@@ -91,7 +91,7 @@ def pick_all(
     clock_ms: int | None = None,
     accepts: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
-    """Return a compaction into one run for each state partition that `accepts` selects. No two share an input.
+    """Return a compaction into one run for each hash range that `accepts` selects. No two share an input.
 
     Skips a partition if it is one run already, and no SST has tombstones, expired rows or hashes of other partitions.
     """
@@ -124,7 +124,7 @@ def _merge_all(partition: int, partitions: int, ssts: Sequence[Sst], policy: Pol
 
 
 def _pick_universal(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
-    """Return the compaction that a state partition needs now, from the SSTs that touch it; empty if none.
+    """Return the compaction that a hash range needs now, from the SSTs that touch it; empty if none.
 
     Universal compaction keeps few sorted runs, each about as large as all newer ones together: runs of similar size are
     merged into one, so each row is rewritten O(log(state / batch)) times, and the large oldest run only when the newer
@@ -178,10 +178,10 @@ def _pick_leveled(partition: int, partitions: int, ssts: Sequence[Sst], policy: 
 
 
 class _LeveledTree:
-    """Levels of one state partition; from level 1 on, each is a sorted run with a size limit that grows by level.
+    """Levels of one hash range; from level 1 on, each is a sorted run with a size limit that grows by level.
 
     Like RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
-    `db/compaction/compaction_picker_level.cc`), for each state partition on its own. Batches write level 0. When
+    `db/compaction/compaction_picker_level.cc`), for each hash range on its own. Batches write level 0. When
     level 0 has `l0_trigger` runs, they are merged into level 1. SSTs of a level that exceeds its size are merged
     into the next level, starting with those that overlap the fewest bytes there for each byte of their own
     (`kMinOverlappingRatio`).

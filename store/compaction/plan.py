@@ -2,7 +2,7 @@
 
 Pure. `picker` chooses compactions, `merge` runs them.
 
-A compaction covers a range of hashes within one state partition. After a rescale an SST may reach beyond the partition.
+A compaction covers all or some hashes of one hash range (`Table.ranges`). After a rescale an SST may reach beyond it.
 The part of such an input inside the partition is merged, and the other parts are cut at the partitions' bounds. Cutting
 does not change the order of runs, so the other partitions need not be read. So SSTs written under another number of
 partitions are gradually split by normal merges.
@@ -25,12 +25,12 @@ from ..versions.manifest import Manifest, SideTable, Sst
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Merge of adjacent runs of one state partition into one run, over a range of its hashes."""
+    """Merge of adjacent runs of one hash range into one run, over all or some of its hashes."""
 
     partition: int
     partitions: int
     inputs: tuple[Sst, ...]
-    """SSTs of the runs, newest first, at least one. Some may reach into other partitions."""
+    """SSTs of the runs, newest first, at least one. Some may reach into other hash ranges."""
     drops_tombstones: bool
     """True if no older row of these hashes exists that a tombstone or an expired row could hide.
 
@@ -40,7 +40,7 @@ class Compaction:
     target_file_bytes: int = 64 << 20
     window: tuple[int, int] | None = None
     slots: int = 0
-    """Number of slots, which are equal ranges of all hashes; 0 for the table's number of state partitions.
+    """Number of slots, which are equal ranges of all hashes; 0 for `partitions`.
 
     An SST that covers several slots begins and ends at slot bounds.
     """

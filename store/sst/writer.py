@@ -230,7 +230,7 @@ def write_sst(
 ) -> Sst:
     """Put one SST with these rows into the store and the cache. Returns its manifest entry.
 
-    Raises `Refused` if rows do not fit the table, repeat a key or belong to another state partition, and `ValueError`
+    Raises `Refused` if rows do not fit the table, repeat a key or belong to another hash range, and `ValueError`
     if there are no rows.
     """
     rows = prepare_rows(rows, table)
@@ -258,7 +258,7 @@ def write_partitions(
     rows: pa.Table,
     level: int = 0,
 ) -> tuple[Sst, ...]:
-    """Put one SST for each state partition of these rows. Raises `Refused` if rows do not fit the table."""
+    """Put one SST for each hash range of these rows. Raises `Refused` if rows do not fit the table."""
     numbers = partition_of(rows[HASH].to_numpy(), table.ranges)
     parts = ((partition, rows.filter(pa.array(numbers == partition))) for partition in np.unique(numbers).tolist())
     put = partial(write_sst, store, cache, app=app, stage=stage, table=table, level=level)

@@ -36,7 +36,7 @@ class Column(Struct, frozen=True):
 
 
 class Policy(Struct, frozen=True):
-    """Compaction policy of a table, with the names of RocksDB's options. Each state partition is an LSM tree."""
+    """Compaction policy of a table, with the names of RocksDB's options. Each hash range is an LSM tree."""
 
     kind: Literal["universal", "leveled"] = "universal"
     l0_trigger: limits.MergeRuns = 8
@@ -109,7 +109,7 @@ class Table(Struct, frozen=True):
 
 
 class Sst(Struct, frozen=True):
-    """One immutable Parquet object with rows of a state partition (as it was then), sorted by (`_hash`, key)."""
+    """One immutable Parquet object with rows of one hash range (as it was then), sorted by (`_hash`, key)."""
 
     object: limits.Key
     partition: limits.StatePartition

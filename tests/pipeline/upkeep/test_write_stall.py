@@ -130,7 +130,7 @@ def test_the_log_tells_of_each_step_once_for_each_time_that_compaction_falls_beh
             held.wait()
     slowed, stopped, gave_up, done, again = (record.getMessage() for record in caplog.records)
     assert slowed == again
-    assert slowed.startswith("stage a/s: 25 L0 SSTs in one range of hashes (l0_slowdown is 20): batches are delayed")
-    assert stopped.startswith("stage a/s: 40 L0 SSTs in one range of hashes (l0_stop is 36): no batch starts before")
+    assert slowed.startswith("stage a/s: 25 L0 SSTs in one hash range (l0_slowdown is 20): batches are delayed")
+    assert stopped.startswith("stage a/s: 40 L0 SSTs in one hash range (l0_stop is 36): no batch starts before")
     assert gave_up == "stage a/s: no compaction for 60 s; batches continue, slowed down"
-    assert done == "stage a/s: 19 L0 SSTs in one range of hashes; batches were delayed for 66 s"
+    assert done == "stage a/s: 19 L0 SSTs in one hash range; batches were delayed for 66 s"
