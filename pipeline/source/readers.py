@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -71,9 +71,8 @@ class _SourceReader(DataSourceStreamReader):
         self._schema = schema
         self._private = private
         self._last_end: dict[str, Any] = {}
-        self._files = PlannerFiles(Path(options.planner_folder))
         # Spark creates readers after the query's start, when the needed columns and shares are known.
-        self._share = self._files.key_share(options.stage, options.input)
+        self._share = self._files.key_share(options.stage, options.input) if self._files is not None else None
 
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
@@ -146,14 +145,19 @@ class _SourceReader(DataSourceStreamReader):
         with InputSpool(Path(self._options.spool)).open_writer(partition.topic, extent) as keeper:
             yield keeper.add if keeper is not None else lambda _columns: None
 
-    def _pace(self) -> Pace:
-        return Pace(self._options.trigger_ms / 1000, is_held=partial(self._files.is_held, self._options.stage))
+    @property
+    def _files(self) -> PlannerFiles | None:
+        return PlannerFiles(Path(self._options.planner_folder)) if self._options.planner_folder else None
 
-    def _wake_version(self, handled: int) -> int:
-        options = self._options
+    def _pace(self) -> Pace:
+        files, stage = self._files, self._options.stage
+        return Pace(self._options.trigger_ms / 1000, is_held=lambda: files is not None and files.is_held(stage))
+
+    def _woken_version(self, handled: int) -> int:
+        files, options = self._files, self._options
         return (
-            self._files.due_wake_version(options.stage, handled, instants.now_ms())
-            if options.starts_woken_batches
+            files.due_wake_version(options.stage, handled, instants.now_ms())
+            if files is not None and options.starts_woken_batches
             else 0
         )
 
@@ -163,7 +167,9 @@ class TopicSourceReader(_SourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType, private: PrivateOptions) -> None:
         super().__init__(options, schema, private)
-        self._needed_columns = self._files.needed_columns(options.stage, options.input)
+        self._needed_columns = (
+            self._files.needed_columns(options.stage, options.input) if self._files is not None else None
+        )
 
     @cached_property
     def _planner(self) -> TopicPlanner:  # type: ignore[override]
@@ -175,12 +181,17 @@ class TopicSourceReader(_SourceReader):
             pace=self._pace(),
             max_records=options.max_records,
             patience=kafka_patience(self._kafka, options.patience_s),
-            requests=self._files.requested_snapshots if options.starts_snapshot_batches else tuple,
+            requests=self._files.requested_snapshots
+            if self._files is not None and options.starts_snapshot_batches
+            else tuple,
             handled_snapshots=set(options.handled_snapshots),
             end_offsets=options.end_offsets,
-            wake_version=self._wake_version,
-            hold_offsets=partial(self._files.end_offsets, options.topic),
+            wake_version=self._woken_version,
+            hold_offsets=self._bounds,
         )
+
+    def _bounds(self) -> tuple[int, ...] | None:
+        return self._files.end_offsets(self._options.topic) if self._files is not None else None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         # Called only without a checkpoint, which stages always have.
@@ -231,7 +242,7 @@ class ChannelSourceReader(_SourceReader):
 
     @cached_property
     def _planner(self) -> ChannelPlanner:  # type: ignore[override]
-        options, store = self._options, self._store()
+        options, files, store = self._options, self._files, self._store()
         if options.counts_folder:
             store = CountingStore(store, SharedCounts(Path(options.counts_folder) / str(os.getpid())).add)
         return ChannelPlanner(
@@ -241,8 +252,8 @@ class ChannelSourceReader(_SourceReader):
             options.input,
             pace=self._pace(),
             max_records=options.max_records,
-            wake_version=self._wake_version,
-            committed_version=partial(self._files.committed_version, options.upstream),
+            wake_version=self._woken_version,
+            committed_version=lambda: None if files is None else files.committed_version(options.upstream),
         )
 
     def _attempts(self, start: int, end: int) -> frozenset[str]:
