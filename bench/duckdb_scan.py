@@ -20,7 +20,8 @@ from statistics import median
 
 import duckdb
 from slackwater.store.read import duckdb_view
-from slackwater.store.versions.manifest import Manifest, Sst
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Manifest
 
 from .multi_get import TABLE, Keyed
 from .support.row import Row

@@ -34,7 +34,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.hashing import hash_keys, partition_of
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 from .support.row import Row
 from .support.written import ssts

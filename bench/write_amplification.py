@@ -37,7 +37,8 @@ from .support.row import Row
 if TYPE_CHECKING:
     from slackwater.store.objects.protocol import ObjectStore
     from slackwater.store.read.cache import SstCache
-    from slackwater.store.versions.manifest import Policy, Sst, Table
+    from slackwater.store.versions.manifest import Policy, Table
+from slackwater.store.versions.entries.ssts import Sst
 
 KEYS = 400_000
 BATCH = 5_000

@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from ..errors import AnotherTopic
 from ..store.compaction import plan
-from ..store.compaction.plan import CompactionResult
+from ..store.compaction.plan import Finished
 from ..store.objects.counting import Stats
 from ..store.versions import commit
-from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, Sst, VersionSpan
+from ..store.versions.entries.ssts import Sst
+from ..store.versions.manifest import EventTime, Input, Manifest, Output, SideTable, Sink, VersionSpan
 from . import event_time as progress
 from .event_time import BatchTimes, SeenTimes, TimeRules
 from .failing import StateFailure
@@ -90,7 +91,7 @@ def next_version(
     positions: Mapping[str, Position],
     outcome: ProtocolOutcome,
     written: BatchResult,
-    merges: Sequence[CompactionResult],
+    merges: Sequence[Finished],
     rules: TimeRules,
     times: BatchTimes,
     *,
@@ -111,7 +112,7 @@ def next_version(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
     )
     results, markers = written.results, written.markers
-    ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
+    ssts = base.ssts.plus(sst for result in results for sst in result.ssts)
     own = {name for watermark in rules.watermarks for name in watermark.inputs}
     counts = written.read or {}
     read = {

@@ -15,7 +15,7 @@ from ..store.read.multi_get import DueRows, TableLookUps
 from ..store.sst import schema
 from ..store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ..store.sst.schema import DUE, HASH, OP, PUT, SEQ
-from ..store.sst.sorted_runs import hash_bounds
+from ..store.versions.entries.hash_ranges import hash_bounds
 from ..store.versions.manifest import Table
 from .event_time import Due, Lateness
 from .failing import RECORD, merge_reporting_failures

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from slackwater.store.objects.protocol import ObjectStore
-    from slackwater.store.versions.manifest import Manifest, Sst, Table
+    from slackwater.store.versions.manifest import Manifest, Table
+from slackwater.store.versions.entries.ssts import Sst
 
 APP, STAGE = "bench", "legs"
 

@@ -15,8 +15,9 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import commit
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import Input, Manifest, Sst, Table
+from slackwater.store.versions.manifest import Input, Manifest, Table
 
 from tests.support.histories import write_parts
 

@@ -27,7 +27,7 @@ from ...store.read.copier import Copier
 from ...store.versions import apps, forgotten, history, horizon, keys
 from ...store.versions.horizon import NOTHING_COLLECTED, Boundary, KeptCut
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import all_ssts
+from ...store.versions.side_tables import all_ssts, leaf_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ def delete_removed(
     """
     stages = tuple(target.list_folders(keys.stages(app)))
     # In this order: an object that another process copies meanwhile is in neither listing, or in both.
-    copies = {stage: [info.key for info in target.list(keys.ssts(app, stage))] for stage in stages}
-    originals = {stage: {info.key for info in store.list(keys.ssts(app, stage))} for stage in stages}
+    copies = {stage: list(_list_named(target, app, stage)) for stage in stages}
+    originals = {stage: set(_list_named(store, app, stage)) for stage in stages}
     if last_boundary(store, app) != todo.boundary:
         return None
     if newest_erasure_record(store, app) != newest_erasure_record(target, app):
@@ -243,6 +243,11 @@ def _replaced_records(store: ObjectStore, target: ObjectStore, app: str, copied:
     yield from (key for key in copies if key not in existing and key not in own)
 
 
+def _list_named(store: ObjectStore, app: str, stage: str) -> Iterator[str]:
+    for folder in (keys.leaves(app, stage), keys.ssts(app, stage)):
+        yield from (info.key for info in store.list(folder))
+
+
 def _delete(target: ObjectStore, gone: list[str]) -> list[str]:
     for key in gone:
         target.delete(key)
@@ -251,7 +256,9 @@ def _delete(target: ObjectStore, gone: list[str]) -> list[str]:
 
 def _named(target: ObjectStore, app: str, stage: str, version: int) -> frozenset[str]:
     manifest = history.find(target, app, stage, version)
-    return frozenset(sst.object for sst in all_ssts(manifest)) if manifest is not None else frozenset()
+    if manifest is None:
+        return frozenset()
+    return frozenset((*(sst.object for sst in all_ssts(manifest)), *leaf_keys(manifest)))
 
 
 def update_boundary(target: ObjectStore, app: str, todo: CopyPlan, *, by: str) -> Boundary:

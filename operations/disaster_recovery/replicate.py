@@ -35,8 +35,9 @@ from ...store.objects.many import map_concurrently
 from ...store.read.copier import WORKERS, Copier
 from ...store.versions import codec, history, keys
 from ...store.versions.horizon import Boundary
+from ...store.versions.leaves.objects import bind_reader
 from ...store.versions.manifest import Manifest
-from ...store.versions.side_tables import all_ssts
+from ...store.versions.side_tables import all_ssts, leaf_keys
 from .kafka_state import copy_in_flight_records, copy_unpublished_rows, read_anchors
 from .replica_objects import (
     CopyPlan,
@@ -215,7 +216,7 @@ class Replicator(ReplicaPair):
         def read(version: int) -> tuple[str, bytes, Manifest]:
             key = keys.manifest(self.app, stage, version)
             data = self.store.get(key)
-            return key, data, codec.decode(data, Manifest, key=key)
+            return key, data, bind_reader(self.store, codec.decode(data, Manifest, key=key))
 
         manifests = tuple(map_concurrently(read, versions, self.workers))
         ssts = {sst.object: sst for _, _, manifest in manifests for sst in all_ssts(manifest)}
@@ -226,6 +227,7 @@ class Replicator(ReplicaPair):
                 hint=f"replicate a deep clone instead: slackwater clone {self.app} NAME --deep --to ROOT",
             )
         self.copier.copy_ssts(ssts.values(), may_be_missing=bool(self._forgotten))
+        self.copier.copy_new(key for _, _, manifest in manifests for key in leaf_keys(manifest))
         # In ascending order, so that no version is missing before the newest one.
         for key, data, manifest in manifests:
             if not self.copier.put_if_absent(key, data):

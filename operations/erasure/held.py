@@ -1,7 +1,7 @@
 """Search of an app's objects for keys: referenced and unreferenced SSTs, records, edits and log entries."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -30,7 +30,8 @@ from ...store.read.decode import Block, read_groups, read_whole
 from ...store.read.multi_get import multi_get
 from ...store.sst.schema import HASH
 from ...store.versions import history, keys
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts, table_name
 from .family import HashedKeys, Member, RequestedKeys
 from .key_fields import NOTHING_DECLARED, DeclaredFields, KeyFields
@@ -455,7 +456,7 @@ def _is_value(rows: pa.Table, texts: frozenset[str]) -> bool:
     return False
 
 
-def _tables(manifest: Manifest) -> Iterator[tuple[str, Table | None, tuple[Sst, ...]]]:
+def _tables(manifest: Manifest) -> Iterator[tuple[str, Table | None, Sequence[Sst]]]:
     yield "", manifest.table, manifest.ssts
     for name, side in manifest.side_tables.items():
         yield name, side.table, side.ssts

@@ -17,9 +17,10 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import codec, forgotten, history, keys
 from ...store.versions.amend import Amendment, amend
+from ...store.versions.entries.ssts import Sst
 from ...store.versions.forgotten import ForgottenIndex, RemainingRecords, RewrittenObject
 from ...store.versions.kinds import FORGET
-from ...store.versions.manifest import Manifest, Sst
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import REJECTED, REJECTED_RECORDS, all_ssts, map_ssts
 from . import archive
 from .family import RequestedKeys

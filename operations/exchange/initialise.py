@@ -34,8 +34,9 @@ from ...store.sst.writer import SstWriter
 from ...store.versions import apps, history
 from ...store.versions.amend import Amendment, amend
 from ...store.versions.commit import conflict_error
+from ...store.versions.entries.ssts import Sst
 from ...store.versions.kinds import INIT
-from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
+from ...store.versions.manifest import AppInfo, Manifest, Output, Table
 
 SORT_MEMORY = "512 MiB"
 """Memory limit of DuckDB for sorting; larger inputs are sorted on disk."""

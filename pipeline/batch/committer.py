@@ -23,7 +23,7 @@ from msgspec import structs
 from ...errors import CommitConflict, Refused
 from ...state.next_version import TaskReport
 from ...state.records import format_windows
-from ...store.compaction.plan import Compaction, CompactionResult, rebase
+from ...store.compaction.plan import Compaction, Finished, rebase
 from ...store.objects.counting import CountingStore, Stats, sum_shared_counts
 from ...store.objects.local import SpooledStore
 from ...store.objects.many import for_each_concurrently
@@ -32,7 +32,7 @@ from ...store.sst.sorted_runs import max_l0_files
 from ...store.versions import commit, history
 from ...store.versions.amend import Amendment, amend, read_base
 from ...store.versions.manifest import EventTime, Manifest
-from ...store.versions.side_tables import all_ssts, rejected_counts
+from ...store.versions.side_tables import added_ssts, rejected_counts
 from ..listener import BatchReport, StateSizes
 
 
@@ -93,15 +93,14 @@ class PendingVersion:
 
     base: Manifest
     manifest: Manifest
-    merges: tuple[CompactionResult, ...]
+    merges: tuple[Finished, ...]
     started: float
     on_commit: Callable[[CommittedVersion], None]
     stats: Stats = field(default_factory=Stats)
 
     @property
     def added_objects(self) -> frozenset[str]:
-        existing = {sst.object for sst in all_ssts(self.base)}
-        return frozenset(sst.object for sst in all_ssts(self.manifest) if sst.object not in existing)
+        return frozenset(sst.object for sst in added_ssts(self.base, self.manifest))
 
 
 class Committer:

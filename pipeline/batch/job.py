@@ -29,6 +29,7 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.codec import register_type
 from ...store.versions.column_types import quote_for_spark
+from ...store.versions.entries import hash_ranges
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
 from ..source.data_source import open_stream
@@ -241,7 +242,7 @@ def _place_rows(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alon
     count = task.step.table.ranges
     if task.step.due is not None and task.step.due.pending and task.ssts:
         partitions = sorted_runs.by_partition(task.ssts, count)
-        hashes = ", ".join(f"({sorted_runs.hash_bounds(number, count)[1]}L)" for number in partitions)
+        hashes = ", ".join(f"({hash_ranges.hash_bounds(number, count)[1]}L)" for number in partitions)
         marks = hashed.sparkSession.sql(f"SELECT * FROM VALUES {hashes} AS marks(_hash)")
         columns = [
             F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)

@@ -21,7 +21,7 @@ from ...state.event_time import BatchTimes
 from ...state.next_version import BatchResult, ProtocolOutcome, TaskReport, has_rows, next_version
 from ...state.records import Position
 from ...store.compaction import plan
-from ...store.compaction.plan import CompactionResult
+from ...store.compaction.plan import Finished
 from ...store.objects.counting import Stats
 from ...store.objects.local import SpooledStore
 from ...store.objects.protocol import ObjectStore
@@ -331,7 +331,7 @@ class StageRunner:
         self,
         base: Manifest,
         manifest: Manifest,
-        merges: tuple[CompactionResult, ...],
+        merges: tuple[Finished, ...],
         started: float,
         results: tuple[TaskReport, ...] = (),
         stall_seconds: float = 0.0,
@@ -372,5 +372,5 @@ class StageRunner:
         self._config.planners.schedule_wake_up(manifest.stage, manifest.version, at_ms)
 
     @property
-    def _finished(self) -> tuple[CompactionResult, ...]:
-        return self._upkeep.finished_merges if self._upkeep is not None else ()
+    def _finished(self) -> tuple[Finished, ...]:
+        return self._upkeep.finished if self._upkeep is not None else ()

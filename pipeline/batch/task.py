@@ -30,7 +30,10 @@ from ...store.read.multi_get import TableLookUps
 from ...store.sst import sorted_runs, writer
 from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of
-from ...store.versions.manifest import Manifest, Sst
+from ...store.versions.entries import hash_ranges
+from ...store.versions.entries.ssts import Sst, Ssts
+from ...store.versions.leaves.objects import bind_ssts
+from ...store.versions.manifest import Manifest
 from ..api.sink import Encoding, Sink
 from ..api.topic import Repartition
 from ..kafka.messages import RowTooLarge, send_messages, split_into_messages
@@ -240,7 +243,7 @@ class StateTask(Task):
 
     step: Step
     """Merges rows into the state. Has the driver's clock, so that all attempts of a task give the same result."""
-    ssts: tuple[Sst, ...]
+    ssts: Ssts
     dry_run: bool = False
     late_output: tuple[OutputTopic, Mapping[str, str]] | None = None
     """Output for late rows, and the columns to send, each with its name in the output; None to drop late rows."""
@@ -267,6 +270,7 @@ class StateTask(Task):
     def _merge_rows(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> TaskReport:
         table, count, reads = self.step.table, self.step.table.ranges, ReadCounters()
         counted, store, cache = self.resources.open()
+        bind_ssts(store, self.ssts)
         partitions = partition_of(rows["_hash"].to_numpy(), count)
         steps: list[StepResult] = []
         ssts: list[Sst] = []
@@ -277,7 +281,7 @@ class StateTask(Task):
             existing = sorted_runs.ssts_of_partition(self.ssts, partition, count)
             stored = TableLookUps(store, cache, table, existing, self.step.clock_ms, reads)
             step = self.step.apply(
-                part, stored, sorted_runs.hash_bounds(partition, count) if partition in marked else None
+                part, stored, hash_ranges.hash_bounds(partition, count) if partition in marked else None
             )
             if self.dry_run:
                 continue

@@ -70,7 +70,7 @@ class RejectedTable:
         new = sst.write_sst(
             self.store, self.cache, app=self.app, stage=self.stage, table=REJECTED_RECORDS, partition=0, rows=hashed
         )
-        ssts = (*previous.ssts, new)
+        ssts = previous.ssts.plus((new,))
         for compaction in pick(ssts, REJECTED_RECORDS.partitions, REJECTED_RECORDS.compaction):
             ssts = apply_results(
                 ssts, [merge.run_compaction(self.store, self.cache, self.app, self.stage, REJECTED_RECORDS, compaction)]

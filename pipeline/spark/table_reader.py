@@ -36,7 +36,8 @@ from ...store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ...store.sst.schema import arrow_schema
 from ...store.versions import history
 from ...store.versions.apps import replace_name_by_folder
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import as_main_table, find_owner, possible_owners, tables_of
 from ..source.spark_types import arrow_schema_of, spark_schema_of
 
@@ -223,7 +224,7 @@ class TableReader(DataSourceReader):
             for rows in self._rows(store, manifest.ssts, table, partition.number):
                 yield from rows.select(schema.names).cast(schema).combine_chunks().to_batches(_BATCH_ROWS)
 
-    def _rows(self, store: ObjectStore, ssts: tuple[Sst, ...], table: Table, partition: int) -> Iterable[pa.Table]:
+    def _rows(self, store: ObjectStore, ssts: Sequence[Sst], table: Table, partition: int) -> Iterable[pa.Table]:
         clock_ms = self._at.clock_ms
         if self._keys is None:
             return iter_visible_rows(store, None, ssts, table, partition, clock_ms, columns=self._schema.names)

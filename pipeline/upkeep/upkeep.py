@@ -23,12 +23,14 @@ from pyspark.errors import PySparkException
 from ...errors import SlackwaterError
 from ...store.compaction import merge, plan
 from ...store.compaction.picker import pick_for_manifest
-from ...store.compaction.plan import Compaction, CompactionResult
+from ...store.compaction.plan import Compaction, CompactionResult, Finished
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3_settings import S3Access
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.leaves.fold import Fold, fold_ssts, needs_fold
+from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import all_ssts
 from ..api.table import L0_SLOWDOWN, L0_STOP
 from ..source.worker import configure_worker
@@ -161,29 +163,43 @@ class Upkeep:
         """Merges that the newest version needs and that have not started, most urgent first."""
         self._running_merges: set[Compaction] = set()
         """Merges started and not yet committed."""
-        self.finished_merges: tuple[CompactionResult, ...] = ()
-        """Merges whose results no version names yet (`plan.apply` adds them to a version)."""
+        self._finished_merges: tuple[CompactionResult, ...] = ()
+        self._folding = False
+        self._fold: Fold | None = None
+        """Fold whose leaves no version names yet; `_folding` is True from the fold's start until a version took it."""
         self._threads, self._active_threads = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
+    @property
+    def finished(self) -> tuple[Finished, ...]:
+        """Merges and a fold whose results no version names yet (`plan.apply_results` adds them to a version)."""
+        with self._lock:
+            return (*self._finished_merges, *((self._fold,) if self._fold is not None else ()))
+
     def start_merges(
-        self, head: Manifest, merges: Collection[CompactionResult] = (), missed: Iterable[str] | None = None
+        self, head: Manifest, offered: Collection[Finished] = (), missed: Iterable[str] | None = None
     ) -> tuple[Compaction, ...]:
         """Start the merges that a version about to be committed needs, and return them.
 
         Drops unstarted merges of earlier versions. A merge that shares an input with a running or uncommitted merge
-        waits. `merges` are the finished merges that were offered to the version: it names their results, except those
-        that did not fit and were dropped. `missed` are the objects of which the version's batch read byte ranges,
-        to prefetch them; None without a batch.
+        waits. `offered` are the finished merges and folds that were offered to the version: it names their results,
+        except those that did not fit and were dropped. `missed` are the objects of which the version's batch read byte
+        ranges, to prefetch them; None without a batch.
         """
         due = pick_for_manifest(head)
         if head.forgotten != self._head.forgotten:
             # Rewritten SSTs held forgotten keys, which must not remain in the cache.
             self._cache.drop({sst.object for sst in all_ssts(self._head)} - {sst.object for sst in all_ssts(head)})
         with self._lock:
-            self._running_merges.difference_update(merge.compaction for merge in merges)
-            self.finished_merges = tuple(done for done in self.finished_merges if done not in merges)
+            merges = {done.compaction for done in offered if isinstance(done, CompactionResult)}
+            self._running_merges -= merges
+            self._finished_merges = tuple(done for done in self._finished_merges if done.compaction not in merges)
+            if self._fold is not None and self._fold in offered:
+                self._folding, self._fold = False, None
             self._head = head
+            if self._executor is not None and not self._folding and needs_fold(head):
+                self._folding = True
+                self._executor.submit(self._run_fold, head)
             # Low levels first: merging new SSTs speeds up look-ups, and needs room in the next level.
             self._waiting_merges = sorted(due, key=lambda compaction: compaction.output_level)
             if self._executor is not None:
@@ -204,14 +220,14 @@ class Upkeep:
     @property
     def merge_progress(self) -> MergeProgress:
         with self._lock:
-            if len(self._running_merges) > len(self.finished_merges):
+            if len(self._running_merges) > len(self._finished_merges):
                 return "under way"
-            return "finished" if self.finished_merges else "nothing"
+            return "finished" if self._finished_merges else "nothing"
 
     def _l0_files(self) -> int:
         tip = self._tip()
         assert tip.table is not None  # noqa: S101  only a stage with a table has upkeep
-        return sorted_runs.max_l0_files(plan.apply_results(tip.ssts, self.finished_merges), tip.table.ranges)
+        return sorted_runs.max_l0_files(plan.apply_results(tip.ssts, self.finished), tip.table.ranges)
 
     def _start_if_idle(self) -> None:
         if self.merge_progress == "nothing":
@@ -254,7 +270,20 @@ class Upkeep:
                 if done is None:
                     self._running_merges.discard(compaction)
                 else:
-                    self.finished_merges += (done,)
+                    self._finished_merges += (done,)
+
+    def _run_fold(self, head: Manifest) -> None:
+        fold = None
+        try:
+            fold = fold_ssts(self._store, head)
+        except SlackwaterError as error:
+            # The manifest stays large, and a later version is folded.
+            _log.warning("the manifest of %s/%s was not folded: %s", head.app, head.stage, error)
+        except Exception:
+            _log.exception("folding the manifest of %s/%s failed", head.app, head.stage)
+        finally:
+            with self._lock:
+                self._folding, self._fold = fold is not None, fold
 
 
 _NICE = 10

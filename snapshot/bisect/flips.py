@@ -24,7 +24,8 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import from_clause, group_by_columns, quote_identifier
 from ...store.sst.schema import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
-from ...store.versions.manifest import Manifest, Sst
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest
 from ...store.versions.side_tables import as_main_table, find_owner
 from ..query.columns import visible_schema
 from ..query.sql import empty_database, sandboxed_database

@@ -29,8 +29,9 @@ from ...store.sst.arrow_types import to_arrow
 from ...store.sst.schema import visible_columns
 from ...store.versions import keys
 from ...store.versions.column_types import parse_ddl
-from ...store.versions.manifest import Column, Manifest, Sst
-from ...store.versions.side_tables import map_ssts, tables_of
+from ...store.versions.entries.ssts import Sst, Ssts
+from ...store.versions.manifest import Column, Manifest
+from ...store.versions.side_tables import map_tables_ssts, tables_of
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
 
@@ -216,13 +217,20 @@ class CloneSsts:
             copies[_name(sst)] = copy
             self.on_progress(len(copies), len(to_copy))
         return {
-            stage: map_ssts(manifest, lambda sst: copies.get(_name(sst)) or self._shared(sst))
+            stage: map_tables_ssts(manifest, lambda ssts: self._in_clone(ssts, copies))
             for stage, manifest in manifests.items()
         }
 
-    def _shared(self, sst: Sst) -> Sst:
-        root = sst.root or self.store.url
-        return replace(sst, root="" if root == self.target.url else root)
+    def _in_clone(self, ssts: Ssts, copies: Mapping[tuple[str, str], Sst]) -> Ssts:
+        changed = ssts.mapped(lambda sst: copies.get(_name(sst), sst)) if copies else ssts
+        copied = frozenset(copies.values())
+        # Copies are in the target; everything else stays where the source has it.
+        shared = Ssts((sst for sst in changed.inline if sst not in copied), changed.leaves).at_roots(self._shared_root)
+        return shared.plus(sst for sst in changed.inline if sst in copied)
+
+    def _shared_root(self, root: str) -> str:
+        root = root or self.store.url
+        return "" if root == self.target.url else root
 
     def _masked(self, stage: str, table: Manifest, sst: Sst) -> Sst:
         assert table.table is not None  # noqa: S101  it has SSTs

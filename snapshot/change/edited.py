@@ -29,7 +29,8 @@ from ...store.read.multi_get import TableLookUps
 from ...store.sst import writer
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import DUE, HASH, arrow_schema
-from ...store.versions.manifest import Edit, EventTime, Manifest, Sst, Table, is_internal
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Edit, EventTime, Manifest, Table, is_internal
 from ..cut.graph import Cut
 from ..diff.key_changes import KeyChanges
 from ..query.clauses import strip_comments
@@ -165,7 +166,7 @@ class EditEffect:
             times = times or EventTime()
             earlier = next_due_ms if times.next_due_ms is None else min(next_due_ms, times.next_due_ms)
             times = replace(times, next_due_ms=earlier)
-        ssts, clock_ms = (*draft.ssts, *self.ssts), max(draft.clock_ms, self.clock_ms)
+        ssts, clock_ms = draft.ssts.plus(self.ssts), max(draft.clock_ms, self.clock_ms)
         return replace(draft, ssts=ssts, clock_ms=clock_ms, event_time=times, edited=self.edit)
 
 

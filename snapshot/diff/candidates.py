@@ -26,7 +26,8 @@ from ...store.sst import ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.schema import EXPIRES, HASH, SEQ, arrow_schema
 from ...store.versions import apps, history, horizon
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest, Table
 from ...store.versions.side_tables import SideManifest, as_main_table, stage_of, table_name
 from ..cut.stored import find_snapshot
 from ..query.columns import visible_schema

@@ -24,7 +24,8 @@ from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import KeyShare, same_keys, sort_keys
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, arrow_schema, expired_mask
 from ...store.sst.sorted_runs import overlapping
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest, Table
 from ..query.columns import visible_schema
 
 _SYSTEM_COLUMNS = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
@@ -45,7 +46,7 @@ class TableSide:
     share: KeyShare | None = None
 
     @property
-    def ssts(self) -> tuple[Sst, ...]:
+    def ssts(self) -> Sequence[Sst]:
         return self.manifest.ssts if self.manifest is not None else ()
 
     @property

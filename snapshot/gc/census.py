@@ -51,6 +51,9 @@ MANIFEST = _row(
 SST = _row(
     keys.sst(_A, _S, _U), "rows of a table", "a version", "unnamed", "rewrites", "versions", "then", "cut", "rows"
 )
+LEAF = _row(
+    keys.leaf(_A, _S, _U), "entries of a table's SSTs", "a version", "unnamed", "", "versions", "then", "cut", "rows"
+)
 _KEPT, _SENT = "a snapshot: kept until `slackwater snapshot rm` removes it", "records in flight"
 SNAPSHOT = _row(_json(keys.snapshots(_A), "<name>"), _KEPT, "", "", "", "snapshots", "first", "cut", "read")
 _CAPTURED = keys.captured_records(_A, "<name>", _U)
@@ -73,6 +76,7 @@ OBJECT_KINDS = (
     _row(keys.channels(_A), "the offsets of a clone's copied records: kept as long as the app", replicate="along"),
     MANIFEST,
     SST,
+    LEAF,
     _row(_json(keys.published_positions(_A, _S, "<sink>"), _N), "the progress of a sink: the newest is kept"),
     _row(keys.clone_journal(_A), "the note of an unfinished clone or adoption: kept until it is whole"),
     _row(keys.removal_journal(_A), "the note of an unfinished removal: kept until the app is gone", remove="note"),

@@ -46,13 +46,14 @@ _Infos = tuple[ObjectInfo, ...]
 
 @dataclass(frozen=True, slots=True)
 class StageCollected:
-    """Deleted and kept versions and SSTs of a stage. `bytes` counts manifests and SSTs, `kept_bytes` only SSTs."""
+    """Deleted and kept objects of a stage. `bytes` counts manifests, SSTs and leaves, `kept_bytes` only SSTs."""
 
     stage: str
     first: int
     head: int
     versions: int
     ssts: int
+    leaves: int
     bytes: int
     kept_versions: int
     kept_ssts: int
@@ -86,7 +87,7 @@ class Collected:
     @property
     def objects(self) -> int:
         archived = sum(archive.objects for archive in self.archives)
-        return sum(stage.versions + stage.ssts for stage in self.stages) + self.records + archived
+        return sum(stage.versions + stage.ssts + stage.leaves for stage in self.stages) + self.records + archived
 
     @property
     def bytes(self) -> int:
@@ -118,7 +119,7 @@ def collect(
     leftovers = store.unfinished_writes(f"{app}/") if isinstance(store, HasUnfinishedWrites) else ()
     writes = tuple(write for write in leftovers if write.begun_ms <= old_ms)
     if not dry_run:
-        # Manifests before the SSTs that they name.
+        # Manifests before the objects that they name, and leaves before their SSTs.
         for of_kind in (*zip(*deleted.values(), strict=True), (records,)):
             for_each_concurrently(lambda info: store.delete(info.key), chain.from_iterable(of_kind))
         if isinstance(store, HasUnfinishedWrites):
@@ -148,7 +149,7 @@ def collect(
 
 
 def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool) -> tuple[Reachable, set[str]]:
-    """Return the versions to keep, and the keys of their SSTs; makes the boundary final, except in a dry run."""
+    """Return the versions to keep, and the keys of their objects; makes the boundary final, except in a dry run."""
     names: set[str] = set()
     try:
         plan = find_reachable(inventory.state, retention, inventory.read)
@@ -164,18 +165,22 @@ def _plan(inventory: Inventory, retention: Retention, by: str, *, dry_run: bool)
 
 def _unreachable(
     inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
-) -> tuple[_Infos, _Infos]:
+) -> tuple[_Infos, _Infos, _Infos]:
+    """Return the versions, leaves and SSTs of a stage to delete."""
     stays = set(plan.versions(stage)) if stage in plan.gapless_starts else set()
     head = inventory.state.stages[stage].head.version if stage in plan.gapless_starts else 0
     listed = inventory.manifests.get(stage, {}).items()
     versions = tuple(info for version, info in listed if version <= head and version not in stays)
     orphan_ms = last_commit_ms(inventory, stage) - margin_ms
-    orphans = (info for info in inventory.ssts[stage] if info.key not in names and info.modified_ms <= orphan_ms)
-    return versions, tuple(orphans)
+    leaves, ssts = (
+        tuple(info for info in listed if info.key not in names and info.modified_ms <= orphan_ms)
+        for listed in (inventory.leaves[stage], inventory.ssts[stage])
+    )
+    return versions, leaves, ssts
 
 
 def _read_names(inventory: Inventory, names: set[str], plan: Reachable, previous: Reachable | None = None) -> None:
-    """Add to `names` the SSTs of the plan's versions, except versions that `previous` also has."""
+    """Add to `names` the SSTs and leaves of the plan's versions, except versions that `previous` also has."""
     for stage in plan.gapless_starts:
         done = set(previous.versions(stage)) if previous is not None else set()
         for _, objects in named_ssts(
@@ -205,7 +210,13 @@ def _finalise(inventory: Inventory, names: set[str], plan: Reachable, retention:
 
 
 def _count_stage(
-    inventory: Inventory, plan: Reachable, names: Collection[str], stage: str, versions: _Infos, ssts: _Infos
+    inventory: Inventory,
+    plan: Reachable,
+    names: Collection[str],
+    stage: str,
+    versions: _Infos,
+    leaves: _Infos,
+    ssts: _Infos,
 ) -> StageCollected:
     deleted = {info.key for info in ssts}
     kept = [info for info in inventory.ssts[stage] if info.key not in deleted]
@@ -215,7 +226,8 @@ def _count_stage(
         head=inventory.state.stages[stage].head.version,
         versions=len(versions),
         ssts=len(ssts),
-        bytes=total_bytes((*versions, *ssts)),
+        leaves=len(leaves),
+        bytes=total_bytes((*versions, *leaves, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
         kept_ssts=len(kept),
         kept_bytes=total_bytes(kept),
@@ -253,10 +265,10 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
         where = f"looked for {key} under {store.url}"
         raise NotFound(f"object of app {app!r}", given_key, found=where, hint="give the full key")
     plan = find_reachable(inventory.state, retention, inventory.read)
-    for stage, ssts in inventory.ssts.items():
-        for info in ssts:
+    for stage in inventory.ssts:
+        for info in (*inventory.ssts[stage], *inventory.leaves[stage]):
             if info.key == key:
-                return _explain_sst(inventory, plan, stage, info, margin_ms)
+                return _explain_named(inventory, plan, stage, info, margin_ms)
         for version, info in inventory.manifests.get(stage, {}).items():
             if info.key == key:
                 if version > plan.state.stages[stage].head.version:
@@ -280,7 +292,7 @@ def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, mar
     return Explanation(key, True, (kind.description if kind is not None else other,))
 
 
-def _explain_sst(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
+def _explain_named(inventory: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     versions_by_reason: dict[str, list[int]] = {}
     if stage in plan.gapless_starts:
         for version, names in named_ssts(inventory, stage, plan.versions(stage)):

@@ -24,7 +24,9 @@ from ...errors import Corruption, ObjectNotFound
 from ...store.objects.many import map_concurrently
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, forgotten, history, horizon, keys, limits, published
+from ...store.versions.entries.ssts import Ssts
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
+from ...store.versions.leaves.objects import bind_ssts
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots, open_requests
 from . import census
@@ -41,6 +43,7 @@ class Inventory:
     store: ObjectStore
     app: str
     ssts: dict[str, tuple[ObjectInfo, ...]]
+    leaves: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
     boundaries: tuple[Boundary, ...]
     state: AppState
@@ -101,6 +104,7 @@ def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
 def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
+    leaves = {stage: tuple(store.list(keys.leaves(app, stage))) for stage in stages}
     boundaries = horizon.read_all(store, app)
     last = next((boundary for boundary in reversed(boundaries) if boundary.final), horizon.NOTHING_COLLECTED)
     manifests = {stage: versions for stage in stages if (versions := dict(history.list_manifests(store, app, stage)))}
@@ -119,13 +123,13 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     for stage, kept_versions in last.kept.items():
         if missing := [version for version in kept_versions if version not in manifests.get(stage, ())]:
             raise _missing(app, stage, missing)
-    return Inventory(store, app, ssts, manifests, boundaries, state, seen)
+    return Inventory(store, app, ssts, leaves, manifests, boundaries, state, seen)
 
 
 def named_ssts(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield each version with the keys of its SSTs under the app's root. Reads many manifests concurrently.
+    """Yield each version with the keys of its SSTs and leaves under the app's root. Reads many manifests concurrently.
 
-    Raises `Corruption` (a manifest is missing or unreadable).
+    Raises `Corruption` (a manifest or a leaf is missing or unreadable).
     """
     store, app = inventory.store, inventory.app
     forgotten_objects = forgotten.newest(store, app)
@@ -133,34 +137,31 @@ def named_ssts(inventory: Inventory, stage: str, versions: Iterable[int]) -> Ite
     def read(version: int) -> tuple[int, tuple[str, ...]]:
         key = keys.manifest(app, stage, version)
         try:
-            manifest = codec.read(
-                store,
-                key,
-                _Names,
-                key_of=lambda manifest: keys.manifest(manifest.app, manifest.stage, manifest.version),
+            named = codec.read(
+                store, key, _Names, key_of=lambda named: keys.manifest(named.app, named.stage, named.version)
             )
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
-        ssts = (*manifest.ssts, *(sst for side_table in manifest.side_tables.values() for sst in side_table.ssts))
-        return version, forgotten_objects.current_keys(sst.object for sst in ssts if sst.root in ("", store.url))
+        tables = (named.ssts, *(side.ssts for side in named.side_tables.values()))
+        for ssts in tables:
+            bind_ssts(store, ssts)
+        own = ("", store.url)
+        objects = (sst.object for ssts in tables for sst in ssts if sst.root in own)
+        leaves = (leaf.object for ssts in tables for leaf in ssts.leaves if leaf.root in own)
+        return version, (*forgotten_objects.current_keys(objects), *leaves)
 
     return map_concurrently(read, versions)
 
 
-class _Name(Struct, frozen=True):
-    object: limits.Key
-    root: limits.ShortText = ""
-
-
 class _SideTable(Struct, frozen=True):
-    ssts: tuple[_Name, ...] = ()
+    ssts: Ssts = Ssts()
 
 
 class _Names(Struct, frozen=True):
     app: limits.Name
     stage: limits.Name
     version: limits.Version
-    ssts: tuple[_Name, ...] = ()
+    ssts: Ssts = Ssts()
     side_tables: dict[limits.Name, _SideTable] = {}
 
 

@@ -26,7 +26,8 @@ from ...store.read.remote_sst import SMALL_BYTES
 from ...store.sst.arrow_types import python_value, python_values
 from ...store.sst.hashing import FAST_KEY_TYPES, hash_key, hash_keys, normalise_keys
 from ...store.sst.schema import HASH, arrow_schema, visible_columns
-from ...store.sst.sorted_runs import estimate_within, hash_bounds, overlapping, partition_of_hash
+from ...store.sst.sorted_runs import estimate_within, overlapping
+from ...store.versions.entries.hash_ranges import hash_bounds, partition_of_hash
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import require_tables

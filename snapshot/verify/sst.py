@@ -19,7 +19,8 @@ from ...store.sst.arrow_types import python_rows
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.parquet_index import DECODE_ERRORS, probe_filter, split_filter
 from ...store.sst.schema import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
-from ...store.versions.manifest import Manifest, Sst, Table
+from ...store.versions.entries.ssts import Sst
+from ...store.versions.manifest import Manifest, Table
 from .report import CheckOutcome, collect_errors
 
 _LIST_PAGE_KEYS = 1000

@@ -24,17 +24,12 @@ from ..read.fetch import fetch
 from ..read.remote_sst import RangedSst
 from ..sst.hashing import sort_keys
 from ..sst.schema import EXPIRES, HASH, OP, TOMBSTONE, add_missing_columns, expired_mask, sst_schema
-from ..sst.sorted_runs import (
-    estimate_within,
-    hash_bounds,
-    overlapped_partitions,
-    overlapping,
-    partition_of_hash,
-    sorted_runs,
-)
+from ..sst.sorted_runs import estimate_within, overlapped_partitions, overlapping, sorted_runs
 from ..sst.ttl import drop_expired_suffix
 from ..sst.writer import ROW_GROUP_BYTES, ROW_GROUP_ROWS, SstWriter
-from ..versions.manifest import Sst, Table
+from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .plan import Compaction, CompactionResult
 
 _SLICE_ROWS = 1 << 16

@@ -10,16 +10,16 @@ from math import ceil, log2
 from ..sst.sorted_runs import (
     by_partition,
     estimate_within,
-    hash_bounds,
     max_overlap,
     overlapped_partitions,
     overlapping,
     overlapping_pairs,
-    partition_of_hash,
     sorted_runs,
 )
 from ..sst.ttl import expired_suffix, has_expired_rows
-from ..versions.manifest import Manifest, Policy, Sst
+from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Manifest, Policy
 from .plan import Compaction, newest_first
 
 _MAX_SLOTS = 1 << 30

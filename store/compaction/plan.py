@@ -18,9 +18,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ..sst.sorted_runs import hash_bounds, overlapping
+from ..sst.sorted_runs import overlapping
 from ..versions.commit import without_version_fields
-from ..versions.manifest import Manifest, SideTable, Sst
+from ..versions.entries.hash_ranges import hash_bounds
+from ..versions.entries.ssts import Sst, Ssts
+from ..versions.leaves.fold import Fold, apply_fold
+from ..versions.manifest import Manifest, SideTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +83,42 @@ def newest_first(ssts: Iterable[Sst]) -> tuple[Sst, ...]:
     return tuple(sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)))
 
 
-def apply_results(ssts: Sequence[Sst], results: Sequence[CompactionResult]) -> tuple[Sst, ...]:
+Finished = CompactionResult | Fold
+"""Work done beside the batches that takes effect when a version names its result."""
+
+
+def apply_results(ssts: Sequence[Sst], results: Sequence[Finished]) -> Ssts:
     """Return a manifest's SSTs with each result in the place of its inputs.
 
     `ssts` may be of a newer version than the compacted one: SSTs that were added since are kept, before the result.
-    A result is left out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if the
+    A merge is left out if an input was merged or dropped meanwhile, if an SST now lies between the inputs, or if the
     merge dropped tombstones and an older SST exists now.
     """
-    current = tuple(ssts)
+    current = ssts if isinstance(ssts, Ssts) else Ssts(ssts)
     for merge in results:
+        if isinstance(merge, Fold):
+            current = apply_fold(current, merge)
+            continue
         inputs = frozenset(merge.compaction.inputs)
         oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
-        overlapped = (sst for sst in overlapping(current, *merge.compaction.hash_range) if sst not in inputs)
+        low, high = merge.compaction.hash_range
+        # Inputs may reach beyond the range.
+        low, high = min(low, *(sst.hash_min for sst in inputs)), max(high, *(sst.hash_max for sst in inputs))
+        nearby = current.within(low, high)
+        overlapped = (sst for sst in overlapping(nearby, *merge.compaction.hash_range) if sst not in inputs)
         may_be_older = not merge.compaction.drops_tombstones
         fits = (sst.seq_min > newest or (sst.seq_max < oldest and may_be_older) for sst in overlapped)
-        if inputs.issubset(current) and all(fits):
-            first = next(i for i, sst in enumerate(current) if sst in inputs)
-            remaining = tuple(sst for sst in current[first:] if sst not in inputs)
-            current = (*current[:first], *merge.outputs, *remaining)
+        if inputs.issubset(nearby) and all(fits):
+            current = current.replaced(inputs, merge.outputs)
     return current
 
 
-def apply_to_manifest(manifest: Manifest, results: Sequence[CompactionResult]) -> Manifest:
+def apply_to_manifest(manifest: Manifest, results: Sequence[Finished]) -> Manifest:
     sides = {name: replace(side, ssts=apply_results(side.ssts, results)) for name, side in manifest.side_tables.items()}
     return replace(manifest, ssts=apply_results(manifest.ssts, results), side_tables=sides)
 
 
-def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[CompactionResult] = ()) -> Manifest:
+def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Finished] = ()) -> Manifest:
     """Return the version after `onto` with the changes that `manifest` made to `base`.
 
     Inputs, outputs and rows of the batch stay, and so does the `_seq` of the rows, which are stored already. That
@@ -121,8 +133,8 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
     same = (base.app, base.stage, base.epoch) == (onto.app, onto.stage, onto.epoch)
     if not same or onto.version < base.version:
         raise ValueError(f"expected a head of {base.stage} with epoch {base.epoch} at v{base.version} or later")
-    existing = {*base.ssts, *(sst for done in merges for sst in done.outputs)}
-    added = (sst for sst in manifest.ssts if sst not in existing)
+    outputs = {sst for done in merges if isinstance(done, CompactionResult) for sst in done.outputs}
+    added = [sst for sst in manifest.ssts.added_since(base.ssts, base.version) if sst not in outputs]
     version = onto.version + 1
     return replace(
         manifest,
@@ -132,7 +144,7 @@ def rebase(base: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[
         table=onto.table,
         forgotten=onto.forgotten,
         side_tables=_side_tables(base, manifest, onto),
-        ssts=apply_results((*onto.ssts, *added), merges),
+        ssts=apply_results(onto.ssts.plus(added), merges),
         recorded={
             snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)
             for snapshot, at in manifest.recorded.items()

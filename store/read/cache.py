@@ -23,7 +23,8 @@ from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.arrow_types import make_sql_safe
 from ..sst.schema import HASH
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .cache_folder import CacheFolder, MappedSst, map_file, write_file
 from .decode import decode
 from .fetch import check_bytes, corruption_error, fetch, file_name

@@ -24,7 +24,8 @@ import pyarrow as pa
 import xxhash
 
 from ..sst.schema import ColumnConversion
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .decode import Block, Cells, check_columns
 from .fetch import corruption_error, file_name
 

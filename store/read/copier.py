@@ -9,7 +9,7 @@ import xxhash
 from ...errors import Corruption, ObjectExists, ObjectNotFound
 from ..objects.many import for_each_concurrently
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
-from ..versions.manifest import Sst
+from ..versions.entries.ssts import Sst
 from .fetch import fetch
 
 WORKERS = 8
@@ -61,6 +61,11 @@ class Copier:
     def different(self, infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         return [info for info in self.missing(infos) if info.key in self._sizes[_folder(info.key)]]
 
+    def copy_new(self, immutable: Iterable[str]) -> None:
+        """Copy the objects under keys that the target lacks."""
+        missing = {key: None for key in immutable if not self._has(key)}
+        for_each_concurrently(self.copy_object, missing, self.workers)
+
     def copy_object(self, key: str) -> bool:
         try:
             data = self.source.get(key)
@@ -92,12 +97,13 @@ class Copier:
             self._sizes.get(_folder(key), {})[key] = len(data)
             self.on_progress(self.objects, self.copied_bytes)
 
-    def _has(self, key: str, size_bytes: int) -> bool:
+    def _has(self, key: str, size_bytes: int | None = None) -> bool:
         folder = _folder(key)
         with self._lock:  # concurrent callers list a folder only once
             if folder not in self._sizes:
                 self._sizes[folder] = {info.key: info.size_bytes for info in self.target.list(folder)}
-            return self._sizes[folder].get(key) == size_bytes
+            size = self._sizes[folder].get(key)
+            return size is not None and size_bytes in (None, size)
 
 
 def _folder(key: str) -> str:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from ..sst.arrow_types import python_value
 from ..sst.hashing import same_keys
 from ..sst.schema import EXPIRES, HASH, ColumnConversion, column_conversion
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .fetch import corruption_error
 
 _SPARSE_STEP = 64

@@ -34,7 +34,8 @@ from ..objects.protocol import ObjectStore
 from ..sst.schema import EXPIRES, OP, SEQ, ColumnConversion, sst_schema, visible_columns
 from ..sst.sorted_runs import newer_than
 from ..sst.ttl import has_expired_rows
-from ..versions.manifest import Manifest, Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Manifest, Table
 from .cache import SstCache
 from .cache_folder import MappedSst
 from .decode import check_columns

@@ -14,7 +14,7 @@ import xxhash
 from ...errors import Corruption, ObjectNotFound
 from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
-from ..versions.manifest import Sst
+from ..versions.entries.ssts import Sst
 
 
 def file_name(sst: Sst) -> str:

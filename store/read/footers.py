@@ -27,7 +27,8 @@ from ..sst.parquet_index import (
 )
 from ..sst.schema import HASH, ColumnConversion
 from ..sst.writer import ROW_GROUP_ROWS, page_rows
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .decode import check_columns
 from .fetch import RangeReader, corruption_error, file_name, read_ranges
 

@@ -23,7 +23,9 @@ from ..objects.counting import ReadCounters
 from ..objects.protocol import ObjectStore
 from ..sst.hashing import normalise_keys
 from ..sst.schema import DUE, EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema, expired_mask
-from ..versions.manifest import Sst, Table
+from ..sst.sorted_runs import overlapping
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .cache import SstCache
 from .cache_folder import MappedSst
 from .decode import Block
@@ -191,6 +193,7 @@ def multi_get(
         table, hashes, keys, ReadCounters() if reads is None else reads, clock_ms, with_seqs=seqs is not None
     )
     search.search_blocks(newer, np.arange(len(hashes)))
+    ssts = overlapping(ssts, int(hashes.min()), int(hashes.max())) if len(hashes) else ()
     cold = None
     for sst, positions in search.iter_ssts(ssts):
         mapped = cache.cached_rows(sst, table) if cache is not None else None

@@ -8,8 +8,10 @@ a look-up costs about 300 µs and each further key 1 µs; here each key costs ab
 from collections.abc import Collection, Iterable, Sequence
 
 from ..sst.schema import EXPIRES, OP, TOMBSTONE
-from ..sst.sorted_runs import overlapped_partitions, partition_of_hash
-from ..versions.manifest import Sst, Table
+from ..sst.sorted_runs import overlapped_partitions
+from ..versions.entries.hash_ranges import partition_of_hash
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .cache_folder import MappedSst
 from .decode import Cells
 

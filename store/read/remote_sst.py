@@ -22,7 +22,8 @@ from ..objects.protocol import ObjectStore
 from ..sst.parquet_index import DECODE_ERRORS, MAX_INT64, MIN_INT64, build_file_of_pages, probe_filter, probed_chunks
 from ..sst.schema import HASH
 from ..sst.writer import PAGE_ROWS
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .decode import Block, read_groups
 from .fetch import ByteRanges, RangeReader, corruption_error, read_ranges
 from .footers import LoadedIndexes, load_footer

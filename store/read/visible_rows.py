@@ -18,7 +18,8 @@ from cachetools import LRUCache
 from ..objects.protocol import ObjectStore
 from ..sst.schema import HASH, OP, TOMBSTONE
 from ..sst.sorted_runs import newer_than
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .cache import SstCache
 from .decode import BLOCK_ROWS, Block, check_columns
 from .fetch import corruption_error, file_name

@@ -11,14 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from ..versions.manifest import Sst
-
-_LOWEST = -(1 << 63)
-_HALF_BITS = 32
-
-
-def hash_bounds(partition: int, partitions: int) -> tuple[int, int]:
-    return _lowest_hash(partition, partitions), _lowest_hash(partition + 1, partitions) - 1
+from ..versions.entries.hash_ranges import hash_bounds, partition_of_hash
+from ..versions.entries.ssts import Sst, Ssts
 
 
 def overlapped_partitions(sst: Sst, partitions: int) -> range:
@@ -31,6 +25,8 @@ def ssts_of_partition(ssts: Iterable[Sst], partition: int, partitions: int) -> t
 
 def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
     """Return the SSTs that may have hashes from `low` to `high` (inclusive), in the given order."""
+    if isinstance(ssts, Ssts):
+        return ssts.within(low, high)
     return tuple(sst for sst in ssts if sst.hash_min <= high and sst.hash_max >= low)
 
 
@@ -131,13 +127,3 @@ def overlapping_pairs(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
         for other in reached:
             yield (sst, other) if sst.seq_max > other.seq_max else (other, sst)
         reached.append(sst)
-
-
-def partition_of_hash(hashed: int, partitions: int) -> int:
-    """Return the state partition of one hash: `hashing.partition_of` without numpy."""
-    return ((hashed - _LOWEST >> _HALF_BITS) * partitions) >> _HALF_BITS
-
-
-def _lowest_hash(partition: int, partitions: int) -> int:
-    upper_half = -(-(partition << _HALF_BITS) // partitions)
-    return (upper_half << _HALF_BITS) + _LOWEST

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ..versions.manifest import Manifest, Sst, Table, Ttl
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Manifest, Table, Ttl
 from .sorted_runs import overlapped_partitions
 
 BEFORE_FIRST_EVENT_MS = -(1 << 63)

@@ -25,7 +25,8 @@ from ulid import ULID
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
-from ..versions.manifest import Sst, Table
+from ..versions.entries.ssts import Sst
+from ..versions.manifest import Table
 from .arrow_types import is_sql_safe, python_rows
 from .hashing import normalise_keys, partition_of, sort_keys
 from .parquet_index import (

@@ -18,8 +18,9 @@ from ..objects.counting import Stats
 from ..objects.protocol import ObjectStore
 from . import commit, history, horizon, keys
 from .kinds import KINDS, VersionKind
+from .leaves.fold import fold_before_commit
 from .manifest import Manifest
-from .side_tables import all_ssts
+from .side_tables import added_ssts
 
 _identity_of = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 _ATTEMPTS = 100
@@ -112,6 +113,7 @@ def amend(
         if take_stats is not None and head is not None:
             spent += take_stats()
             new = with_stats(head, new, spent)
+        new = fold_before_commit(store, new)
         try:
             commit.commit(store, new)
         except CommitConflict as lost:
@@ -127,6 +129,7 @@ def commit_first(store: ObjectStore, first: Manifest) -> bool:
 
     Raises the errors of `commit.commit`.
     """
+    first = fold_before_commit(store, first)
     try:
         commit.commit(store, first)
     except CommitConflict:
@@ -164,8 +167,7 @@ def with_stats(previous: Manifest, manifest: Manifest, cost: Stats) -> Manifest:
 
     `stats` is `cost` plus the bytes of new SSTs.
     """
-    existing = {sst.object for sst in all_ssts(previous)}
-    new = [sst for sst in all_ssts(manifest) if sst.object not in existing]
+    new = added_ssts(previous, manifest)
     flushed = sum(sst.bytes for sst in new if sst.level == 0)
     stats = cost + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
     return replace(manifest, stats=stats, totals=(previous.totals or Stats()) + stats)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Column, FollowedQuery, Input, LostRecords, Manifest, Output, Sst, Table
+from .entries.ssts import Sst, Ssts
+from .manifest import AppInfo, Column, FollowedQuery, Input, LostRecords, Manifest, Output, Table
 
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
@@ -59,11 +60,11 @@ def _(value: Manifest) -> Iterator[Violation]:
         yield from table_violations("table", value.table)
     yield from _name_violations(value)
     names = (value.stage, *(rewind.stage for rewind in value.formerly))
-    yield from _all_sst_violations("ssts", value.ssts, names, value.version)
+    yield from _table_sst_violations("ssts", value.ssts, names, value.version)
     for name, side in value.side_tables.items():
         at = f"side_tables[{name!r}]"
         yield from table_violations(f"{at}.table", side.table)
-        yield from _all_sst_violations(f"{at}.ssts", side.ssts, names, value.version)
+        yield from _table_sst_violations(f"{at}.ssts", side.ssts, names, value.version)
         if side.total < max(side.rows, side.waiting):
             yield Violation(f"{at}.total", side.total, f"at least its rows, {side.rows}, and those waiting")
     yield from _query_violations("attached", value.attached)
@@ -181,7 +182,25 @@ def _column_violations(at: str, column: Column, seen: set[str]) -> Iterator[Viol
         yield Violation(f"{at}.type", column.type, "the name of a type that columns can have")
 
 
-def _all_sst_violations(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Violation]:
+def _table_sst_violations(at: str, ssts: Ssts, names: tuple[str, ...], version: int) -> Iterator[Violation]:
+    yield from sst_violations(f"{at}.inline", ssts.inline, names, version)
+    previous = None
+    for number, leaf in enumerate(ssts.leaves):
+        field = f"{at}.leaves[{number}]"
+        if not keys.LEAF.fullmatch(leaf.object):
+            yield Violation(f"{field}.object", leaf.object, f"a key like {keys.leaf('APP', 'STAGE', 'ULID')}")
+        if leaf.slot >= leaf.slots or leaf.hash_min > leaf.hash_max:
+            yield Violation(f"{field}.slot", leaf.slot, f"less than slots, {leaf.slots}, with hashes in order")
+        if previous is not None and leaf.hash_min <= previous.hash_min:
+            yield Violation(f"{field}.hash_min", leaf.hash_min, f"above that of the leaf before, {previous.hash_min}")
+        if leaf.live < 1:
+            yield Violation(f"{field}.removed", leaf.removed, f"fewer names than SSTs, {leaf.ssts}")
+        yield from root_violations(f"{field}.root", leaf.root)
+        previous = leaf
+
+
+def sst_violations(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Violation]:
+    """Yield the invalid fields of SSTs in the folders of the stages `names`; of any stage if there are no names."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
@@ -199,14 +218,14 @@ def _all_sst_violations(at: str, ssts: Sequence[Sst], names: tuple[str, ...], ve
     ):
         seen: set[str] = set()
         for number, sst in enumerate(ssts):
-            yield from _sst_violations(f"{at}[{number}]", sst, names, version, seen)
+            yield from _violations_of_sst(f"{at}[{number}]", sst, names, version, seen)
             seen.add(sst.object)
     for root in {sst.root for sst in ssts} - {""}:
         number = next(number for number, sst in enumerate(ssts) if sst.root == root)
         yield from root_violations(f"{at}[{number}].root", root)
 
 
-def _sst_violations(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Violation]:
+def _violations_of_sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Violation]:
     counter = "tombstones" if sst.tombstones > sst.rows else "expiring"
     is_key = keys.sst_pattern(*names).fullmatch(f"{sst.object}\n")
     tail_bytes = sst.footer_bytes + sst.filter_bytes
@@ -218,7 +237,7 @@ def _sst_violations(at: str, sst: Sst, names: tuple[str, ...], version: int, see
         (sst.tombstones + sst.expiring <= sst.rows, counter, f"with others at most its rows, {sst.rows}"),
         (tail_bytes <= sst.bytes, "footer_bytes", f"with filter_bytes at most its bytes, {sst.bytes}"),
         (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
-        (is_key, "object", f"a key like {keys.sst('APP', names[0], 'ULID')}"),
+        (is_key, "object", f"a key like {keys.sst('APP', (*names, 'STAGE')[0], 'ULID')}"),
         (sst.object not in seen, "object", "an object that is named once"),
     ):
         if not right:

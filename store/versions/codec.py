@@ -30,6 +30,8 @@ from msgspec import Struct
 from ...errors import Corruption, ObjectExists, ObjectNotFound, Unstorable
 from ..objects.protocol import ObjectInfo, ObjectStore, list_json
 from . import checks, keys
+from .entries import stored
+from .entries.ssts import Ssts
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
 FORMAT = 1
@@ -40,7 +42,7 @@ _registration_lock = Lock()
 _registered: set[object] = set()
 
 # "deterministic" sorts dicts, so equal values give equal bytes.
-_encoder = msgspec.json.Encoder(order="deterministic")
+_encoder = msgspec.json.Encoder(order="deterministic", enc_hook=lambda ssts: stored.to_stored(ssts))
 
 _START = re.compile(rb'\{"format":([0-9]{1,9}),"xxh3_128":"([0-9a-f]{32})"')
 _SIZE_LIMITS = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
@@ -54,6 +56,11 @@ class _Header(msgspec.Struct):
     format: int
 
 
+def _decode_custom(kind: type, value: Any) -> Any:
+    # The only stored type that is no type of msgspec's.
+    return stored.from_stored(value)
+
+
 def register_type(kind: Kind) -> Kind:
     """Register the type and its nested types with msgspec, one at a time, and return the type.
 
@@ -61,14 +68,14 @@ def register_type(kind: Kind) -> Kind:
     """
     if kind not in _registered:
         with _registration_lock:
-            msgspec.json.Decoder(kind)
+            msgspec.json.Decoder(kind, dec_hook=_decode_custom)
         _registered.add(kind)
     return kind
 
 
 @cache
 def _decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    return msgspec.json.Decoder(register_type(kind))
+    return msgspec.json.Decoder(register_type(kind), dec_hook=_decode_custom)
 
 
 def encode(value: msgspec.Struct) -> bytes:
@@ -191,7 +198,7 @@ def _find_invalid_value(value: Any, kind: Any, path: str) -> str | None:
     Returns "" if the object itself is invalid, and None if all values are valid.
     """
     try:
-        msgspec.convert(value, kind)
+        msgspec.convert(value, kind, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:
         for below, field, inside in _children(value, kind, path):
             if (message := _find_invalid_value(below, inside, field)) is not None:
@@ -207,6 +214,7 @@ def _find_invalid_value(value: Any, kind: Any, path: str) -> str | None:
 def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]]:
     """Yield the nested values, with paths and types; none if the value has another structure than the type."""
     kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    kind = stored.StoredSsts if kind is Ssts else kind
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for argument in arguments:
@@ -217,8 +225,10 @@ def _children(value: Any, kind: Any, path: str) -> Iterator[tuple[Any, str, Any]
         for name, item in value.items():
             yield name, f"a name in {path}", arguments[0]
             yield item, f"{path}[{_shorten(name)}]", arguments[1]
-    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+    elif isinstance(value, dict | list) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = get_type_hints(kind, include_extras=True)
+        if isinstance(value, list):
+            value = dict(zip(kind.__struct_fields__, value, strict=False))
         for name in filter(hints.__contains__, value):
             yield value[name], f"{path}.{name}" if path else name, hints[name]
 

@@ -26,7 +26,8 @@ from ..objects.protocol import ObjectStore
 from . import checks, codec, keys, limits
 from .checks import Violation
 from .codec import JsonFolder
-from .manifest import Manifest, Sst
+from .entries.ssts import Sst
+from .manifest import Manifest
 from .side_tables import all_ssts, map_ssts
 
 

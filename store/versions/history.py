@@ -19,8 +19,9 @@ from cachetools import LRUCache
 from ...errors import MomentGone, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectInfo, ObjectStore, exists
 from . import apps, codec, forgotten, horizon, keys
+from .leaves.objects import bind_reader
 from .manifest import Manifest
-from .side_tables import all_ssts
+from .side_tables import has_ssts
 
 _KEYS_PER_PAGE = 1000
 _MAX_STEPS = 4
@@ -81,7 +82,7 @@ def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | N
         manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     with suppress(ObjectNotFound):
         manifest = manifest or read_stored(store, app, stage, version)
-        index = forgotten.cached_index(store, app, manifest.forgotten) if all_ssts(manifest) else None
+        index = forgotten.cached_index(store, app, manifest.forgotten) if has_ssts(manifest) else None
         return manifest if index is None else index.apply_to(manifest)
     return None
 
@@ -92,7 +93,7 @@ def read_stored(store: ObjectStore, app: str, stage: str, version: int) -> Manif
     Raises `ObjectNotFound`, and `Corruption` if the object is unreadable or another version's.
     """
     key = keys.manifest(app, stage, version)
-    manifest = codec.read(store, key, Manifest)
+    manifest = bind_reader(store, codec.read(store, key, Manifest))
     actual = (manifest.app, manifest.stage, manifest.version)
     if actual != (app, stage, version):
         raise codec.corruption_error(

@@ -131,14 +131,25 @@ def sst(app: str, stage: str, ulid: str) -> str:
     return f"{app}/stages/{stage}/sst/{ulid}.parquet"
 
 
+def leaves(app: str, stage: str) -> str:
+    return f"{app}/stages/{stage}/leaves/"
+
+
+def leaf(app: str, stage: str, ulid: str) -> str:
+    return json_object(leaves(app, stage), ulid)
+
+
+LEAF = re.compile(rf"{NAME}/stages/{NAME}/leaves/[0-9A-Z]{{26}}\.json")
+
+
 @lru_cache(maxsize=256)
 def sst_pattern(*names: str) -> re.Pattern[str]:
     """Return a pattern of SST keys of a stage, each followed by a newline, in the folder of this or another app.
 
-    `names` are the stage's present and former names: SSTs keep their keys. Possessive (`+`) to avoid backtracking, as
-    this is the slowest check when a manifest is read.
+    `names` are the stage's present and former names, because SSTs keep their keys; none for any name. Possessive
+    (`+`) to avoid backtracking, as this is the slowest check when a manifest is read.
     """
-    return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
+    return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names)) or NAME})/sst/{_FILE}\n)*+")
 
 
 def snapshot_objects(app: str, name: str) -> str:

@@ -15,8 +15,7 @@ from ...common.durations import DAY_MS
 from . import keys
 
 MAX_OBJECT_BYTES = 64 << 20
-"""Largest stored JSON object. An SST takes half a kilobyte of its manifest, so this allows 130,000 SSTs: two for each
-state partition of the largest table."""
+"""Largest stored JSON object."""
 MAX_OBJECT_VALUES = 1 << 21
 """Largest number of JSON values in an object, which bounds memory. An SST has about 18."""
 MAX_PARTITIONS = 1 << 16
@@ -37,7 +36,7 @@ MAX_AMPLIFICATION = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16
 _MAX_COLUMNS = 1 << 16
-_COUNT = (1 << 53) - 1
+MAX_COUNT = (1 << 53) - 1
 _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
 YEAR_1_MS = -62_135_596_800_000
@@ -52,10 +51,10 @@ def _integer_range(least: float, most: float, description: str) -> Meta:
     return Meta(ge=least, le=most, description=description)
 
 
-Count = Annotated[int, _integer_range(0, _COUNT, "a count from 0 to 2^53")]
-Version = Annotated[int, _integer_range(1, _COUNT, "a version's number, from 1 to 2^53")]
-Epoch = Annotated[int, _integer_range(1, _COUNT, "an epoch, from 1 to 2^53")]
-Seq = Annotated[int, _integer_range(0, _COUNT, "the number of a version, from 0 to 2^53")]
+Count = Annotated[int, _integer_range(0, MAX_COUNT, "a count from 0 to 2^53")]
+Version = Annotated[int, _integer_range(1, MAX_COUNT, "a version's number, from 1 to 2^53")]
+Epoch = Annotated[int, _integer_range(1, MAX_COUNT, "an epoch, from 1 to 2^53")]
+Seq = Annotated[int, _integer_range(0, MAX_COUNT, "the number of a version, from 0 to 2^53")]
 Offset = Annotated[int, _integer_range(0, _INT64, "an offset, from 0 to 2^63 - 1")]
 TimeMs = Annotated[int, _integer_range(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
 EventMs = Annotated[int, _integer_range(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
@@ -92,6 +91,12 @@ Id = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z", description="an id:
 Ulid = Annotated[str, Meta(pattern=r"\A[0-7][0-9A-HJKMNP-TV-Z]{25}\Z", description="a ULID: 26 digits and capitals")]
 Checksum = Annotated[str, Meta(max_length=64, description="a checksum of hexadecimal digits")]
 """Hexadecimal digits; `checks` verifies the digits of all checksums at once."""
+Base64 = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?:[0-9A-Za-z_-]{4})*(?:[0-9A-Za-z_-]{2,3})?\Z", max_length=44, description="a base64url checksum"
+    ),
+]
 Key = Annotated[str, Meta(min_length=1, max_length=1024, description="the key of an object, 1 to 1,024 characters")]
 NameOrNone = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})?\Z", description=f"nothing, or {keys.NAME_IN_WORDS}")]
 ColumnOrNone = Annotated[

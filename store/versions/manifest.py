@@ -7,11 +7,13 @@ fields except those about one version alone (`OneVersion`).
 from itertools import zip_longest
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from ..objects.counting import Stats
 from . import limits
 from .column_types import Lineage
+from .entries.ssts import Ssts
 from .kinds import KINDS, Traits, VersionKind
 
 Declaration: TypeAlias = dict[str, Any]
@@ -108,39 +110,6 @@ class Table(Struct, frozen=True):
         return tuple(column.id or position for position, column in enumerate(self.columns, 1))
 
 
-class Sst(Struct, frozen=True):
-    """One immutable Parquet object with rows of one hash range (as it was then), sorted by (`_hash`, key)."""
-
-    object: limits.Key
-    partition: limits.StatePartition
-    """State partition at the time of writing; after a rescale, the hashes decide (`sst.sorted_runs`)."""
-    level: limits.LevelNumber
-    """0 for an SST written by a batch; at least 1 for one written by a compaction."""
-    rows: limits.Rows
-    bytes: limits.Bytes
-    checksum: limits.Checksum
-    hash_min: limits.Hash
-    hash_max: limits.Hash
-    seq_min: limits.Version
-    seq_max: limits.Version
-    """Largest `_seq` of the rows. Of two rows of a key, the one with the larger `_seq` is newer."""
-    footer_bytes: limits.Bytes
-    """Length of the object's end: one checksum for each row group, then the Parquet footer."""
-    footer_checksum: limits.Checksum
-    filter_bytes: limits.Bytes
-    """Length of the part before `footer_bytes`: filters, page indexes, and checksums of the filters."""
-    tombstones: limits.Bytes = 0
-    root: limits.ShortText = ""
-    """Store root of the object if it is not the manifest's, as in a clone across roots; else empty."""
-    expiring: limits.Bytes = 0
-    """Number of rows with an expiry time."""
-    expires_min: limits.AnyTimeMs = 0
-    """Earliest expiry time of the rows, ms since 1970 UTC; 0 if no row expires."""
-    expires_max: limits.AnyTimeMs = 0
-    unshowable: bool = False
-    """True if SQL cannot represent some values (`arrow_types.make_sql_safe`)."""
-
-
 class Reset(Struct, frozen=True):
     """A change of the stored offsets of a user's topic, requested by a user."""
 
@@ -234,11 +203,15 @@ class SideTable(Struct, frozen=True):
     """A table beside a stage's own table; readers get it through `side_tables`."""
 
     table: Table
-    ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
+    ssts: Ssts = Ssts()
     rows: limits.OneVersion[limits.Count] = 0
     total: limits.Count = 0
     waiting: limits.Count = 0
     """Rows not handled yet, such as rejected records that were not retried."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ssts, Ssts):
+            force_setattr(self, "ssts", Ssts(self.ssts))
 
 
 class EventTime(Struct, frozen=True):
@@ -369,7 +342,7 @@ class Manifest(Struct, frozen=True):
 
     The wall clock at the batch's start, or the largest event time; 0 for a table that never had a time to live.
     """
-    ssts: Annotated[tuple[Sst, ...], Meta(max_length=limits.MAX_SSTS)] = ()
+    ssts: Ssts = Ssts()
     recorded: dict[limits.Id, limits.Version] = {}
     """This stage's version in the cut of each open snapshot, by snapshot id."""
     awaited: dict[limits.Id, tuple[limits.Topic, ...]] = {}
@@ -415,6 +388,11 @@ class Manifest(Struct, frozen=True):
     attached: FollowedQuery | None = None
     adopted: FollowedQuery | None = None
     """Progress in the adopted query, in versions from before the adoption; else None."""
+
+    def __post_init__(self) -> None:
+        # Any iterable of SSTs may be given.
+        if not isinstance(self.ssts, Ssts):
+            force_setattr(self, "ssts", Ssts(self.ssts))
 
     @property
     def watermark_ms(self) -> int | None:

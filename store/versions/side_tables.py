@@ -5,12 +5,13 @@ retention. Readers get each side table as a manifest with it as the main table, 
 special case. Only manifests tell which stage has a table: a stage may be named like another stage's side table.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import asdict, replace
 
-from .manifest import Column, Manifest, Sst, Table
+from .entries.ssts import Sst, Ssts
+from .manifest import Column, Manifest, Table
 
 REJECTED = "rejected"
 """Name of the side table with the records that the stage rejected, each with its error."""
@@ -96,22 +97,46 @@ def rejected_counts(manifest: Manifest) -> RejectedCounts:
     return RejectedCounts(side.rows, side.total, side.waiting) if side is not None else RejectedCounts(0, 0, 0)
 
 
+def tables_ssts(manifest: Manifest) -> Iterator[Ssts]:
+    """Yield the SSTs of each of the manifest's tables, its own first."""
+    yield manifest.ssts
+    yield from (side.ssts for side in manifest.side_tables.values())
+
+
+def has_ssts(manifest: Manifest) -> bool:
+    return any(tables_ssts(manifest))
+
+
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
-    return (*manifest.ssts, *(sst for side in manifest.side_tables.values() for sst in side.ssts))
+    return tuple(sst for ssts in tables_ssts(manifest) for sst in ssts)
+
+
+def leaf_keys(manifest: Manifest) -> Iterator[str]:
+    """Yield the keys of the leaves under the manifest's own root."""
+    return (leaf.object for ssts in tables_ssts(manifest) for leaf in ssts.leaves if not leaf.root)
+
+
+def added_ssts(previous: Manifest, manifest: Manifest) -> tuple[Sst, ...]:
+    """Return the SSTs of a version that an earlier version does not name. Does not read leaves that both have."""
+    earlier = {"": previous.ssts} | {name: side.ssts for name, side in previous.side_tables.items()}
+    later = {"": manifest.ssts} | {name: side.ssts for name, side in manifest.side_tables.items()}
+    return tuple(
+        sst for name, ssts in later.items() for sst in ssts.added_since(earlier.get(name, Ssts()), previous.version)
+    )
 
 
 def map_ssts(manifest: Manifest, change: Callable[[Sst], Sst | None]) -> Manifest:
     """Return the manifest with `change` applied to each SST of its tables; the result None removes the SST."""
+    return map_tables_ssts(manifest, lambda ssts: ssts.mapped(change))
 
-    def changed(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-        return tuple(sst for sst in map(change, ssts) if sst is not None)
 
-    sides = {name: replace(side, ssts=changed(side.ssts)) for name, side in manifest.side_tables.items()}
-    return replace(manifest, ssts=changed(manifest.ssts), side_tables=sides)
+def map_tables_ssts(manifest: Manifest, change: Callable[[Ssts], Ssts]) -> Manifest:
+    sides = {name: replace(side, ssts=change(side.ssts)) for name, side in manifest.side_tables.items()}
+    return replace(manifest, ssts=change(manifest.ssts), side_tables=sides)
 
 
 def without_ssts(manifest: Manifest) -> Manifest:
-    return map_ssts(manifest, lambda _sst: None)
+    return map_tables_ssts(manifest, lambda _ssts: Ssts())
 
 
 REJECTED_RECORDS = Table(

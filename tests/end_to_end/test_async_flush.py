@@ -32,8 +32,9 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import Input, Manifest, Policy, Sst
+from slackwater.store.versions.manifest import Input, Manifest, Policy
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore

@@ -39,6 +39,7 @@ from slackwater.state.step import Step
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst import sorted_runs
 from slackwater.store.versions import commit
+from slackwater.store.versions.entries import hash_ranges
 from slackwater.store.versions.manifest import Input, Manifest
 from slackwater.testing import MemoryKafka, Record
 
@@ -340,7 +341,7 @@ def _batch(program: LoadedProgram, base: Manifest, resources: InMemory) -> Manif
         marked = rows
         if due is not None and due.pending:
             count = base.table.partitions
-            hashes = [sorted_runs.hash_bounds(each, count)[1] for each in sorted_runs.by_partition(base.ssts, count)]
+            hashes = [hash_ranges.hash_bounds(each, count)[1] for each in sorted_runs.by_partition(base.ssts, count)]
             marks = pa.Table.from_pylist([{"_hash": each} for each in hashes], schema=rows.schema)
             is_mark = pa.array([False] * rows.num_rows + [True] * marks.num_rows)
             marked = pa.concat_tables([rows, marks]).append_column(IS_PROBE, is_mark)

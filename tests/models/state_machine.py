@@ -39,7 +39,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, overlapped_partitions, sorted_runs
 from slackwater.store.sst.ttl import has_expired_rows, read_clock_ms
 from slackwater.store.versions import apps, history, horizon, keys
-from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Table, Ttl
 
 from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
 from tests.models.programs import Change as RowChange

@@ -15,7 +15,8 @@ from slackwater.serve.rows.fresh import CachedMoment
 from slackwater.settings import Settings
 from slackwater.store.sst.ttl import batch_clock_ms
 from slackwater.store.versions import apps, commit
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table, Ttl
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import write_version

@@ -18,6 +18,7 @@ from slackwater.state.next_version import (
 )
 from slackwater.state.records import Position
 from slackwater.store.compaction.plan import Compaction, CompactionResult
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.manifest import (
     Column,
     EventTime,
@@ -26,7 +27,6 @@ from slackwater.store.versions.manifest import (
     Output,
     SideTable,
     Sink,
-    Sst,
     Table,
     VersionSpan,
 )

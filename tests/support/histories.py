@@ -35,7 +35,8 @@ from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.schema import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table, VersionKind
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Table, VersionKind
 
 from tests.support.manifests import LINEAGE, claim
 from tests.support.state_rows import decoded

@@ -11,6 +11,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from slackwater.store.versions.amend import Amendment, amend
 from slackwater.store.versions.column_types import FieldSource, Lineage
+from slackwater.store.versions.entries.ssts import Sst, Ssts
 from slackwater.store.versions.kinds import VersionKind
 from slackwater.store.versions.manifest import (
     AppInfo,
@@ -23,7 +24,6 @@ from slackwater.store.versions.manifest import (
     Output,
     Rewind,
     SideTable,
-    Sst,
     Table,
 )
 
@@ -62,6 +62,8 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
         kind, *metas = get_args(kind)
         limits = next((meta for meta in reversed(metas) if isinstance(meta, Meta)), limits)
     origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Ssts:
+        return st.lists(any_value(Sst), max_size=3).map(Ssts)
     if isinstance(kind, type) and issubclass(kind, Struct):
         hints = get_type_hints(kind, include_extras=True)
         return st.builds(kind, **{name: any_value(hint) for name, hint in hints.items()})

@@ -9,8 +9,9 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import sorted_runs
 from slackwater.store.versions import apps, commit
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
 from tests.support.state_rows import Key, Values, write_version
 

@@ -19,7 +19,8 @@ from slackwater.store.sst import schema, writer
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.hashing import hash_keys, normalise_keys
 from slackwater.store.sst.schema import arrow_schema
-from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Manifest, Table
 
 ROUTES = Table(
     key=(Column("origin", "string"), Column("dest", "string")),

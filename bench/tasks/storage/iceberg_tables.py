@@ -24,7 +24,8 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.objects.open import open_store
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.manifest import Manifest, Sst
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Manifest
 
 from ...multi_get import TABLE
 from ...support.row import Row

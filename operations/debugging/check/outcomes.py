@@ -25,12 +25,12 @@ from ....snapshot.diff.key_changes import KeyChanges
 from ....state.kinds.kind import BoundState, Groups, MergeResult
 from ....state.step import Step
 from ....store.read.multi_get import TableLookUps
-from ....store.sst import sorted_runs
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of
 from ....store.sst.schema import HASH, arrow_schema
 from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
-from ....store.versions.manifest import Sst
+from ....store.versions.entries import hash_ranges
+from ....store.versions.entries.ssts import Ssts
 from ..replay.compare import RowDifferences, SentRows, cast_to_sent, drop_record_numbers
 from ..replay.stage_replay import StageReplay
 
@@ -42,7 +42,7 @@ class RunOutcome:
     sent: Mapping[str, tuple[pa.Table, ...]]
     keys: pa.Table | None = None
     """`_hash` and key of the rows written, possibly with duplicates; None for a stage without a table."""
-    ssts: tuple[Sst, ...] = ()
+    ssts: Ssts = field(default_factory=Ssts)
     max_abs_float: float = 0.0
 
 
@@ -82,7 +82,7 @@ class _Run:
     replay: StageReplay
     partitions: int
     at_ms: int
-    ssts: tuple[Sst, ...] = ()
+    ssts: Ssts = field(default_factory=Ssts)
     keys: list[pa.Table] = field(default_factory=list)
     sent: dict[str, list[pa.Table]] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ class _Run:
         for partition in range(self.partitions):
             partition_rows = in_time.filter(pa.array(partition_numbers == partition))
             if partition_rows.num_rows or (step.due is not None and step.due.pending):
-                hashes = sorted_runs.hash_bounds(partition, self.partitions)
+                hashes = hash_ranges.hash_bounds(partition, self.partitions)
                 results.append(step.apply(partition_rows, stored, hashes))
         new = [result.new for result in results if result.new.num_columns]
         self._add_emitted([result.emitted for result in results if result.emitted])
@@ -121,7 +121,7 @@ class _Run:
             table = replace(replay.table, partitions=1, ttl=None)
             write = partial(sst.write_sst, program.scratch, None, app=replay.after.app, stage=replay.after.stage)
             made_sst = write(table=table, partition=0, rows=written)
-            self.ssts = (*self.ssts, replace(made_sst, root=program.scratch.url))
+            self.ssts = self.ssts.plus((replace(made_sst, root=program.scratch.url),))
             schema = _key_schema(replay)
             self.keys.append(written.select(schema.names).cast(schema))
 

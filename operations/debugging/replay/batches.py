@@ -156,7 +156,7 @@ class ReplayBatch:
                 present_rows = add_missing_columns(rows.filter(pa.array(present)), sst_schema(table))
                 write = partial(sst.write_sst, program.scratch, None, app=after.app, stage=after.stage)
                 new = write(table=table, partition=0, rows=present_rows)
-                tables[name] = replace(tables[name], ssts=(*old.ssts, replace(new, root=program.scratch.url)))
+                tables[name] = replace(tables[name], ssts=old.ssts.plus((replace(new, root=program.scratch.url),)))
         return tables
 
 

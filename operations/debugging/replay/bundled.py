@@ -24,7 +24,8 @@ from ....store.read.cache import SstCache
 from ....store.sst import writer as sst
 from ....store.sst.hashing import hash_keys
 from ....store.sst.schema import HASH, OP, PUT, SEQ, add_missing_columns, sst_schema
-from ....store.versions.manifest import EventTime, Sst, Table
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import EventTime, Table
 from .bundle import EXISTED, FILE_NAME, Bundle, BundledInput, BundledOutput, Index, before_schema, committed_schema
 from .compare import Comparison, SentRows
 from .program import open_program
@@ -126,7 +127,7 @@ def open_bundle(
                 before = replace(
                     before, ssts=_write_sst(store, index, index.table, _as_sst_rows(bundle.before, index.table))
                 )
-                after = replace(after, ssts=before.ssts + _write_sst(store, index, index.table, bundle.committed))
+                after = replace(after, ssts=before.ssts.plus(_write_sst(store, index, index.table, bundle.committed)))
             replay = BundledReplay(program, before, after, loaded=dict(bundle.records), known_keys=known_keys)
             _check_inputs(replay, bundle)
             sent = {

@@ -195,7 +195,7 @@ class StageReplay:
             app, stage = self.after.app, self.after.stage
             ssts = sst.write_partitions(program.scratch, None, app=app, stage=stage, table=table, rows=new)
             written = [replace(sst_written, root=program.scratch.url) for sst_written in ssts]
-        return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
+        return replace(self.after, table=table, ssts=self.before.ssts.plus(written), clock_ms=clock_ms)
 
     def merge(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """Return the table rows to write, and the rows that the state emits.

@@ -32,7 +32,8 @@ from ....store.read.fetch import corruption_error, file_name
 from ....store.sst.arrow_types import make_sql_safe
 from ....store.sst.schema import ColumnConversion
 from ....store.versions import apps, keys
-from ....store.versions.manifest import Manifest, Sst, Table
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import Manifest, Table
 from .files import address, data_file, data_schema, iceberg_schema, is_readable_by_iceberg
 from .hidden import Positions, hidden_positions, plan_deletes
 from .table import OWNER_PREFIX, SWEEP_MS, Head, IcebergTable, NewSnapshot

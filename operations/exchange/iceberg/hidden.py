@@ -21,7 +21,8 @@ from ....store.read.fetch import corruption_error
 from ....store.read.visible_rows import find_hidden_rows
 from ....store.sst.schema import EXPIRES, FIELD_ID, expired_mask
 from ....store.sst.ttl import has_expired_rows, has_no_visible_rows
-from ....store.versions.manifest import Manifest, Sst
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import Manifest
 
 Positions = npt.NDArray[np.int64]
 """Ascending, distinct row positions in one file."""

@@ -30,7 +30,8 @@ from ....store.sst.schema import arrow_schema
 from ....store.sst.ttl import BEFORE_FIRST_EVENT_MS
 from ....store.versions import apps, codec, history, keys
 from ....store.versions.amend import Amendment, amend, read_base
-from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Output, Sst, Table
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Output, Table
 from ...maintenance.compact import StageCompactor
 from ..attach.rows import RowWriter
 from ..attach.steps import MAX_BATCHES
@@ -186,7 +187,7 @@ class Adoption:
             manifest = initialise(draft)
             return replace(
                 manifest,
-                ssts=(*manifest.ssts, *ssts),
+                ssts=manifest.ssts.plus(ssts),
                 inputs={name: self._input(name, source, batch) for name, source in manifest.inputs.items()},
                 event_time=self._event_time(batch),
                 adopted=self._followed(batch.id),

@@ -29,7 +29,8 @@ from ....store.sst.arrow_types import from_arrow
 from ....store.sst.hashing import hash_keys, normalise_keys, partition_of, sort_keys
 from ....store.sst.schema import HASH, OP, PUT, SEQ, TOMBSTONE, arrow_schema, describe_schema, with_expiry
 from ....store.versions import keys
-from ....store.versions.manifest import Column, Manifest, SideTable, Sst, Table
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import Column, Manifest, SideTable, Table
 from ...exchange.initialise import count_slots, sort_by_hash, split_by_slot
 from ..checkpoint.protocol import APPENDED, DELETED, ReadableTable
 

@@ -22,7 +22,8 @@ from ....store.read.cache import SstCache
 from ....store.versions import amend as amending
 from ....store.versions import apps, history
 from ....store.versions.amend import Amendment, amend
-from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Sst, Table
+from ....store.versions.entries.ssts import Sst
+from ....store.versions.manifest import AppInfo, EventTime, FollowedQuery, Input, Manifest, Table
 from ....store.versions.side_tables import as_main_table, table_name
 from ..checkpoint.protocol import FollowedCheckpoint, ReadableBatch, ReadableTable
 from .rows import RowWriter, declare_tables, reconcile_tables, tables_by_side, with_tables
@@ -255,13 +256,13 @@ class Tail:
                     f"{attached.next_batch}"
                 )
             sides = {
-                name: replace(side, ssts=(*side.ssts, *new.get(name, ()))) for name, side in draft.side_tables.items()
+                name: replace(side, ssts=side.ssts.plus(new.get(name, ()))) for name, side in draft.side_tables.items()
             }
             return replace(
                 draft,
                 # The rows' `_seq` differs from the version if a compaction committed meanwhile.
                 seq=0 if draft.version == seq else seq,
-                ssts=(*draft.ssts, *new[""]),
+                ssts=draft.ssts.plus(new[""]),
                 side_tables=sides,
                 inputs=draft.inputs | _inputs(draft, batch),
                 event_time=_event_time(draft, batch),

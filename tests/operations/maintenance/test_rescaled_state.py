@@ -20,7 +20,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapped_partitions, sorted_runs
-from slackwater.store.versions.manifest import Policy, Sst
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Policy
 
 from tests.models.profiles import SEARCHES, scaled
 from tests.support.state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version

@@ -32,7 +32,8 @@ from slackwater.state.next_version import TaskReport
 from slackwater.state.step import Step, group_by_key
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 FLOATS = (0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"))
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -14,7 +14,8 @@ from slackwater.pipeline.run.monitoring import Metrics
 from slackwater.snapshot.status.overview import InputLag, SinkLag, StageLag
 from slackwater.state.next_version import TaskReport
 from slackwater.store.objects.counting import Stats
-from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Input, Manifest, Output
 
 DOCS = Path(__file__).parents[3] / "docs" / "tuning.md"
 

@@ -18,7 +18,8 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition
-from slackwater.store.versions.manifest import Manifest, Policy, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Manifest, Policy, Table
 
 from tests.support.running import eventually
 from tests.support.state_rows import ROUTES, manifest_of, write_version
@@ -68,13 +69,13 @@ class Stage:
         version = self.head.version + 1
         rows = {(str(n), "x"): (version, None, None) for n in range(20)}
         ssts = (*write_version(self.store, self.cache, self.head.table, rows, version), *self.head.ssts)
-        self.merges = self.compactor.finished_merges
+        self.merges = self.compactor.finished
         self.head = manifest_of(self.head.table, plan.apply_results(ssts, self.merges), version)
         return self.head
 
     def folded(self) -> tuple[Sst, ...]:
         """The head's SSTs, finished merges in the place of their inputs."""
-        return plan.apply_results(self.head.ssts, self.compactor.finished_merges)
+        return plan.apply_results(self.head.ssts, self.compactor.finished)
 
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:
         eventually(lambda: len(self.folded()) == ssts, f"{ssts} SSTs")
@@ -132,10 +133,10 @@ def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
     folded = stage.until_folded(2)
     elsewhere = Upkeep(stage.store, stage.cache, head)
     elsewhere.start_merges(head)
-    eventually(lambda: len(plan.apply_results(head.ssts, elsewhere.finished_merges)) == 2, "the other compactor")
-    stage.head = replace(head, ssts=plan.apply_results(head.ssts, elsewhere.finished_merges), version=head.version + 1)
+    eventually(lambda: len(plan.apply_results(head.ssts, elsewhere.finished)) == 2, "the other compactor")
+    stage.head = replace(head, ssts=plan.apply_results(head.ssts, elsewhere.finished), version=head.version + 1)
     assert set(stage.folded()) == set(stage.head.ssts) != set(folded)
-    stage.compactor.start_merges(stage.head, stage.compactor.finished_merges)
+    stage.compactor.start_merges(stage.head, stage.compactor.finished)
     for _ in range(2):
         head = stage.batch()
     stage.compactor.start_merges(head)
@@ -185,7 +186,7 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     stage.cache = SstCache(tmp_path / "empty", 1 << 30)
     compactor = Upkeep(stage.store, stage.cache, head)
     compactor.start_merges(head)
-    eventually(lambda: len(plan.apply_results(head.ssts, compactor.finished_merges)) == 4, "the other partition")
+    eventually(lambda: len(plan.apply_results(head.ssts, compactor.finished)) == 4, "the other partition")
     assert "put off" in caplog.text
     compactor.close()
 

@@ -20,7 +20,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.writer import write_sst
-from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
 

@@ -10,7 +10,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Program, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Program, Table
 
 from tests.serve.conftest import client_of
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, write_parts

@@ -16,7 +16,8 @@ from slackwater.snapshot.cut.resolve import cut_of_ref, resolve
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit
-from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Table
 
 from tests.models.profiles import scaled
 from tests.support.histories import write_columns

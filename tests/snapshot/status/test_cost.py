@@ -21,7 +21,8 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.amend import with_stats
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 from typer.testing import CliRunner, Result
 
 from tests.support.manifests import claim

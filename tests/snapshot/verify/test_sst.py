@@ -26,7 +26,8 @@ from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.schema import TOMBSTONE
 from slackwater.store.sst.writer import SstWriter, prepare_rows
 from slackwater.store.versions import codec, keys
-from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.models.profiles import scaled
 from tests.support.histories import TABLES, FlightsApp, Kafka, flights, write_columns

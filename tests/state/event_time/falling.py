@@ -24,6 +24,7 @@ from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
+from slackwater.store.versions.entries import hash_ranges
 from slackwater.store.versions.manifest import Column, Declaration, Table
 
 from tests.state.event_time.committing import Committing
@@ -97,7 +98,7 @@ class Stage(Committing):
         if falling is not None and falling.pending:
             count = self.table.ranges
             hashes = [
-                sorted_runs.hash_bounds(number, count)[1] for number in sorted_runs.by_partition(self.head.ssts, count)
+                hash_ranges.hash_bounds(number, count)[1] for number in sorted_runs.by_partition(self.head.ssts, count)
             ]
             marks = pa.Table.from_pylist([{"_hash": hash_} for hash_ in hashes], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)

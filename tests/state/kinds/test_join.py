@@ -25,6 +25,7 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions.entries import hash_ranges
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.profiles import SEARCHES, scaled
@@ -79,7 +80,7 @@ class Stage(Committing):
         made = pa.Table.from_pylist([self._row(*one) for one in batch], schema=pa.schema([*fields, *more]))
         made = made.append_column("_hash", pa.array(hash_keys(made, ["number"])))
         if falling.pending:
-            places = [sorted_runs.hash_bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
+            places = [hash_ranges.hash_bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
             marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
             made = pa.concat_tables([made, marks]).append_column(IS_PROBE, is_mark)

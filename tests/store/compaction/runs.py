@@ -1,8 +1,8 @@
 """Runs that only say how large they are and where, and merges of them."""
 
 from slackwater.store.compaction.plan import Compaction, CompactionResult
-from slackwater.store.sst.sorted_runs import hash_bounds
-from slackwater.store.versions.manifest import Sst
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
 
 PARTITIONS = 4
 """State partitions that runs without content are picked among."""

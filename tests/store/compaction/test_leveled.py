@@ -17,8 +17,10 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, max_overlap
-from slackwater.store.versions.manifest import Policy, Sst
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Policy
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, columns, write_version

@@ -19,8 +19,10 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, overlapped_partitions, sorted_runs
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.sst.sorted_runs import by_partition, overlapped_partitions, sorted_runs
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1)
 RANDOM = np.random.default_rng(7)

@@ -12,7 +12,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.writer import prepare_rows
-from slackwater.store.versions.manifest import Sst
+from slackwater.store.versions.entries.ssts import Sst
 
 from tests.models.profiles import scaled
 from tests.store.compaction.runs import compaction_of

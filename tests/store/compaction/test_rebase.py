@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results, rebase
-from slackwater.store.sst.sorted_runs import hash_bounds
 from slackwater.store.versions.commit import successor
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.kinds import VersionKind
-from slackwater.store.versions.manifest import Column, Input, Manifest, Sst, Table
+from slackwater.store.versions.manifest import Column, Input, Manifest, Table
 
 from tests.support.manifests import manifest as plain
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction import picker
 from slackwater.store.compaction.plan import Compaction, CompactionResult, apply_results
-from slackwater.store.sst.sorted_runs import by_partition, hash_bounds, max_overlap, overlapped_partitions, sorted_runs
-from slackwater.store.versions.manifest import Policy, Sst
+from slackwater.store.sst.sorted_runs import by_partition, max_overlap, overlapped_partitions, sorted_runs
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Policy
 
 from tests.store.compaction.runs import PARTITIONS, a_run, compaction_of, merged, runs_of
 

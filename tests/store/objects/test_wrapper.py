@@ -14,7 +14,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.s3_settings import S3Settings
 from slackwater.store.objects.s3_store import S3Store
 from slackwater.store.read.fetch import RangeReader
-from slackwater.store.versions.manifest import Sst
+from slackwater.store.versions.entries.ssts import Sst
 
 from tests.store.objects.faulty_store import FaultyStore
 

@@ -23,7 +23,7 @@ from slackwater.store.read import decode
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.sst import writer
-from slackwater.store.versions.manifest import Sst
+from slackwater.store.versions.entries.ssts import Sst
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, state_rows, write_version
@@ -331,7 +331,8 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
         import os, sys, msgspec
         from pathlib import Path
         from slackwater.store.read.cache import SstCache
-        from slackwater.store.versions.manifest import Column, Sst, Table
+        from slackwater.store.versions.manifest import (Column, Table)
+from slackwater.store.versions.entries.ssts import Sst
         from slackwater.store.objects.open import open_store
         root, folder, listing, table = sys.argv[1:]
         ssts = msgspec.json.decode(Path(listing).read_bytes(), type=list[Sst])

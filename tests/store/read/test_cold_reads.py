@@ -17,7 +17,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import DEFAULT_READ_AHEAD, ReadAhead, multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 from tests.support.s3_servers import BUCKET
 

@@ -24,7 +24,8 @@ from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys
-from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.models.profiles import scaled
 from tests.support.manifests import manifest as plain

@@ -14,7 +14,8 @@ from slackwater.errors import Usage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read import duckdb_view
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions.manifest import Manifest, Sst, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Manifest, Ttl
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version

@@ -13,7 +13,8 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.sst.arrow_types import to_arrow
-from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table, Ttl
 
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version
 

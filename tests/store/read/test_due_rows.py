@@ -13,7 +13,8 @@ from slackwater.store.read.multi_get import DueRows, TableLookUps
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.schema import DUE
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1)
 _OWN = ("_hash", "_seq", "_op")

@@ -13,7 +13,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import Block
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import writer
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version

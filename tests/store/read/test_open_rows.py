@@ -14,7 +14,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.arrow_types import python_rows
 from slackwater.store.sst.hashing import FAST_KEY_TYPES, hash_key, hash_keys
-from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table, Ttl
 
 from tests.models.profiles import scaled
 from tests.models.tables import TABLES, VALUES, same_form

@@ -12,7 +12,8 @@ from slackwater.store.read.remote_sst import PageSelection, RangedSst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.schema import sst_schema
 from slackwater.store.sst.writer import SstWriter
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 RANDOM = np.random.default_rng(3)
 LISTS = [[f"{number}-{RANDOM.bytes(16).hex()}" for _ in range(5)] for number in range(4_400)]

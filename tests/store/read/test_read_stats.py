@@ -29,7 +29,8 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history
 from slackwater.store.versions.amend import with_stats
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Manifest, Sst
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Manifest
 
 from tests.support.histories import STAGES, FlightsApp, Kafka, flights
 from tests.support.manifests import any_value, claim, manifest

@@ -14,7 +14,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import BLOCK_ROWS
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.visible_rows import find_hidden_rows
-from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table, Ttl
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version

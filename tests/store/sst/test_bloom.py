@@ -21,7 +21,8 @@ from slackwater.store.sst.parquet_index import (
     probed_chunks,
     split_filter,
 )
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1)
 INT64 = np.iinfo(np.int64)

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from slackwater.store.sst.hashing import partition_of
 from slackwater.store.sst.sorted_runs import (
     by_partition,
-    hash_bounds,
     max_overlap,
     overlapped_partitions,
     overlapping,
@@ -15,7 +14,8 @@ from slackwater.store.sst.sorted_runs import (
     sorted_runs,
     ssts_of_partition,
 )
-from slackwater.store.versions.manifest import Sst
+from slackwater.store.versions.entries.hash_ranges import hash_bounds
+from slackwater.store.versions.entries.ssts import Sst
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 hashes = st.integers(LOWEST, HIGHEST)

@@ -22,7 +22,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.sorted_runs import by_partition, sorted_runs
-from slackwater.store.versions.manifest import Column, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Table
 
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 

@@ -27,7 +27,8 @@ from slackwater.store.read.duckdb_view import register_table
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import schema, ttl
 from slackwater.store.sst.schema import EXPIRES
-from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Manifest, Policy, Table, Ttl
 
 from tests.models.profiles import scaled
 from tests.support.state_rows import Hashes, Key, Values, columns, manifest_of, write_version

@@ -16,7 +16,8 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.versions.entries.ssts import Sst
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Table
 
 from tests.models.profiles import scaled
 from tests.store.objects.faulty_store import FaultyStore

@@ -7,8 +7,9 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import forgotten, history, keys
 from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.entries.ssts import Sst
 from slackwater.store.versions.forgotten import ForgetJournal, ForgottenIndex, RemainingRecords
-from slackwater.store.versions.manifest import Manifest, Sst
+from slackwater.store.versions.manifest import Manifest
 
 from tests.support.manifests import claim
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from slackwater.cli import main
-from slackwater.errors import Corruption, Refused, Usage
+from slackwater.errors import Corruption, Refused, Unstorable, Usage
 from slackwater.snapshot.cut.stored import open_requests, read_snapshot
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -27,12 +28,24 @@ from tests.support.manifests import manifest as plain
 
 OFFSETS = ("inputs", "by-aircraft", "offsets")
 CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
-    "rows of 2^62": (("ssts", 0, "rows"), 2**62, "ssts[0].rows is 4611686018427387904; expected a number of rows"),
-    "negative rows": (("ssts", 0, "rows"), -5, "ssts[0].rows is -5; expected a number of rows"),
-    "more rows than bytes": (("ssts", 1, "rows"), 10**6, "ssts[1].rows is 1000000; expected at most its bytes"),
+    "rows of 2^62": (
+        ("ssts", "inline", 0, 3),
+        2**62,
+        "ssts.inline[0].rows is 4611686018427387904; expected a number of rows",
+    ),
+    "negative rows": (("ssts", "inline", 0, 3), -5, "ssts.inline[0].rows is -5; expected a number of rows"),
+    "more rows than bytes": (
+        ("ssts", "inline", 1, 3),
+        10**6,
+        "ssts.inline[1].rows is 1000000; expected at most its bytes",
+    ),
     "no partitions": (("table", "partitions"), 0, "table.partitions is 0; expected a number of state partitions"),
     "a billion partitions": (("table", "partitions"), 10**9, "table.partitions is 1000000000; expected"),
-    "a root that is none": (("ssts", 0, "root"), "gopher://x", "ssts[0].root is 'gopher://x'; expected a store root"),
+    "a root that is none": (
+        ("ssts", "folders", 0, 1),
+        "gopher://x",
+        "ssts.inline[0].root is 'gopher://x'; expected a store root",
+    ),
     "a trigger of nothing": (("table", "compaction", "l0_trigger"), 0, "table.compaction.l0_trigger is 0; expected"),
     "a fanout below 0": (("table", "compaction", "fanout"), -1, "table.compaction.fanout is -1; expected a factor"),
     "files of a byte": (
@@ -67,15 +80,30 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         "aircraft",
         "inputs['by-aircraft'].upstream is 'aircraft'; expected another stage than itself",
     ),
-    "a key that climbs out": (("ssts", 0, "object"), "../../etc/passwd", "ssts[0].object is '../../etc/passwd'"),
-    "an absolute key": (("ssts", 0, "object"), "/etc/passwd", "ssts[0].object is '/etc/passwd'; expected a key like"),
-    "a key of another stage": (("ssts", 0, "object"), "flights/stages/legs/sst/A.parquet", "ssts[0].object is"),
-    "a checksum that climbs out": (("ssts", 0, "checksum"), "../../x", "ssts[0].checksum is '../../x'; expected"),
-    "hashes upside down": (("ssts", 0, "hash_max"), -(2**63), "ssts[0].hash_max is -9223372036854775808; expected"),
-    "versions upside down": (("ssts", 0, "seq_max"), 1, "ssts[0].seq_max is 1; expected not below seq_min"),
-    "versions to come": (("ssts", 0, "seq_max"), 10**6, "ssts[0].seq_max is 1000000; expected at most the version"),
-    "more tombstones than rows": (("ssts", 0, "tombstones"), 9999, "ssts[0].tombstones is 9999; expected"),
-    "bytes that nothing has": (("ssts", 0, "bytes"), 2**60, "ssts[0].bytes is 1152921504606846976; expected"),
+    "a key that climbs out": (("ssts", "folders", 0, 0), "../../etc", "ssts.inline[0].object is '../../etc/"),
+    "an absolute key": (("ssts", "folders", 0, 0), "/etc", "ssts.inline[0].object is '/etc/"),
+    "a key of another stage": (("ssts", "folders", 0, 0), "flights/stages/legs/sst", "ssts.inline[0].object is"),
+    "a checksum that climbs out": (
+        ("ssts", "inline", 0, 5),
+        "../../x",
+        'ssts.inline[0].checksum is "../../x"; expected a base64url checksum',
+    ),
+    "hashes upside down": (
+        ("ssts", "inline", 0, 7),
+        -(2**63),
+        "ssts.inline[0].hash_max is -9223372036854775808; expected",
+    ),
+    "versions upside down": (("ssts", "inline", 0, 9), 1, "ssts.inline[0].seq_max is 1; expected not below seq_min"),
+    "versions to come": (
+        ("ssts", "inline", 0, 9),
+        10**6,
+        "ssts.inline[0].seq_max is 1000000; expected at most the version",
+    ),
+    "bytes that nothing has": (
+        ("ssts", "inline", 0, 4),
+        2**60,
+        "ssts.inline[0].bytes is 1152921504606846976; expected",
+    ),
     "a name of megabytes": (("writer",), "x" * 5_000_000, 'writer is "xxxxxx'),
     "a DDL string that is none": (
         ("outputs", "by-carrier", "schema"),
@@ -137,6 +165,14 @@ def root(small_store: Path, tmp_path: Path, isolated: None) -> Path:
 def tamper(root: Path, key: str, place: tuple[str | int, ...], value: Any) -> None:
     path = root / key
     path.write_bytes(sealed(with_value(json.loads(path.read_bytes()), place, value)))
+
+
+def test_more_tombstones_than_rows_are_refused_with_the_field(small_store: Path, head: str) -> None:
+    manifest = codec.decode((small_store / head).read_bytes(), Manifest, key=head)
+    first, *others = manifest.ssts
+    hostile = replace(manifest, ssts=(replace(first, tombstones=9999), *others))
+    with pytest.raises(Unstorable, match=r"ssts\.inline\[0\]\.tombstones is 9999; expected with others at most"):
+        codec.encode(hostile)
 
 
 @pytest.mark.parametrize("case", CASES)

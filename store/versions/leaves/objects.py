@@ -1,0 +1,113 @@
+"""Leaves in the store: objects with the entries of SSTs that manifests refer to (`ssts`).
+
+Leaves are immutable and read again for many versions, so their entries are cached by store.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from cachetools import LRUCache
+from msgspec import Struct
+from msgspec.structs import replace
+from ulid import ULID
+
+from ....errors import Corruption, ObjectNotFound
+from ...objects.many import map_concurrently
+from ...objects.protocol import ObjectStore
+from .. import checks, codec, keys, limits
+from ..checks import Violation
+from ..entries.ssts import Leaf, Sst, Ssts
+from ..manifest import Manifest
+
+_MAX_CACHED_SSTS = 1 << 18
+
+_cached: WeakKeyDictionary[ObjectStore, LRUCache[tuple[str, str], tuple[Sst, ...]]] = WeakKeyDictionary()
+"""Entries by store, and then by the root and the key of the leaf."""
+_lock = Lock()
+
+
+class LeafContent(Struct, frozen=True):
+    """Content of a leaf."""
+
+    app: limits.Name
+    stage: limits.Name
+    id: limits.Ulid
+    ssts: Ssts
+    """All inline."""
+
+
+@checks.find_violations.register
+def _(value: LeafContent) -> Iterator[Violation]:
+    if value.ssts.leaves:
+        yield Violation("ssts.leaves", len(value.ssts.leaves), "no leaves below a leaf")
+    yield from checks.sst_violations("ssts.inline", value.ssts.inline, (), limits.MAX_COUNT)
+
+
+def bind_reader(store: ObjectStore, manifest: Manifest) -> Manifest:
+    """Let a manifest's SSTs read their leaves from this store, and return the manifest."""
+    for ssts in (manifest.ssts, *(side.ssts for side in manifest.side_tables.values())):
+        bind_ssts(store, ssts)
+    return manifest
+
+
+def bind_ssts(store: ObjectStore, ssts: Ssts) -> None:
+    ssts.bind(partial(read_leaves, store))
+
+
+def read_leaves(store: ObjectStore, leaves: Iterable[Leaf]) -> list[tuple[Sst, ...]]:
+    """Return all entries of each leaf, removed SSTs included. Costs one request for each leaf that is not cached.
+
+    Raises `Corruption` if a leaf is missing or damaged, and `Unavailable`.
+    """
+    return list(map_concurrently(partial(_read_leaf, store), leaves))
+
+
+def write_leaf(
+    store: ObjectStore, app: str, stage: str, slot: tuple[int, int], bounds: tuple[int, int], ssts: tuple[Sst, ...]
+) -> Leaf:
+    """Put a leaf with these entries, and return its reference. Costs one request.
+
+    `slot` is the number of the leaf's slot and the number of slots, `bounds` the lowest and the highest hash.
+    """
+    content = LeafContent(app, stage, str(ULID()), Ssts(ssts))
+    key = keys.leaf(app, stage, content.id)
+    # Not `put`: a spool would keep the leaf on this machine, and the version that names it may be committed elsewhere.
+    store.put_if_absent(key, codec.encode(content))
+    with _lock:
+        _cache(store)["", key] = ssts
+    return Leaf(key, *slot, len(ssts), *bounds)
+
+
+def _read_leaf(store: ObjectStore, leaf: Leaf) -> tuple[Sst, ...]:
+    place = leaf.root, leaf.object
+    with _lock:
+        known = _cache(store).get(place)
+    if known is not None:
+        return known
+    try:
+        content = codec.read(
+            store.at(leaf.root),
+            leaf.object,
+            LeafContent,
+            key_of=lambda content: keys.leaf(content.app, content.stage, content.id),
+        )
+    except ObjectNotFound:
+        raise Corruption(
+            f"object {leaf.object!r} is missing: it lists {leaf.live} SSTs with hashes from {leaf.hash_min} to "
+            f"{leaf.hash_max}; the SSTs themselves, other hashes and versions without this leaf are not affected",
+            object_key=leaf.object,
+            hint="restore the object from a backup or an older object version",
+        ) from None
+    if len(content.ssts) != leaf.ssts:
+        raise codec.corruption_error(leaf.object, f"has {len(content.ssts)} SSTs; its manifest expects {leaf.ssts}")
+    root = "" if leaf.root == store.url else leaf.root
+    ssts = tuple(replace(sst, root=root) if root and not sst.root else sst for sst in content.ssts)
+    with _lock:
+        _cache(store)[place] = ssts
+    return ssts
+
+
+def _cache(store: ObjectStore) -> LRUCache[tuple[str, str], tuple[Sst, ...]]:
+    return _cached.setdefault(store, LRUCache(_MAX_CACHED_SSTS, getsizeof=len))
